@@ -1,0 +1,75 @@
+# Needs make and a Python from 3.10 to 3.13; everything else goes into .venv.
+# Another interpreter: make PYTHON=python3.12
+
+PYTHON ?= python3
+# More arguments for pytest: make test ARGS="-k loss_scale"
+ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+FREE_GB := 4
+TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
+
+.PHONY: help demo test test-slow lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
+	@echo 'make test       run the tests (not the slow ones)'
+	@echo 'make test-slow  run the slow tests'
+	@echo 'make lint       check style, format and types'
+	@echo 'make clean      remove .venv, build outputs and caches'
+
+demo: $(VENV)/.installed-examples
+	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/demo.py
+
+test: $(VENV)/.installed-test
+	@$(TF_QUIET) $(RUN) -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	@$(TF_QUIET) $(RUN) -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each extra of setup.cfg: a second run finds it and starts at once.
+$(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
+	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
+	@echo "(600 MB) and takes 1 to 10 minutes; later runs skip this step."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[$*]' || { \
+	  echo >&2; \
+	  echo "error: pip could not install keras_mp[$*]; its reason is above." >&2; \
+	  echo "If it could not reach a package index: check the network, set HTTPS_PROXY" >&2; \
+	  echo "behind a proxy, or name a mirror with PIP_INDEX_URL. Then run make again." >&2; \
+	  exit 1; }
+	@touch $@
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: no '$(PYTHON)' found." >&2; \
+	  echo "Install Python 3.10 to 3.13 (Debian, Ubuntu: apt install python3 python3-venv)" >&2; \
+	  echo "or name one: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "error: TensorFlow 2.21 needs Python 3.10 to 3.13." >&2; \
+	  echo "Received: $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot create virtual environments: venv or ensurepip is missing." >&2; \
+	  echo "Install it (Debian, Ubuntu: apt install python3-venv)." >&2; \
+	  exit 1; }
+	@free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1048576) }'); \
+	test "$$free" -ge $(FREE_GB) || { \
+	  echo "error: the virtual environment needs $(FREE_GB) GB of free disk space." >&2; \
+	  echo "Received: $$free GB free in $(CURDIR). Free some space, then run make again." >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
