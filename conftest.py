@@ -1,0 +1,46 @@
+"""Sets up TensorFlow and Keras for the tests and for the doctests in keras_mp/."""
+
+import os
+
+# Read by TensorFlow and Keras when they are imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+
+pytest_plugins = ["pytester", "skip_policy"]
+
+# The first call of a TensorFlow function is slow, so an example has no deadline.
+hypothesis.settings.register_profile("keras_mp", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("keras_mp")
+
+tf.config.threading.set_inter_op_parallelism_threads(2)
+tf.config.threading.set_intra_op_parallelism_threads(2)
+tf.config.experimental.enable_op_determinism()
+# Two devices, so that tf.distribute has two replicas on any machine.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 2,
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras():
+    """No test sees the names, dtype policy or random state another one left."""
+    # Collecting garbage after each test would take longer than most tests.
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def doctest_names(doctest_namespace):
+    """What an `Example:` may use without importing it."""
+    doctest_namespace.update(keras=keras, keras_mp=keras_mp, np=np)
