@@ -1,0 +1,22 @@
+"""Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
+
+from keras_mp.loss_scale import (
+    ConstantLossScale,
+    DynamicLossScale,
+    LossScale,
+    LossScaleState,
+)
+from keras_mp.optimizers import FP32MasterOptimizer, wrap
+from keras_mp.regularizers import FP32Regularizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConstantLossScale",
+    "DynamicLossScale",
+    "FP32MasterOptimizer",
+    "FP32Regularizer",
+    "LossScale",
+    "LossScaleState",
+    "wrap",
+]

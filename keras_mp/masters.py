@@ -1,0 +1,149 @@
+"""FP32 masters of 16-bit weights, and the traffic between the two.
+
+A master is the weight's value in FP32, at the weight's name and path. It is
+authoritative except where someone else wrote to the weight: there the weight no
+longer is a rounding of its master, and the master takes the weight's value.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import ops, random
+
+from keras_mp.distribution import is_sparse, update_on_all_replicas
+from keras_mp.rounding import differs, is_half, round_nearest, round_stochastic
+
+# Inner optimizers that leave a row alone when its gradient is zero, so that only
+# the rows of a sparse gradient need to travel between weight and master.
+_LEAVES_ZERO_GRADIENTS = {
+    keras.optimizers.Adadelta: lambda optimizer: True,
+    keras.optimizers.Adagrad: lambda optimizer: True,
+    keras.optimizers.RMSprop: lambda optimizer: not optimizer.momentum,
+    keras.optimizers.SGD: lambda optimizer: not optimizer.momentum,
+}
+
+
+def needs_master(variable: Any) -> bool:
+    """Tells whether `variable` is stored in less than FP32."""
+    return is_half(keras.backend.standardize_dtype(variable.dtype))
+
+
+def create_master(weight: Any) -> keras.Variable:
+    """Returns a float32 variable with the value, name, path and hooks of `weight`.
+
+    Args:
+        weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
+
+    Returns:
+        `keras.Variable`, float32, not trainable.
+    """
+    path = getattr(weight, "path", weight.name.split(":")[0])
+    parent, _, name = path.rpartition("/")
+    grandparent, _, scope = parent.rpartition("/")
+    with keras.name_scope(scope, override_parent=grandparent):
+        master = keras.Variable(
+            lambda shape, dtype: ops.cast(weight, dtype),
+            shape=weight.shape,
+            dtype="float32",
+            trainable=False,
+            aggregation=getattr(weight, "aggregation", None) or "none",
+            layout=getattr(weight, "_layout", None),
+            name=name,
+        )
+    master.constraint = getattr(weight, "constraint", None)
+    master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)
+    return master
+
+
+def touched_rows(inner: Any, gradient: Any, master: keras.Variable) -> Any:
+    """Returns the rows of `master` that a step of `inner` can change.
+
+    Args:
+        inner: `keras.optimizers.Optimizer`.
+        gradient: tensor, `tf.IndexedSlices` or None.
+        master: `keras.Variable`.
+
+    Returns:
+        int tensor of row numbers, or None where any row may change.
+    """
+    leaves_zero_gradients = _LEAVES_ZERO_GRADIENTS.get(type(inner))
+    if (
+        not is_sparse(gradient)
+        or leaves_zero_gradients is None
+        or not leaves_zero_gradients(inner)
+        or inner.weight_decay
+        or inner.use_ema
+        or inner.gradient_accumulation_steps
+        or master.constraint is not None
+    ):
+        return None
+    return gradient.indices
+
+
+class MasterWeights:
+    """The weights that have a master of their own, and how the two are kept equal.
+
+    Args:
+        weights: list of 16-bit variables.
+        masters: list of their float32 masters.
+        rounding: `"nearest"` or `"stochastic"`.
+        seed: `keras.random.SeedGenerator` of stochastic rounding.
+        strategy: the `tf.distribute.Strategy` they were created in.
+    """
+
+    def __init__(
+        self,
+        weights: list[Any],
+        masters: list[Any],
+        rounding: str,
+        seed: random.SeedGenerator,
+        strategy: Any,
+    ) -> None:
+        self.pairs = list(zip(weights, masters, strict=True))
+        self.rounding = rounding
+        self.seed = seed
+        self.strategy = strategy
+
+    def pick_up(self, rows: Mapping[int, Any]) -> None:
+        """Gives masters what someone else wrote to their weights.
+
+        Args:
+            rows: int tensors by `id` of the master: the only rows of it that matter.
+        """
+
+        def followed(master: Any, weight: Any) -> Any:
+            changed = differs(weight, master, self.rounding)
+            return ops.where(changed, ops.cast(weight, "float32"), master)
+
+        for weight, master in self.pairs:
+            self._assign(master, followed, weight, rows.get(id(master)))
+
+    def write_back(self, rows: Mapping[int, Any]) -> None:
+        """Rounds masters into their weights.
+
+        Args:
+            rows: as for `pick_up`.
+        """
+
+        def rounded(weight: Any, master: Any) -> Any:
+            dtype = keras.backend.standardize_dtype(weight.dtype)
+            if self.rounding == "stochastic":
+                return round_stochastic(master, dtype, self.seed)
+            return round_nearest(master, dtype)
+
+        for weight, master in self.pairs:
+            self._assign(weight, rounded, master, rows.get(id(master)))
+
+    def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
+        """Assigns `value(variable, source)` to all rows or to some."""
+        import tensorflow as tf
+
+        def assign(variable: tf.Variable, source: tf.Variable) -> None:
+            if rows is None:
+                variable.assign(value(variable.read_value(), source.read_value()))
+                return
+            new_rows = value(tf.gather(variable, rows), tf.gather(source, rows))
+            variable.scatter_update(tf.IndexedSlices(new_rows, rows))
+
+        update_on_all_replicas(self.strategy, variable, assign, source)

@@ -1,0 +1,592 @@
+"""The wrapper that gives any Keras optimizer FP32 masters and loss scaling."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.distribution import cond_on_all_replicas, is_sparse, sum_over_replicas
+from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
+from keras_mp.masters import MasterWeights, create_master, needs_master, touched_rows
+from keras_mp.regularizers import FP32Regularizer
+from keras_mp.rounding import ROUNDING_MODES
+from keras_mp.step import StepNotes
+
+
+def wrap(
+    optimizer: Any,
+    loss_scale: Any = "dynamic",
+    rounding: str = "nearest",
+    seed: int = 0,
+    name: str | None = None,
+) -> "FP32MasterOptimizer":
+    """Gives `optimizer` FP32 master weights and loss scaling.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, its name or its config.
+        loss_scale: `"dynamic"`, a positive number (a constant scale), a `LossScale`,
+            or another `FP32MasterOptimizer` whose scale this one is to share.
+            Defaults to `"dynamic"`.
+        rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
+            weights. Defaults to `"nearest"`.
+        seed: int, of stochastic rounding. Defaults to 0.
+        name: str. Defaults to a name made from the class.
+
+    Returns:
+        `FP32MasterOptimizer`, to be passed to `model.compile`.
+
+    Raises:
+        ValueError: `optimizer` already scales the loss, has already been used, or an
+            argument is out of range.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.layers.Dense(1, dtype="float16")])
+    >>> model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
+    >>> model.optimizer
+    FP32MasterOptimizer(Adam, loss_scale=DynamicLossScale(initial_scale=32768.0, \
+growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, hysteresis=1, \
+min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
+
+    Reference: Mixed Precision Training, sections 3.1 and 3.2.
+    """
+    inner = keras.optimizers.get(optimizer)
+    return FP32MasterOptimizer(inner, loss_scale, rounding, seed, name)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
+    """An optimizer that updates FP32 masters from scaled gradients.
+
+    A step: are all gradients finite? If not, only the loss scale's own state
+    changes. If so, the gradients are cast to FP32 and divided by the scale, the
+    inner optimizer (clipping, decay, accumulation, slots, EMA, constraints) updates
+    the masters, and every weight becomes its master, rounded. A variable stored in
+    FP32 is its own master. A weight that someone else changed since the last step
+    is taken over by its master first.
+
+    Args:
+        inner_optimizer: `keras.optimizers.Optimizer`, not yet built.
+        loss_scale: as for `wrap`.
+        rounding: as for `wrap`.
+        seed: as for `wrap`.
+        name: as for `wrap`.
+
+    Raises:
+        ValueError: as for `wrap`.
+
+    Example:
+
+    >>> weight = keras.Variable([1.0], dtype="float16")
+    >>> optimizer = keras_mp.FP32MasterOptimizer(
+    ...     keras.optimizers.SGD(1e-4), loss_scale=1)
+    >>> for _ in range(1000):
+    ...     optimizer.apply([keras.ops.ones(1, "float16")], [weight])
+    >>> print(f"{weight.numpy()[0]:.4f}")
+    0.8999
+
+    Reference: Mixed Precision Training, sections 3.1 and 3.2.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        loss_scale: Any = "dynamic",
+        rounding: str = "nearest",
+        seed: int = 0,
+        name: str | None = None,
+    ) -> None:
+        _check_backend()
+        _check_inner(inner_optimizer)
+        if rounding not in ROUNDING_MODES:
+            raise ValueError(
+                '`rounding` must be "nearest" or "stochastic". '
+                f"Received: rounding={rounding!r}. The paper trained with "
+                '"nearest"; Appendix A compares the two.'
+            )
+        super().__init__(inner_optimizer, name=name)
+        self.rounding = rounding
+        self._seed_generator = keras.random.SeedGenerator(seed)
+        self._track_variable(self._seed_generator.state)
+        self._notes = StepNotes()
+        self._loss_was_scaled = False
+        self._masters: list[Any] = []
+        self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
+        if isinstance(loss_scale, FP32MasterOptimizer):
+            self._rule = loss_scale.loss_scale_rule
+            self._state = loss_scale._state
+            self._last_overflow = loss_scale._last_overflow
+            for variable in (*self._state, self._last_overflow):
+                self._track_variable(variable)
+        else:
+            self._rule = as_loss_scale(loss_scale)
+            self._state = self._create_state(self._rule.initial_state())
+            self._last_overflow = self._add_scalar("last_overflow", -1)
+
+    def _create_state(self, initial: LossScaleState) -> LossScaleState:
+        scalars = initial._asdict().items()
+        return LossScaleState(*(self._add_scalar(name, x) for name, x in scalars))
+
+    def _add_scalar(self, name: str, value: float) -> Any:
+        return self.add_variable(
+            shape=(),
+            initializer=keras.initializers.Constant(value),
+            dtype="float32" if name == "scale" else "int",
+            aggregation="only_first_replica",
+            name=name,
+        )
+
+    @property
+    def loss_scale(self) -> Any:
+        """The current scale: a scalar float32 variable.
+
+        Assign a number, `"dynamic"` or a `LossScale` to start anew with that rule.
+        A train function that was traced before keeps the rule that it was traced
+        with; `LossScaleCallback(loss_scale=...)` has it traced again.
+        """
+        return self._state.scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: Any) -> None:
+        self._rule = as_loss_scale(value)
+        initial = self._rule.initial_state()
+        for variable, start in zip(self._state, initial, strict=True):
+            variable.assign(start)
+
+    @property
+    def loss_scale_rule(self) -> LossScale:
+        """The `LossScale` that chooses the scale."""
+        return self._rule
+
+    @property
+    def skipped_steps(self) -> Any:
+        """How many steps were skipped for an overflow: a scalar int variable."""
+        return self._state.skipped_steps
+
+    @property
+    def consecutive_skips(self) -> Any:
+        """How many of them came last, in a row: a scalar int variable."""
+        return self._state.consecutive_skips
+
+    @property
+    def skips_at_minimum(self) -> Any:
+        """How many of those began at the smallest scale: a scalar int variable."""
+        return self._state.skips_at_minimum
+
+    @property
+    def dynamic_scale(self) -> Any:
+        """The current scale, under the name that the base class gave it."""
+        return self._state.scale
+
+    @property
+    def step_counter(self) -> Any:
+        """Finite steps since the last overflow, under the base class's name."""
+        return self._state.finite_steps
+
+    @property
+    def master_weights(self) -> list[Any]:
+        """The FP32 variables that are updated, in the order of the weights.
+
+        Each has the name and path of its weight; a weight stored in FP32 is listed
+        itself. Empty before `build`.
+        """
+        return list(self._masters)
+
+    @property
+    def last_overflow(self) -> str | None:
+        """The path of the first variable that was not finite in the last overflow.
+
+        None before the first overflow. Reading it waits for the device.
+        """
+        index = int(ops.convert_to_numpy(self._last_overflow))
+        return None if index < 0 else _path(self._trainable_variables[index])
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the masters and builds the inner optimizer on them.
+
+        Also puts `FP32Regularizer` around the regularizer of every weight that is
+        stored in 16 bits.
+
+        Args:
+            variables: the trainable variables, in the order of the gradients.
+        """
+        if self.built:
+            return
+        variables = list(variables)
+        weights = [v for v in variables if needs_master(v)]
+        masters = [create_master(weight) for weight in weights]
+        for weight, master in zip(weights, masters, strict=True):
+            self._track_variable(master)
+            regularizer = getattr(weight, "regularizer", None)
+            if regularizer is not None and not isinstance(regularizer, FP32Regularizer):
+                weight.regularizer = FP32Regularizer(regularizer)
+        self._own_masters = MasterWeights(
+            weights,
+            masters,
+            self.rounding,
+            self._seed_generator,
+            self._distribution_strategy,
+        )
+        own = iter(masters)
+        self._masters = [next(own) if needs_master(v) else v for v in variables]
+        _exclude_from_weight_decay_too(self.inner_optimizer, weights, masters)
+        self.inner_optimizer.build(self._masters)
+        # Past the parent, whose `build` would make the inner slots from the weights.
+        super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    def exclude_from_weight_decay(
+        self, var_list: Any = None, var_names: Any = None
+    ) -> None:
+        """Excludes variables from the inner optimizer's weight decay.
+
+        Args:
+            var_list: list of weights.
+            var_names: list of str, patterns searched for in the names.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the current scale, in FP32.
+
+        Args:
+            loss: scalar tensor.
+
+        Returns:
+            Scalar tensor, at least float32.
+
+        Example:
+
+        >>> optimizer = keras_mp.wrap("sgd", loss_scale=8)
+        >>> float(optimizer.scale_loss(0.5))
+        4.0
+        """
+        self._loss_was_scaled = True
+        scale = ops.convert_to_tensor(self.loss_scale)
+        self._notes.take(scale, unscaled=False)
+        loss = ops.convert_to_tensor(loss)
+        dtype = keras.backend.result_type(loss.dtype, "float32")
+        return ops.cast(loss, dtype) * ops.cast(scale, dtype)
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """`scale_loss`, under the name it had in tf.keras."""
+        return self.scale_loss(loss)
+
+    def unscale_gradients(
+        self, gradients: Sequence[Any], trainable_variables: Any = None
+    ) -> list[Any]:
+        """Divides gradients by the scale, in FP32, for a loop that looks at them.
+
+        The `apply` that follows, in the same function, takes them as they are.
+
+        Args:
+            gradients: list of tensors, `tf.IndexedSlices` or None.
+            trainable_variables: list of their variables. Defaults to those that the
+                optimizer was built with.
+
+        Returns:
+            List like `gradients`, float32.
+
+        Raises:
+            RuntimeError: called twice before `apply`.
+
+        Example:
+
+        >>> optimizer = keras_mp.wrap("sgd", loss_scale=8)
+        >>> loss = optimizer.scale_loss(0.5)
+        >>> gradients = [keras.ops.full((1,), 16.0, dtype="float16")]
+        >>> optimizer.unscale_gradients(gradients)[0].numpy()
+        array([2.], dtype=float32)
+        """
+        if self._notes.unscaled and self._notes.is_here():
+            raise RuntimeError(
+                "The gradients of a step must be un-scaled once. Received: a second "
+                "call of `unscale_gradients` before `apply`. Call it once, on all "
+                "gradients; to add up gradients of several batches set "
+                "`gradient_accumulation_steps` on the inner optimizer."
+            )
+        scale = self._scale_in_use()
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables or [None] * len(gradients)
+        self._notes.take(scale, unscaled=True)
+        return self._in_fp32(gradients, trainable_variables, scale)
+
+    def get_unscaled_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """`unscale_gradients`, under the name it had in tf.keras."""
+        return self.unscale_gradients(gradients)
+
+    def _scale_in_use(self) -> Any:
+        """Returns the scale that the loss of this step was multiplied by.
+
+        Not always the current one: another optimizer that shares the scale may have
+        changed it since.
+        """
+        if self._notes.is_here():
+            return self._notes.scale
+        return ops.convert_to_tensor(self.loss_scale)
+
+    def _in_fp32(
+        self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
+    ) -> list[Any]:
+        """Returns gradients in float32, divided by `scale` if there is one."""
+
+        def convert(gradient: Any, variable: Any) -> Any:
+            if gradient is None or self._overwrite_variable_with_gradient(variable):
+                return gradient
+            if needs_master(gradient):
+                gradient = ops.cast(gradient, "float32")
+            if scale is None:
+                return gradient
+            return ops.divide(gradient, ops.cast(scale, gradient.dtype))
+
+        return [convert(g, v) for g, v in zip(gradients, variables, strict=True)]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Does a step, unless a gradient is not finite.
+
+        Args:
+            grads: list of tensors, `tf.IndexedSlices` or None: the gradients of the
+                scaled loss, or what `unscale_gradients` returned.
+            trainable_variables: list of their variables. Defaults to those that the
+                optimizer was built with.
+
+        Raises:
+            ValueError: no gradient at all, an unknown variable, or lists of
+                different lengths.
+            RuntimeError: `unscale_gradients` was called in another function.
+        """
+        grads = list(grads)
+        if not grads:
+            return
+        variables = list(trainable_variables or self._trainable_variables)
+        if len(variables) != len(grads):
+            raise ValueError(
+                "Gradients must match variables one to one. "
+                f"Received: {len(grads)} gradients, {len(variables)} variables."
+            )
+        if all(gradient is None for gradient in grads):
+            raise ValueError(
+                "No gradients provided for any variable. Received: None for all of "
+                f"{[_path(v) for v in variables]}. Is the loss computed from them, "
+                "inside the tape?"
+            )
+        if not self.built:
+            self.build(variables)
+        self._check_variables_are_known(variables)
+        grads = self._in_fp32(grads, variables, self._divisor())
+        self._notes.clear()
+        finite, first_overflow = self._check_finite_everywhere(grads, variables)
+        cond_on_all_replicas(
+            finite, lambda grads: self._update(grads, variables), grads
+        )
+        new_state = self._rule.update(self._read_state(), finite)
+        for variable, value in zip(self._state, new_state, strict=True):
+            variable.assign(value)
+        self._last_overflow.assign(
+            ops.where(finite, self._last_overflow, first_overflow)
+        )
+
+    def _divisor(self) -> Any:
+        """Returns the scale that `apply` must divide by, or None."""
+        if not self._notes.unscaled:
+            self._warn_if_the_loss_was_never_scaled()
+            return self._scale_in_use()
+        if self._notes.is_here():
+            return None
+        self._notes.clear()
+        raise RuntimeError(
+            "`unscale_gradients` and `apply` must be called in the same function, or "
+            "`apply` cannot know that the gradients are un-scaled. Received: calls in "
+            "two functions, of which at least one is a tf.function. Move both into it."
+        )
+
+    def _warn_if_the_loss_was_never_scaled(self) -> None:
+        if self._loss_was_scaled or self._rule.initial_scale == 1:
+            return
+        self._loss_was_scaled = True
+        warnings.warn(
+            "`apply` divides the gradients by the loss scale, but `scale_loss` was "
+            "never called, so the updates will be too small. Received: a loss scale "
+            f"that starts at {self._rule.initial_scale}. Inside the tape, write "
+            "`loss = optimizer.scale_loss(loss)`; if the loss is scaled elsewhere, "
+            "ignore this.",
+            stacklevel=4,
+        )
+
+    def _check_finite_everywhere(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """Returns whether all gradients of all replicas are finite, and which is not.
+
+        Returns:
+            Scalar bool tensor; scalar int tensor, the position of the first variable
+            with a gradient that is not.
+        """
+        given = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+        overflows = ops.stack(
+            [
+                ops.logical_not(ops.all(ops.isfinite(g.values if is_sparse(g) else g)))
+                for g, _ in given
+            ]
+        )
+        overflows = sum_over_replicas(ops.cast(overflows, "float32"))
+        positions = ops.convert_to_tensor(
+            [self._get_variable_index(v) for _, v in given],
+            dtype=self._last_overflow.dtype,
+        )
+        first = ops.take(positions, ops.argmax(overflows > 0))
+        return ops.all(ops.equal(overflows, 0)), first
+
+    def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Lets the inner optimizer update the masters, and the weights follow."""
+        masters = [self._masters[self._get_variable_index(v)] for v in variables]
+        rows = {}
+        for gradient, master in zip(grads, masters, strict=True):
+            touched = touched_rows(self.inner_optimizer, gradient, master)
+            if touched is not None and self.rounding == "nearest":
+                rows[id(master)] = touched
+        self._own_masters.pick_up(rows)
+        self.inner_optimizer.apply(list(grads), masters)
+        self._own_masters.write_back(rows)
+
+    def _read_state(self) -> LossScaleState:
+        return LossScaleState(*(ops.convert_to_tensor(v) for v in self._state))
+
+    def check_finite(self, grads: Sequence[Any]) -> Any:
+        """Tells whether all gradients of all replicas are finite.
+
+        Args:
+            grads: list of tensors, `tf.IndexedSlices` or None, for the variables
+                that the optimizer was built with.
+
+        Returns:
+            Scalar bool tensor.
+        """
+        return self._check_finite_everywhere(grads, self._trainable_variables)[0]
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        """Not available: the TensorFlow backend has no stateless optimizers."""
+        return super(keras.optimizers.LossScaleOptimizer, self).stateless_apply(
+            optimizer_variables, grads, trainable_variables
+        )
+
+    def synchronize(self) -> None:
+        """Makes every weight its master, rounded, after a change of the masters.
+
+        For code that writes to `master_weights`, such as a callback that swaps them
+        for their moving average. A change of the weights needs no call.
+
+        Example:
+
+        >>> weight = keras.Variable([1.0], dtype="float16")
+        >>> optimizer = keras_mp.wrap("sgd")
+        >>> optimizer.build([weight])
+        >>> optimizer.master_weights[0].assign([2.0])
+        <tf.Tensor: ...>
+        >>> optimizer.synchronize()
+        >>> float(weight[0])
+        2.0
+        """
+        self._own_masters.write_back({})
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Overwrites weights with their moving average, if the optimizer keeps one.
+
+        Args:
+            var_list: list of the weights.
+        """
+        masters = [self._masters[self._get_variable_index(v)] for v in var_list]
+        self._own_masters.pick_up({})
+        self.inner_optimizer.finalize_variable_values(masters)
+        self._own_masters.write_back({})
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, serialized."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "loss_scale": serialize(self._rule),
+            "rounding": self.rounding,
+            "seed": self._seed_generator.get_config()["seed"],
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "FP32MasterOptimizer":
+        """Returns the optimizer that `get_config` described."""
+        config = dict(config)
+        for key in ("inner_optimizer", "loss_scale"):
+            config[key] = keras.saving.deserialize_keras_object(
+                config[key], custom_objects=custom_objects
+            )
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        inner = type(self.inner_optimizer).__name__
+        return (
+            f"{type(self).__name__}({inner}, loss_scale={self._rule!r}, "
+            f"rounding={self.rounding!r})"
+        )
+
+
+def _path(variable: Any) -> str:
+    return getattr(variable, "path", variable.name)
+
+
+def _leaves(optimizer: Any) -> list[Any]:
+    """Returns the optimizers inside a MultiOptimizer, or the one itself."""
+    return list(getattr(optimizer, "optimizers", [optimizer]))
+
+
+def _exclude_from_weight_decay_too(
+    inner: Any, weights: list[Any], masters: list[Any]
+) -> None:
+    """Makes an exclusion of a weight by reference hold for its master."""
+    for optimizer in _leaves(inner):
+        excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+        for weight, master in zip(weights, masters, strict=True):
+            if optimizer._var_key(weight) in excluded:
+                excluded.add(optimizer._var_key(master))
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            "FP32MasterOptimizer needs Keras on the TensorFlow backend. "
+            f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
+def _check_inner(optimizer: Any) -> None:
+    """Refuses an inner optimizer that would scale twice or lose its state."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "The optimizer to wrap must not scale the loss itself, or gradients are "
+            f"un-scaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
+            "inside: keras_mp.wrap(optimizer.inner_optimizer)."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a keras.optimizers.Optimizer. "
+            f"Received: {optimizer!r} of type {type(optimizer).__name__}. "
+            "keras_mp.wrap also takes a name or a config."
+        )
+    for leaf in (optimizer, *_leaves(optimizer)):
+        if leaf.loss_scale_factor is not None:
+            raise ValueError(
+                "The optimizer to wrap must not scale the loss itself. Received: "
+                f"loss_scale_factor={leaf.loss_scale_factor}. Leave it out and write "
+                f"keras_mp.wrap(optimizer, loss_scale={leaf.loss_scale_factor})."
+            )
+    if optimizer.built:
+        raise ValueError(
+            "The optimizer to wrap must be new: this one has made its slots for "
+            f"other variables. Received: a built {type(optimizer).__name__}. Wrap a "
+            "copy: optimizer.__class__.from_config(optimizer.get_config())."
+        )

@@ -1,0 +1,40 @@
+"""Regularizers of 16-bit weights, evaluated in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class FP32Regularizer(keras.regularizers.Regularizer):
+    """Evaluates another regularizer on the weight cast to float32.
+
+    In float16 the square of any weight below 2**-12.5 is 0, and a loss scale above
+    65,504 is inf before it reaches the weight. `FP32MasterOptimizer.build` puts one
+    around the regularizer of every weight stored in 16 bits.
+
+    Args:
+        regularizer: callable from a tensor to a scalar, such as a
+            `keras.regularizers.Regularizer`.
+
+    Example:
+
+    >>> l2 = keras_mp.FP32Regularizer(keras.regularizers.L2(1e-5))
+    >>> weight = keras.ops.full((1,), 1e-4, dtype="float16")
+    >>> print(f"{float(l2(weight)):.1e}")
+    1.0e-13
+
+    Reference: Mixed Precision Training, section 3.2.
+    """
+
+    def __init__(self, regularizer: Any) -> None:
+        self.regularizer = keras.regularizers.get(regularizer)
+
+    def __call__(self, x: Any) -> Any:
+        return self.regularizer(ops.cast(x, "float32"))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        serialized = keras.saving.serialize_keras_object(self.regularizer)
+        return {"regularizer": serialized}

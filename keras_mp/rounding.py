@@ -1,0 +1,96 @@
+"""Rounding of FP32 masters to the 16-bit weights that the model computes with.
+
+Two modes, as in the paper's Appendix A: to nearest even, and stochastic. Both
+saturate at the largest finite value, so that a weight is never inf.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops, random
+
+ROUNDING_MODES = ("nearest", "stochastic")
+
+# The largest finite value; the exponent below which the spacing stays the same;
+# bits after the point. Processors flush float32 below 2**-126 to zero, so that is
+# the smallest spacing of bfloat16 here, though the format itself goes to 2**-133.
+_FORMATS = {
+    "float16": (65504.0, -14, 10),
+    "bfloat16": (float.fromhex("0x1.FEp127"), -119, 7),
+}
+
+
+def is_half(dtype: str) -> bool:
+    """Tells whether `dtype` is one of the two 16-bit formats."""
+    return dtype in _FORMATS
+
+
+def round_nearest(x: Any, dtype: str) -> Any:
+    """Rounds to nearest even, saturating.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+
+    Returns:
+        Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
+    """
+    largest, _, _ = _FORMATS[dtype]
+    return ops.cast(ops.clip(x, -largest, largest), dtype)
+
+
+def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
+    """Rounds up with probability `(x - z1) / (z2 - z1)`, else down, saturating.
+
+    `z1 <= x <= z2` are the neighbours of `x` in `dtype`; the expectation is `x`.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+        seed: `keras.random.SeedGenerator`, advanced once.
+
+    Returns:
+        Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
+
+    Reference: Mixed Precision Training, Appendix A.
+    """
+    spacing = _spacing(x, dtype)
+    steps = x / spacing
+    down = ops.floor(steps)
+    up = random.uniform(ops.shape(x), dtype="float32", seed=seed) < steps - down
+    return round_nearest((down + ops.cast(up, "float32")) * spacing, dtype)
+
+
+def differs(weight: Any, master: Any, rounding: str) -> Any:
+    """Tells where `weight` is not a rounding of `master`.
+
+    With `"nearest"` the bits are compared: a compiler may widen a comparison of
+    halves to float32 and drop the rounding, but not one of integers. With
+    `"stochastic"` both neighbours of the master are its roundings.
+
+    Args:
+        weight: float16 or bfloat16 tensor.
+        master: float32 tensor of the same shape.
+        rounding: `"nearest"` or `"stochastic"`.
+
+    Returns:
+        bool tensor of the same shape.
+    """
+    dtype = keras.backend.standardize_dtype(weight.dtype)
+    if rounding == "nearest":
+        rounded = round_nearest(master, dtype)
+        return ops.not_equal(ops.view(rounded, "int16"), ops.view(weight, "int16"))
+    largest, _, _ = _FORMATS[dtype]
+    master = ops.clip(master, -largest, largest)
+    spacing = _spacing(master, dtype)
+    steps = master / spacing
+    found = ops.cast(weight, "float32") / spacing
+    return ops.logical_and(found != ops.floor(steps), found != ops.ceil(steps))
+
+
+def _spacing(x: Any, dtype: str) -> Any:
+    """Returns the distance of the neighbours of `x` in `dtype`, a power of two."""
+    _, smallest_exponent, fraction_bits = _FORMATS[dtype]
+    exponent_bits = ops.bitwise_and(ops.view(x, "int32"), 0x7F800000)
+    power_of_two = ops.view(exponent_bits, "float32")
+    return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits

@@ -1,0 +1,35 @@
+"""What `scale_loss` and `unscale_gradients` leave for the `apply` that follows."""
+
+import threading
+from typing import Any
+
+from keras_mp.distribution import current_function
+
+
+class StepNotes(threading.local):
+    """The scale that multiplied the loss, and whether gradients are un-scaled.
+
+    One per thread, since a replica is a thread. A note counts only in the function
+    in which it was made: another may be traced once and run many times.
+
+    Attributes:
+        scale: scalar tensor, or None when there is no note.
+        unscaled: whether `unscale_gradients` was called.
+    """
+
+    scale: Any = None
+    unscaled: bool = False
+    _function: Any = None
+
+    def take(self, scale: Any, unscaled: bool) -> None:
+        """Makes a note in the current function, over any earlier one."""
+        self.scale, self.unscaled = scale, unscaled
+        self._function = current_function()
+
+    def is_here(self) -> bool:
+        """Tells whether the note was made in the current function."""
+        return self.scale is not None and self._function is current_function()
+
+    def clear(self) -> None:
+        """Forgets the note."""
+        self.scale, self.unscaled, self._function = None, False, None
