@@ -1,5 +1,11 @@
 """Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
 
+from keras_mp.callbacks import (
+    LossScaleCallback,
+    LossScaleCollapseError,
+    SwapEMAWeights,
+)
+from keras_mp.export import export_weights
 from keras_mp.loss_scale import (
     ConstantLossScale,
     DynamicLossScale,
@@ -17,6 +23,10 @@ __all__ = [
     "FP32MasterOptimizer",
     "FP32Regularizer",
     "LossScale",
+    "LossScaleCallback",
+    "LossScaleCollapseError",
     "LossScaleState",
+    "SwapEMAWeights",
+    "export_weights",
     "wrap",
 ]

@@ -303,12 +303,13 @@ def _positive(name: str, value: Any, fix: str) -> float:
             f"`{name}` must be a number. Received: {name}={value!r} "
             f"of type {type(value).__name__}. {fix}"
         )
-    if not math.isfinite(value) or not 2.0**-126 <= value <= _FLOAT32_MAX:
+    number = float(value)
+    if not math.isfinite(number) or not 2.0**-126 <= number <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
             f"Received: {name}={value!r}. {fix}"
         )
-    return float(value)
+    return number
 
 
 def _count(name: str, value: Any, fix: str) -> int:

@@ -11,17 +11,8 @@ from typing import Any
 import keras
 from keras import ops, random
 
-from keras_mp.distribution import is_sparse, update_on_all_replicas
+from keras_mp.distribution import update_on_all_replicas
 from keras_mp.rounding import differs, is_half, round_nearest, round_stochastic
-
-# Inner optimizers that leave a row alone when its gradient is zero, so that only
-# the rows of a sparse gradient need to travel between weight and master.
-_LEAVES_ZERO_GRADIENTS = {
-    keras.optimizers.Adadelta: lambda optimizer: True,
-    keras.optimizers.Adagrad: lambda optimizer: True,
-    keras.optimizers.RMSprop: lambda optimizer: not optimizer.momentum,
-    keras.optimizers.SGD: lambda optimizer: not optimizer.momentum,
-}
 
 
 def needs_master(variable: Any) -> bool:
@@ -56,31 +47,6 @@ def create_master(weight: Any) -> keras.Variable:
     return master
 
 
-def touched_rows(inner: Any, gradient: Any, master: keras.Variable) -> Any:
-    """Returns the rows of `master` that a step of `inner` can change.
-
-    Args:
-        inner: `keras.optimizers.Optimizer`.
-        gradient: tensor, `tf.IndexedSlices` or None.
-        master: `keras.Variable`.
-
-    Returns:
-        int tensor of row numbers, or None where any row may change.
-    """
-    leaves_zero_gradients = _LEAVES_ZERO_GRADIENTS.get(type(inner))
-    if (
-        not is_sparse(gradient)
-        or leaves_zero_gradients is None
-        or not leaves_zero_gradients(inner)
-        or inner.weight_decay
-        or inner.use_ema
-        or inner.gradient_accumulation_steps
-        or master.constraint is not None
-    ):
-        return None
-    return gradient.indices
-
-
 class MasterWeights:
     """The weights that have a master of their own, and how the two are kept equal.
 
@@ -111,13 +77,17 @@ class MasterWeights:
         Args:
             rows: int tensors by `id` of the master: the only rows of it that matter.
         """
-
-        def followed(master: Any, weight: Any) -> Any:
-            changed = differs(weight, master, self.rounding)
-            return ops.where(changed, ops.cast(weight, "float32"), master)
-
         for weight, master in self.pairs:
-            self._assign(master, followed, weight, rows.get(id(master)))
+            self._assign(master, self._followed, weight, rows.get(id(master)))
+
+    def values(self) -> dict[int, Any]:
+        """Returns the float32 value of every weight, by the weight's `id`."""
+        read = ops.convert_to_tensor
+        return {id(w): self._followed(read(m), read(w)) for w, m in self.pairs}
+
+    def _followed(self, master: Any, weight: Any) -> Any:
+        changed = differs(weight, master, self.rounding)
+        return ops.where(changed, ops.cast(weight, "float32"), master)
 
     def write_back(self, rows: Mapping[int, Any]) -> None:
         """Rounds masters into their weights.

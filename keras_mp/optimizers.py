@@ -8,10 +8,12 @@ import keras
 from keras import ops
 
 from keras_mp.distribution import cond_on_all_replicas, is_sparse, sum_over_replicas
-from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
-from keras_mp.masters import MasterWeights, create_master, needs_master, touched_rows
+from keras_mp.inner import check_inner, exclude_from_weight_decay_too, touched_rows
+from keras_mp.loss_scale import LossScale, as_loss_scale
+from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
+from keras_mp.scaler import LossScaler
 from keras_mp.step import StepNotes
 
 
@@ -99,7 +101,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         name: str | None = None,
     ) -> None:
         _check_backend()
-        _check_inner(inner_optimizer)
+        check_inner(inner_optimizer)
         if rounding not in ROUNDING_MODES:
             raise ValueError(
                 '`rounding` must be "nearest" or "stochastic". '
@@ -114,29 +116,13 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._loss_was_scaled = False
         self._masters: list[Any] = []
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
+        self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
-            self._rule = loss_scale.loss_scale_rule
-            self._state = loss_scale._state
-            self._last_overflow = loss_scale._last_overflow
-            for variable in (*self._state, self._last_overflow):
+            self._scaler = loss_scale._scaler
+            for variable in self._scaler.variables:
                 self._track_variable(variable)
         else:
-            self._rule = as_loss_scale(loss_scale)
-            self._state = self._create_state(self._rule.initial_state())
-            self._last_overflow = self._add_scalar("last_overflow", -1)
-
-    def _create_state(self, initial: LossScaleState) -> LossScaleState:
-        scalars = initial._asdict().items()
-        return LossScaleState(*(self._add_scalar(name, x) for name, x in scalars))
-
-    def _add_scalar(self, name: str, value: float) -> Any:
-        return self.add_variable(
-            shape=(),
-            initializer=keras.initializers.Constant(value),
-            dtype="float32" if name == "scale" else "int",
-            aggregation="only_first_replica",
-            name=name,
-        )
+            self._scaler = LossScaler(as_loss_scale(loss_scale), self.add_variable)
 
     @property
     def loss_scale(self) -> Any:
@@ -146,44 +132,41 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         A train function that was traced before keeps the rule that it was traced
         with; `LossScaleCallback(loss_scale=...)` has it traced again.
         """
-        return self._state.scale
+        return self._scaler.state.scale
 
     @loss_scale.setter
     def loss_scale(self, value: Any) -> None:
-        self._rule = as_loss_scale(value)
-        initial = self._rule.initial_state()
-        for variable, start in zip(self._state, initial, strict=True):
-            variable.assign(start)
+        self._scaler.restart(as_loss_scale(value))
 
     @property
     def loss_scale_rule(self) -> LossScale:
         """The `LossScale` that chooses the scale."""
-        return self._rule
+        return self._scaler.rule
 
     @property
     def skipped_steps(self) -> Any:
         """How many steps were skipped for an overflow: a scalar int variable."""
-        return self._state.skipped_steps
+        return self._scaler.state.skipped_steps
 
     @property
     def consecutive_skips(self) -> Any:
         """How many of them came last, in a row: a scalar int variable."""
-        return self._state.consecutive_skips
+        return self._scaler.state.consecutive_skips
 
     @property
     def skips_at_minimum(self) -> Any:
         """How many of those began at the smallest scale: a scalar int variable."""
-        return self._state.skips_at_minimum
+        return self._scaler.state.skips_at_minimum
 
     @property
     def dynamic_scale(self) -> Any:
         """The current scale, under the name that the base class gave it."""
-        return self._state.scale
+        return self._scaler.state.scale
 
     @property
     def step_counter(self) -> Any:
         """Finite steps since the last overflow, under the base class's name."""
-        return self._state.finite_steps
+        return self._scaler.state.finite_steps
 
     @property
     def master_weights(self) -> list[Any]:
@@ -200,7 +183,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
         None before the first overflow. Reading it waits for the device.
         """
-        index = int(ops.convert_to_numpy(self._last_overflow))
+        index = int(ops.convert_to_numpy(self._scaler.last_overflow))
         return None if index < 0 else _path(self._trainable_variables[index])
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -231,7 +214,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         )
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
-        _exclude_from_weight_decay_too(self.inner_optimizer, weights, masters)
+        exclude_from_weight_decay_too(self.inner_optimizer, weights, masters)
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
@@ -380,12 +363,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         cond_on_all_replicas(
             finite, lambda grads: self._update(grads, variables), grads
         )
-        new_state = self._rule.update(self._read_state(), finite)
-        for variable, value in zip(self._state, new_state, strict=True):
-            variable.assign(value)
-        self._last_overflow.assign(
-            ops.where(finite, self._last_overflow, first_overflow)
-        )
+        self._scaler.advance(finite, first_overflow)
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -402,13 +380,13 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         )
 
     def _warn_if_the_loss_was_never_scaled(self) -> None:
-        if self._loss_was_scaled or self._rule.initial_scale == 1:
+        if self._loss_was_scaled or self._scaler.rule.initial_scale == 1:
             return
         self._loss_was_scaled = True
         warnings.warn(
             "`apply` divides the gradients by the loss scale, but `scale_loss` was "
             "never called, so the updates will be too small. Received: a loss scale "
-            f"that starts at {self._rule.initial_scale}. Inside the tape, write "
+            f"that starts at {self._scaler.rule.initial_scale}. Inside the tape, write "
             "`loss = optimizer.scale_loss(loss)`; if the loss is scaled elsewhere, "
             "ignore this.",
             stacklevel=4,
@@ -433,7 +411,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         overflows = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
             [self._get_variable_index(v) for _, v in given],
-            dtype=self._last_overflow.dtype,
+            dtype=self._scaler.last_overflow.dtype,
         )
         first = ops.take(positions, ops.argmax(overflows > 0))
         return ops.all(ops.equal(overflows, 0)), first
@@ -449,9 +427,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._own_masters.pick_up(rows)
         self.inner_optimizer.apply(list(grads), masters)
         self._own_masters.write_back(rows)
-
-    def _read_state(self) -> LossScaleState:
-        return LossScaleState(*(ops.convert_to_tensor(v) for v in self._state))
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Tells whether all gradients of all replicas are finite.
@@ -472,6 +447,17 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         return super(keras.optimizers.LossScaleOptimizer, self).stateless_apply(
             optimizer_variables, grads, trainable_variables
         )
+
+    def current_masters(self) -> dict[int, Any]:
+        """Returns the FP32 value of every weight that has a master of its own.
+
+        Where someone wrote to a weight after the last step, that is what was
+        written; the master itself takes it over in the next step.
+
+        Returns:
+            Dict from the `id` of a weight to a float32 tensor.
+        """
+        return self._own_masters.values()
 
     def synchronize(self) -> None:
         """Makes every weight its master, rounded, after a change of the masters.
@@ -508,7 +494,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         serialize = keras.saving.serialize_keras_object
         return {
             "inner_optimizer": serialize(self.inner_optimizer),
-            "loss_scale": serialize(self._rule),
+            "loss_scale": serialize(self._scaler.rule),
             "rounding": self.rounding,
             "seed": self._seed_generator.get_config()["seed"],
             "name": self.name,
@@ -529,7 +515,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def __repr__(self) -> str:
         inner = type(self.inner_optimizer).__name__
         return (
-            f"{type(self).__name__}({inner}, loss_scale={self._rule!r}, "
+            f"{type(self).__name__}({inner}, loss_scale={self._scaler.rule!r}, "
             f"rounding={self.rounding!r})"
         )
 
@@ -538,55 +524,10 @@ def _path(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def _leaves(optimizer: Any) -> list[Any]:
-    """Returns the optimizers inside a MultiOptimizer, or the one itself."""
-    return list(getattr(optimizer, "optimizers", [optimizer]))
-
-
-def _exclude_from_weight_decay_too(
-    inner: Any, weights: list[Any], masters: list[Any]
-) -> None:
-    """Makes an exclusion of a weight by reference hold for its master."""
-    for optimizer in _leaves(inner):
-        excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
-        for weight, master in zip(weights, masters, strict=True):
-            if optimizer._var_key(weight) in excluded:
-                excluded.add(optimizer._var_key(master))
-
-
 def _check_backend() -> None:
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             "FP32MasterOptimizer needs Keras on the TensorFlow backend. "
             f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
-        )
-
-
-def _check_inner(optimizer: Any) -> None:
-    """Refuses an inner optimizer that would scale twice or lose its state."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "The optimizer to wrap must not scale the loss itself, or gradients are "
-            f"un-scaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
-            "inside: keras_mp.wrap(optimizer.inner_optimizer)."
-        )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a keras.optimizers.Optimizer. "
-            f"Received: {optimizer!r} of type {type(optimizer).__name__}. "
-            "keras_mp.wrap also takes a name or a config."
-        )
-    for leaf in (optimizer, *_leaves(optimizer)):
-        if leaf.loss_scale_factor is not None:
-            raise ValueError(
-                "The optimizer to wrap must not scale the loss itself. Received: "
-                f"loss_scale_factor={leaf.loss_scale_factor}. Leave it out and write "
-                f"keras_mp.wrap(optimizer, loss_scale={leaf.loss_scale_factor})."
-            )
-    if optimizer.built:
-        raise ValueError(
-            "The optimizer to wrap must be new: this one has made its slots for "
-            f"other variables. Received: a built {type(optimizer).__name__}. Wrap a "
-            "copy: optimizer.__class__.from_config(optimizer.get_config())."
         )

@@ -1,0 +1,195 @@
+"""Callbacks that show, choose and watch the loss scale, and swap averaged weights."""
+
+import warnings
+from typing import Any
+
+import keras
+
+from keras_mp.loss_scale import as_loss_scale
+from keras_mp.optimizers import FP32MasterOptimizer
+
+_ON_COLLAPSE = ("raise", "warn", "continue")
+
+
+class LossScaleCollapseError(RuntimeError):
+    """The loss scale is as small as it may get, and every step still overflows.
+
+    Example:
+
+    >>> try:
+    ...     raise keras_mp.LossScaleCollapseError("all steps overflow")
+    ... except RuntimeError as error:
+    ...     print(error)
+    all steps overflow
+    """
+
+
+class LossScaleCallback(keras.callbacks.Callback):
+    """Logs the loss scale, may choose its rule, and stops a run that has collapsed.
+
+    Puts `loss_scale`, `skipped_steps` and `consecutive_skips` into the logs of the
+    epoch: the progress bar and `History` show them, and so do `CSVLogger` and
+    `TensorBoard` when they stand after this callback in the list. The device is
+    waited for once in `patience` batches and once an epoch.
+
+    Args:
+        loss_scale: as for `keras_mp.wrap`: the rule to train with. One that equals
+            the optimizer's own keeps the state, so that a run can be resumed.
+            Defaults to None: the optimizer's own rule.
+        on_collapse: `"raise"`, `"warn"` or `"continue"`: what to do once `patience`
+            steps in a row overflowed with the scale at its minimum. Defaults to
+            `"raise"`.
+        patience: int >= 1, in steps. Defaults to 100.
+
+    Raises:
+        ValueError: the model's optimizer is not wrapped, or an argument is out of
+            range.
+        LossScaleCollapseError: in `fit`, as asked by `on_collapse`.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer=keras_mp.wrap("sgd"), loss="mse")
+    >>> x = np.ones((4, 2), "float32")
+    >>> callback = keras_mp.LossScaleCallback(loss_scale=128)
+    >>> history = model.fit(x, x[:, :1], callbacks=[callback], verbose=0)
+    >>> history.history["loss_scale"], history.history["skipped_steps"]
+    ([128.0], [0])
+
+    Reference: Mixed Precision Training, section 3.2.
+    """
+
+    def __init__(
+        self, loss_scale: Any = None, on_collapse: str = "raise", patience: int = 100
+    ) -> None:
+        super().__init__()
+        if on_collapse not in _ON_COLLAPSE:
+            raise ValueError(
+                '`on_collapse` must be "raise", "warn" or "continue". '
+                f"Received: on_collapse={on_collapse!r}."
+            )
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(
+                "`patience` must be an int of at least 1, in steps. "
+                f"Received: patience={patience!r}. Try 100."
+            )
+        self.loss_scale = None if loss_scale is None else as_loss_scale(loss_scale)
+        self.on_collapse = on_collapse
+        self.patience = patience
+        self._batches = 0
+        self._warned = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Gives the model's optimizer the rule, before any callback restores state."""
+        super().set_model(model)
+        optimizer = self._optimizer
+        if self.loss_scale is None or self.loss_scale == optimizer.loss_scale_rule:
+            return
+        optimizer.loss_scale = self.loss_scale
+        if model.train_function is not None:
+            model.make_train_function(force=True)
+
+    @property
+    def _optimizer(self) -> FP32MasterOptimizer:
+        optimizer = getattr(self.model, "optimizer", None)
+        if not isinstance(optimizer, FP32MasterOptimizer):
+            raise ValueError(
+                "LossScaleCallback needs a wrapped optimizer. Received: "
+                f"optimizer={optimizer!r}. Compile with "
+                "model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
+            )
+        return optimizer
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to count batches."""
+        self._batches = 0
+        self._warned = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks for a collapse, once in `patience` batches."""
+        self._batches += 1
+        if self._batches % self.patience == 0:
+            self._check_collapse()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the state of the scale into the logs and looks for a collapse."""
+        if logs is not None:
+            logs["loss_scale"] = float(self._optimizer.loss_scale.numpy())
+            logs["skipped_steps"] = int(self._optimizer.skipped_steps.numpy())
+            logs["consecutive_skips"] = int(self._optimizer.consecutive_skips.numpy())
+        self._check_collapse()
+
+    def _check_collapse(self) -> None:
+        stuck = int(self._optimizer.skips_at_minimum.numpy())
+        if stuck < self.patience or self.on_collapse == "continue":
+            return
+        message = (
+            f"The last {stuck} steps all overflowed with the loss scale at its "
+            f"minimum, {float(self._optimizer.loss_scale.numpy()):g}, and were "
+            f"skipped; {int(self._optimizer.skipped_steps.numpy())} steps were skipped "
+            "in all. The first gradient that was not finite in the last of them: "
+            f"{self._optimizer.last_overflow}. The model's weights are as they were "
+            "before these steps. Look for NaN or inf in the data and in the loss; try "
+            "a lower learning rate or gradient clipping (global_clipnorm=1.0 on the "
+            "inner optimizer); with a constant loss scale, a smaller one."
+        )
+        if self.on_collapse == "raise":
+            raise LossScaleCollapseError(message)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message, stacklevel=2)
+
+
+class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
+    """Keras's `SwapEMAWeights`, for models whose weights are stored in 16 bits too.
+
+    Keras's callback swaps the variables that the inner optimizer updates, here the
+    FP32 masters, with their moving averages. This one has the weights follow.
+
+    Args:
+        swap_on_epoch: bool, also swap between epochs, so that a checkpoint holds the
+            averages. Defaults to False.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(keras_mp.wrap(keras.optimizers.SGD(use_ema=True)), "mse")
+    >>> x = np.ones((4, 2), "float32")
+    >>> history = model.fit(x, x[:, :1], verbose=0)
+    >>> loss = model.evaluate(
+    ...     x, x[:, :1], callbacks=[keras_mp.SwapEMAWeights()], verbose=0)
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Swaps back after an epoch, if asked to."""
+        super().on_epoch_begin(epoch, logs)
+        self._let_weights_follow()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Swaps between epochs, if asked to."""
+        super().on_epoch_end(epoch, logs)
+        self._let_weights_follow()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Swaps for an evaluation."""
+        super().on_test_begin(logs)
+        self._let_weights_follow()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Swaps back."""
+        super().on_test_end(logs)
+        self._let_weights_follow()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Swaps for a prediction."""
+        super().on_predict_begin(logs)
+        self._let_weights_follow()
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Swaps back."""
+        super().on_predict_end(logs)
+        self._let_weights_follow()
+
+    def _let_weights_follow(self) -> None:
+        if isinstance(self.model.optimizer, FP32MasterOptimizer):
+            self.model.optimizer.synchronize()

@@ -1,0 +1,58 @@
+"""Weights of a trained model in a dtype of one's choice."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.optimizers import FP32MasterOptimizer
+from keras_mp.rounding import is_half, round_nearest
+
+
+def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarray]:
+    """Returns all weights of `model` in `dtype`, the trained ones from the masters.
+
+    A weight with an FP32 master is given as the master, rounded to `dtype` to
+    nearest even and saturating; any other floating weight is cast from what is
+    stored; integers stay as they are.
+
+    Args:
+        model: `keras.Model`, compiled with a wrapped optimizer or not at all.
+        dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"float64"`. Defaults to
+            `"float32"`.
+
+    Returns:
+        List of arrays in the order of `model.get_weights()`, for the `set_weights`
+        of the same model built under another dtype policy.
+
+    Raises:
+        ValueError: `dtype` is not one of these.
+
+    Example:
+
+    >>> layer = keras.layers.Dense(1, use_bias=False, dtype="float16")
+    >>> model = keras.Sequential([keras.Input((1,)), layer])
+    >>> model.compile(optimizer=keras_mp.wrap("sgd"), loss="mse")
+    >>> [w.dtype.name for w in keras_mp.export_weights(model, "float32")]
+    ['float32']
+
+    Reference: Mixed Precision Training, section 3.1.
+    """
+    dtypes = ("float32", "float16", "bfloat16", "float64")
+    if dtype not in dtypes:
+        raise ValueError(f"`dtype` must be one of {dtypes}. Received: dtype={dtype!r}.")
+    optimizer = getattr(model, "optimizer", None)
+    masters: dict[int, Any] = {}
+    if isinstance(optimizer, FP32MasterOptimizer):
+        masters = optimizer.current_masters()
+    return [
+        _convert(masters.get(id(weight), weight), dtype) for weight in model.weights
+    ]
+
+
+def _convert(value: Any, dtype: str) -> np.ndarray:
+    if not keras.backend.is_float_dtype(value.dtype):
+        return np.asarray(value)
+    if is_half(dtype):
+        value = round_nearest(keras.ops.cast(value, "float32"), dtype)
+    return keras.ops.convert_to_numpy(keras.ops.cast(value, dtype))
