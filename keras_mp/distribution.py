@@ -21,6 +21,28 @@ def current_function() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def outside_functions(build: Callable[[], None]) -> None:
+    """Calls `build` outside any function that is being traced.
+
+    A variable whose first value is read from another one, as a master's is, cannot
+    be created inside a function that XLA compiles.
+
+    Raises:
+        RuntimeError: called on one of several replicas.
+    """
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is not None and context.num_replicas_in_sync > 1:
+        raise RuntimeError(
+            "With several replicas an optimizer must be built before it is applied. "
+            f"Received: the first `apply` on {context.num_replicas_in_sync} replicas. "
+            "Call optimizer.build(model.trainable_variables) in `strategy.scope()`."
+        )
+    with tf.init_scope():
+        build()
+
+
 def sum_over_replicas(x: Any) -> Any:
     """Returns the sum of `x` over all replicas, to each of them."""
     import tensorflow as tf

@@ -7,7 +7,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.distribution import cond_on_all_replicas, is_sparse, sum_over_replicas
+from keras_mp.distribution import (
+    cond_on_all_replicas,
+    is_sparse,
+    outside_functions,
+    sum_over_replicas,
+)
 from keras_mp.inner import check_inner, exclude_from_weight_decay_too, touched_rows
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
@@ -355,7 +360,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
                 "inside the tape?"
             )
         if not self.built:
-            self.build(variables)
+            outside_functions(lambda: self.build(variables))
         self._check_variables_are_known(variables)
         grads = self._in_fp32(grads, variables, self._divisor())
         self._notes.clear()
