@@ -1,0 +1,198 @@
+"""Trains an English-French translator in the precision that you name.
+
+    python train.py --preset demo --precision mixed
+
+A preset is a JSON file in presets/, and every value in it is also a flag: --units 512,
+--steps 2000, --no-lowercase. What each precision means is told in the README.
+"""
+
+import argparse
+import csv
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import sacrebleu
+from batches import encode, held_out_batches, training_batches
+from data import load_pairs, prepare, split
+from decoding import translate
+from model import Translator
+from schedules import DecayOnWorse, luong234
+from vocabulary import Vocabulary, detokenize
+
+import keras_mp
+
+HERE = Path(__file__).parent
+PRESETS = sorted(path.stem for path in (HERE / "presets").glob("*.json"))
+PRECISIONS = ["fp32", "mixed", "mixed-no-scaling", "fp16-no-master"]
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Reads the flags; what they leave open comes from the preset."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--preset", choices=PRESETS, default="demo")
+    preset, _ = parser.parse_known_args(argv)
+    parser.add_argument("--precision", choices=PRECISIONS, default="mixed")
+    parser.add_argument(
+        "--loss-scale", default="dynamic", help="'dynamic' or a number, for mixed"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/nmt"))
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--verbose", type=int, default=1, help="as in Model.fit")
+    values = json.loads((HERE / f"presets/{preset.preset}.json").read_text())
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=action, default=value)
+        else:
+            kind = json.loads if isinstance(value, list) else type(value)
+            parser.add_argument(flag, type=kind, default=value)
+    return parser.parse_args(argv)
+
+
+def make_optimizer(args: argparse.Namespace) -> keras.optimizers.Optimizer:
+    """Returns SGD, wrapped as the precision asks."""
+    rate = args.learning_rate
+    if args.decay == "luong234":
+        rate = luong234(rate, args.steps)
+    sgd = keras.optimizers.SGD(rate, global_clipnorm=args.clip_norm)
+    if args.precision == "mixed":
+        scale = args.loss_scale
+        scale = scale if scale == "dynamic" else float(scale)
+        return keras_mp.wrap(sgd, loss_scale=scale)
+    if args.precision == "mixed-no-scaling":
+        return keras_mp.wrap(sgd, loss_scale=1.0)
+    return sgd
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Takes the time of every training step."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self.start)
+
+
+def make_callbacks(args: argparse.Namespace) -> list[keras.callbacks.Callback]:
+    """Returns what runs beside the training; an epoch is `eval_every` steps."""
+    callbacks: list[keras.callbacks.Callback] = []
+    if args.precision.startswith("mixed"):
+        callbacks.append(keras_mp.LossScaleCallback())
+    if args.decay == "on_worse":
+        callbacks.append(DecayOnWorse())
+    return [
+        *callbacks,
+        keras.callbacks.CSVLogger(args.out / "log.csv", append=args.resume),
+        keras.callbacks.ModelCheckpoint(
+            args.out / "checkpoint.weights.h5", save_weights_only=True
+        ),
+    ]
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Returns the rows of a log, one an epoch; none where there is no log."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Trains, evaluates, writes result.json and returns what it holds."""
+    args = parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(args.seed)
+    # The one line that decides how weights, activations and gradients are stored.
+    keras.config.set_dtype_policy("float32" if args.precision == "fp32" else "float16")
+
+    # Data. The split does not depend on --seed, so that runs can be compared.
+    max_source, max_target = args.buckets[-1]
+    pairs = load_pairs(args.data)
+    tokens = prepare(pairs, max_source, max_target, args.overlong, args.lowercase)
+    train, test = split(tokens, args.held_out, seed=0)
+    source = Vocabulary((english for english, _ in train), args.source_vocab)
+    target = Vocabulary((french for _, french in train), args.target_vocab)
+    examples = encode(train, source, target, args.reverse)
+    batches = training_batches(examples, args.buckets, args.batch, args.seed)
+    held_out = encode(test, source, target, args.reverse)
+    held_out = held_out_batches(held_out, args.batch)
+
+    # Model.
+    model = Translator(
+        len(source),
+        len(target),
+        units=args.units,
+        num_layers=args.layers,
+        bidirectional=args.bidirectional,
+        attention=args.attention,
+        dropout=args.dropout,
+        output_bias=args.output_bias,
+        sampled_softmax=args.sampled_softmax,
+        loss=args.loss,
+    )
+    model.build()
+    # XLA would compile again for every shape of a batch.
+    model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
+    print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")
+
+    # Training. To resume: the weights with the optimizer's state, and the data from
+    # where they stopped.
+    done = 0
+    if args.resume:
+        done = len(read_log(args.out / "log.csv"))
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(args.out / "checkpoint.weights.h5")
+    timer = StepTimer()
+    model.fit(
+        batches.skip(done * args.eval_every),
+        validation_data=held_out,
+        epochs=args.steps // args.eval_every,
+        initial_epoch=done,
+        steps_per_epoch=args.eval_every,
+        callbacks=[timer, *make_callbacks(args)],
+        verbose=args.verbose,
+        shuffle=False,  # the data set shuffles itself
+    )
+
+    # Results.
+    sources = held_out.map(lambda inputs, _: inputs[0])
+    references = [detokenize(french) for _, french in test]
+    found = {}
+    for name, beam in {"greedy": 1, "beam": args.beam}.items():
+        ids = translate(model, sources, max_target + 1, beam)
+        found[name] = [detokenize(target.decode(sentence)) for sentence in ids]
+    log = read_log(args.out / "log.csv")
+    result = {
+        "args": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
+        "train_perplexity": [row["perplexity"] for row in log],
+        "held_out_perplexity": [row["val_perplexity"] for row in log],
+        "bleu": {k: sacrebleu.corpus_bleu(v, [references]).score for k, v in found.items()},
+        "step_seconds": float(np.median(timer.seconds)) if timer.seconds else None,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "loss_scale": log[-1].get("loss_scale"),
+        "skipped_steps": log[-1].get("skipped_steps"),
+        "translations": [
+            {"english": detokenize(e), "french": f, "translation": t}
+            for (e, _), f, t in zip(test, references, found["greedy"], strict=True)
+        ],
+    }
+    (args.out / "result.json").write_text(json.dumps(result, indent=1))
+    print(f"held-out perplexity {result['held_out_perplexity'][-1]:.2f}")
+    print(f"BLEU {result['bleu']}")
+    return result
+
+
+if __name__ == "__main__":
+    main()
