@@ -5,11 +5,11 @@ for the next one after every step, so that a rule can be compared, serialized an
 tested without a model.
 """
 
-import math
 import numbers
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 _FLOAT32_MAX = float(2**128 - 2**104)
@@ -281,10 +281,10 @@ def as_loss_scale(loss_scale: Any) -> LossScale:
         TypeError: anything else.
         ValueError: another string, or a number out of range.
     """
+    if isinstance(loss_scale, dict):
+        loss_scale = keras.saving.deserialize_keras_object(loss_scale)
     if isinstance(loss_scale, LossScale):
         return loss_scale
-    if isinstance(loss_scale, dict):
-        return as_loss_scale(keras.saving.deserialize_keras_object(loss_scale))
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         return DynamicLossScale()
     if isinstance(loss_scale, str):
@@ -293,7 +293,8 @@ def as_loss_scale(loss_scale: Any) -> LossScale:
             f"Received: loss_scale={loss_scale!r}. Spell it "
             'keras_mp.wrap(optimizer, loss_scale="dynamic").'
         )
-    return ConstantLossScale(loss_scale)
+    fix = 'Try loss_scale="dynamic", or a constant such as 128.'
+    return ConstantLossScale(_positive("loss_scale", loss_scale, fix))
 
 
 def _positive(name: str, value: Any, fix: str) -> float:
@@ -303,22 +304,25 @@ def _positive(name: str, value: Any, fix: str) -> float:
             f"`{name}` must be a number. Received: {name}={value!r} "
             f"of type {type(value).__name__}. {fix}"
         )
-    number = float(value)
-    if not math.isfinite(number) or not 2.0**-126 <= number <= _FLOAT32_MAX:
+    # Compared before the conversion, which raises for integers beyond float64.
+    if not 2.0**-126 <= value <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
             f"Received: {name}={value!r}. {fix}"
         )
-    return number
+    return float(np.float32(value))
 
 
 def _count(name: str, value: Any, fix: str) -> int:
-    """Returns `value` as an int if it is a whole number of at least 1."""
+    """Returns `value` as an int if it is a whole number that int32 can count to."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
             f"`{name}` must be an int. Received: {name}={value!r} "
             f"of type {type(value).__name__}. {fix}"
         )
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1. Received: {value!r}. {fix}")
+    if not 1 <= value < 2**31:
+        raise ValueError(
+            f"`{name}` must be at least 1 and below 2**31. "
+            f"Received: {name}={value!r}. {fix}"
+        )
     return int(value)

@@ -38,13 +38,20 @@ def create_master(weight: Any) -> keras.Variable:
             shape=weight.shape,
             dtype="float32",
             trainable=False,
-            aggregation=getattr(weight, "aggregation", None) or "none",
+            aggregation=_aggregation(weight),
             layout=getattr(weight, "_layout", None),
             name=name,
         )
     master.constraint = getattr(weight, "constraint", None)
     master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)
     return master
+
+
+def _aggregation(variable: Any) -> str:
+    """Returns how replicas are joined, by Keras's name for it."""
+    if isinstance(variable, keras.Variable):
+        return variable.aggregation
+    return variable.aggregation.name.lower()
 
 
 class MasterWeights:

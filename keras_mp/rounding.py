@@ -54,11 +54,13 @@ def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
 
     Reference: Mixed Precision Training, Appendix A.
     """
+    largest, _, _ = _FORMATS[dtype]
+    x = ops.clip(x, -largest, largest)
     spacing = _spacing(x, dtype)
     steps = x / spacing
     down = ops.floor(steps)
     up = random.uniform(ops.shape(x), dtype="float32", seed=seed) < steps - down
-    return round_nearest((down + ops.cast(up, "float32")) * spacing, dtype)
+    return ops.cast((down + ops.cast(up, "float32")) * spacing, dtype)
 
 
 def differs(weight: Any, master: Any, rounding: str) -> Any:

@@ -18,7 +18,7 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 CHAINS = (
     (
         ("distribution", "loss_scale", "regularizers", "rounding"),
-        ("masters", "step"),
+        ("inner", "masters", "scaler", "step"),
         ("optimizers",),
         ("callbacks", "export"),
     ),
