@@ -305,12 +305,13 @@ def _positive(name: str, value: Any, fix: str) -> float:
             f"of type {type(value).__name__}. {fix}"
         )
     # Compared before the conversion, which raises for integers beyond float64.
-    if not 2.0**-126 <= value <= _FLOAT32_MAX:
+    number: Any = value
+    if not 2.0**-126 <= number <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
             f"Received: {name}={value!r}. {fix}"
         )
-    return float(np.float32(value))
+    return float(np.float32(number))
 
 
 def _count(name: str, value: Any, fix: str) -> int:
@@ -320,9 +321,10 @@ def _count(name: str, value: Any, fix: str) -> int:
             f"`{name}` must be an int. Received: {name}={value!r} "
             f"of type {type(value).__name__}. {fix}"
         )
-    if not 1 <= value < 2**31:
+    number: Any = value
+    if not 1 <= number < 2**31:
         raise ValueError(
             f"`{name}` must be at least 1 and below 2**31. "
             f"Received: {name}={value!r}. {fix}"
         )
-    return int(value)
+    return int(number)
