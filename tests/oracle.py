@@ -1,0 +1,165 @@
+"""Plain references for the optimizer tests: NumPy, Python and the bare optimizer."""
+
+from dataclasses import dataclass
+
+import keras
+import ml_dtypes
+import numpy as np
+
+HALVES = {"float16": (np.float16, 65504.0), "bfloat16": (ml_dtypes.bfloat16, 3.3895e38)}
+
+
+def rounded(x, dtype):
+    """`x` in `dtype`, to nearest even; saturating in the 16-bit formats."""
+    if dtype not in HALVES:
+        return np.asarray(x).astype(dtype)
+    numpy_dtype, largest = HALVES[dtype]
+    return np.clip(np.asarray(x, "float64"), -largest, largest).astype(numpy_dtype)
+
+
+def value(variable):
+    """The value of a variable or tensor as a NumPy array of the same dtype."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def bits(array):
+    """The array as unsigned integers, so that -0.0, 0.0 and every NaN differ."""
+    array = np.ascontiguousarray(array)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def assert_same_bits(actual, expected, what=""):
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    if not np.array_equal(bits(actual), bits(expected)):
+        raise AssertionError(f"{what}: {actual!r} is not to the bit {expected!r}")
+
+
+def assert_close(actual, expected, roundings, what=""):
+    """Asserts equality up to a number of FP32 roundings of values of this size.
+
+    A rounding moves a value by at most 2^-24 of its size. XLA contracts a product
+    and a sum into one rounding and reorders sums, so each of the operations of a
+    step may differ by one rounding of an intermediate value; no intermediate value of
+    the optimizers here is larger than the largest of the array or 1.
+    """
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    size = max(1.0, float(np.max(np.abs(expected), initial=0)))
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=roundings * 2.0**-24 * size, err_msg=what
+    )
+
+
+def same_or_close(roundings):
+    """The assertion for a number of roundings: to the bit for 0."""
+    if roundings == 0:
+        return assert_same_bits
+    return lambda actual, expected, what: assert_close(
+        actual, expected, roundings, what
+    )
+
+
+def assert_weights_are_masters(optimizer, weights):
+    """Asserts that every weight is its master, rounded, to the bit."""
+    for weight, master in zip(weights, optimizer.master_weights, strict=True):
+        dtype = keras.backend.standardize_dtype(weight.dtype)
+        assert_same_bits(value(weight), rounded(value(master), dtype), weight.path)
+
+
+class Fp32Reference:
+    """The bare optimizer on FP32 variables that are fed FP32 gradients.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        weights: the variables whose values, names and constraints to start from.
+    """
+
+    def __init__(self, optimizer, weights):
+        self.optimizer = optimizer
+        self.weights = [_fp32_copy(weight) for weight in weights]
+        optimizer.build(self.weights)
+
+    def apply(self, gradients):
+        self.optimizer.apply(gradients, self.weights)
+
+    def assert_equal(self, wrapped, roundings=0):
+        """Compares masters, slots, averages, accumulators and `iterations`.
+
+        Args:
+            wrapped: `FP32MasterOptimizer`.
+            roundings: for `assert_close`; 0 compares to the bit.
+        """
+        check = same_or_close(roundings)
+        for master, weight in zip(wrapped.master_weights, self.weights, strict=True):
+            check(value(master), value(weight), f"master of {weight.path}")
+        inner = wrapped.inner_optimizer
+        for slot, expected in zip(
+            inner.variables, self.optimizer.variables, strict=True
+        ):
+            check(value(slot), value(expected), expected.path)
+
+
+def _fp32_copy(weight):
+    dtype = keras.backend.standardize_dtype(weight.dtype)
+    scope, _, name = weight.path.rpartition("/")
+    with keras.name_scope(scope or "reference"):
+        copy = keras.Variable(
+            value(weight).astype("float64" if dtype == "float64" else "float32"),
+            dtype="float64" if dtype == "float64" else "float32",
+            name=name,
+        )
+    copy.constraint = weight.constraint
+    copy.overwrite_with_gradient = weight.overwrite_with_gradient
+    return copy
+
+
+@dataclass
+class PlainDynamicLossScale:
+    """The state machine of `DynamicLossScale`, in plain Python."""
+
+    scale: float = 2.0**15
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    min_scale: float = 2.0**-14
+    max_scale: float = 2.0**24
+    finite_steps: int = 0
+    consecutive_skips: int = 0
+    skipped_steps: int = 0
+    skips_at_minimum: int = 0
+
+    def step(self, finite):
+        if finite:
+            self.finite_steps += 1
+            self.consecutive_skips = 0
+            self.skips_at_minimum = 0
+            if self.finite_steps % self.growth_interval == 0:
+                self.scale = min(self.scale * self.growth_factor, self.max_scale)
+            return
+        at_minimum = self.scale <= self.min_scale
+        self.skips_at_minimum = self.skips_at_minimum + 1 if at_minimum else 0
+        self.finite_steps = 0
+        self.consecutive_skips += 1
+        self.skipped_steps += 1
+        if self.consecutive_skips >= self.hysteresis:
+            self.scale = max(self.scale * self.backoff_factor, self.min_scale)
+
+    def assert_equal(self, optimizer):
+        """Compares the state of a wrapped optimizer, values and dtypes."""
+        found = {
+            "loss_scale": optimizer.loss_scale,
+            "step_counter": optimizer.step_counter,
+            "consecutive_skips": optimizer.consecutive_skips,
+            "skipped_steps": optimizer.skipped_steps,
+            "skips_at_minimum": optimizer.skips_at_minimum,
+        }
+        assert value(optimizer.loss_scale).dtype == np.float32
+        assert {name: value(found[name]).item() for name in found} == {
+            "loss_scale": self.scale,
+            "step_counter": self.finite_steps,
+            "consecutive_skips": self.consecutive_skips,
+            "skipped_steps": self.skipped_steps,
+            "skips_at_minimum": self.skips_at_minimum,
+        }
