@@ -21,14 +21,31 @@ def current_function() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def outside_functions(build: Callable[[], None]) -> None:
-    """Calls `build` outside any function that is being traced.
+def have_values(variables: list[Any]) -> bool:
+    """Tells whether all variables can be read outside the function being traced.
 
-    A variable whose first value is read from another one, as a master's is, cannot
-    be created inside a function that XLA compiles.
+    One that the function itself creates has no value before the trace ends; then
+    tf.function initializes it, and traces the function anew before it runs it.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return all(bool(_native(v).is_initialized()) for v in variables)
+
+
+def outside_functions(act: Callable[[], None]) -> None:
+    """Calls `act` eagerly, outside any function that is being traced."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        act()
+
+
+def refuse_several_replicas() -> None:
+    """Raises if called on one of several replicas, where nothing can be built.
 
     Raises:
-        RuntimeError: called on one of several replicas.
+        RuntimeError: so it is.
     """
     import tensorflow as tf
 
@@ -39,8 +56,10 @@ def outside_functions(build: Callable[[], None]) -> None:
             f"Received: the first `apply` on {context.num_replicas_in_sync} replicas. "
             "Call optimizer.build(model.trainable_variables) in `strategy.scope()`."
         )
-    with tf.init_scope():
-        build()
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def sum_over_replicas(x: Any) -> Any:
@@ -100,9 +119,7 @@ def update_on_all_replicas(
     """
     import tensorflow as tf
 
-    variable, source = (
-        v.value if isinstance(v, keras.Variable) else v for v in (variable, source)
-    )
+    variable, source = _native(variable), _native(source)
     as_is = tf.autograph.experimental.do_not_convert
 
     @as_is

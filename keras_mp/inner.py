@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.distribution import is_sparse
+from keras_mp.distribution import have_values, is_sparse
 
 # Optimizers that leave a row alone when its gradient is zero, so that only the rows
 # of a sparse gradient need to travel between weight and master.
@@ -56,13 +56,35 @@ def leaves(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
-def exclude_from_weight_decay_too(
-    optimizer: Any, weights: list[Any], masters: list[Any]
-) -> None:
-    """Makes an exclusion from weight decay of a weight hold for its master."""
+def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
+    """Refuses to build an optimizer that copies variables which have no value yet.
+
+    Raises:
+        ValueError: so it is.
+    """
+    copies = [
+        leaf
+        for leaf in leaves(optimizer)
+        if isinstance(leaf, keras.optimizers.ScheduleFreeAdamW)
+    ]
+    if copies and not have_values(variables):
+        raise ValueError(
+            "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
+            "be built before the first step. Received: weights that the first step "
+            "creates. Start the model with keras.Input, or call model.build(shape)."
+        )
+
+
+def exclude_from_weight_decay_too(optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
+    """Makes an exclusion of a weight from weight decay hold for its master.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        pairs: list of (weight, master).
+    """
     for leaf in leaves(optimizer):
         excluded: set[Any] = getattr(leaf, "_exclude_from_weight_decay", set())
-        for weight, master in zip(weights, masters, strict=True):
+        for weight, master in pairs:
             if leaf._var_key(weight) in excluded:
                 excluded.add(leaf._var_key(master))
 

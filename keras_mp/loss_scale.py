@@ -5,6 +5,7 @@ for the next one after every step, so that a rule can be compared, serialized an
 tested without a model.
 """
 
+import math
 import numbers
 from typing import Any, NamedTuple
 
@@ -304,14 +305,16 @@ def _positive(name: str, value: Any, fix: str) -> float:
             f"`{name}` must be a number. Received: {name}={value!r} "
             f"of type {type(value).__name__}. {fix}"
         )
-    # Compared before the conversion, which raises for integers beyond float64.
-    number: Any = value
+    try:
+        number = float(np.float32(value))
+    except OverflowError:  # an integer beyond float64
+        number = math.inf
     if not 2.0**-126 <= number <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
             f"Received: {name}={value!r}. {fix}"
         )
-    return float(np.float32(number))
+    return number
 
 
 def _count(name: str, value: Any, fix: str) -> int:

@@ -11,7 +11,11 @@ from typing import Any
 import keras
 from keras import ops, random
 
-from keras_mp.distribution import update_on_all_replicas
+from keras_mp.distribution import (
+    have_values,
+    outside_functions,
+    update_on_all_replicas,
+)
 from keras_mp.rounding import differs, is_half, round_nearest, round_stochastic
 
 
@@ -21,7 +25,10 @@ def needs_master(variable: Any) -> bool:
 
 
 def create_master(weight: Any) -> keras.Variable:
-    """Returns a float32 variable with the value, name, path and hooks of `weight`.
+    """Returns a float32 variable with the name, path and hooks of `weight`, and zeros.
+
+    Not with its value: where a traced function creates the weight too, that has none
+    before the trace ends.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
@@ -34,7 +41,7 @@ def create_master(weight: Any) -> keras.Variable:
     grandparent, _, scope = parent.rpartition("/")
     with keras.name_scope(scope, override_parent=grandparent):
         master = keras.Variable(
-            lambda shape, dtype: ops.cast(weight, dtype),
+            "zeros",
             shape=weight.shape,
             dtype="float32",
             trainable=False,
@@ -77,6 +84,14 @@ class MasterWeights:
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy
+        self._empty = True
+
+    def fill(self) -> None:
+        """Gives the masters their first values, as soon as the weights have theirs."""
+        weights = [weight for weight, _ in self.pairs]
+        if self._empty and have_values(weights):
+            self._empty = False
+            outside_functions(lambda: self.pick_up({}))
 
     def pick_up(self, rows: Mapping[int, Any]) -> None:
         """Gives masters what someone else wrote to their weights.

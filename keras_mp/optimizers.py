@@ -11,9 +11,15 @@ from keras_mp.distribution import (
     cond_on_all_replicas,
     is_sparse,
     outside_functions,
+    refuse_several_replicas,
     sum_over_replicas,
 )
-from keras_mp.inner import check_inner, exclude_from_weight_decay_too, touched_rows
+from keras_mp.inner import (
+    check_inner,
+    check_values_to_copy,
+    exclude_from_weight_decay_too,
+    touched_rows,
+)
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
@@ -217,9 +223,11 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             self._seed_generator,
             self._distribution_strategy,
         )
+        self._own_masters.fill()
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
-        exclude_from_weight_decay_too(self.inner_optimizer, weights, masters)
+        exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
+        check_values_to_copy(self.inner_optimizer, variables)
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
@@ -234,6 +242,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             var_names: list of str, patterns searched for in the names.
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the current scale, in FP32.
@@ -360,7 +369,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
                 "inside the tape?"
             )
         if not self.built:
+            refuse_several_replicas()
             outside_functions(lambda: self.build(variables))
+        self._own_masters.fill()
         self._check_variables_are_known(variables)
         grads = self._in_fp32(grads, variables, self._divisor())
         self._notes.clear()
