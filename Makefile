@@ -1,5 +1,5 @@
 # Needs make and a Python from 3.10 to 3.13; everything else goes into .venv.
-# Another interpreter: make PYTHON=python3.12
+# Another interpreter, where there is no .venv yet: make PYTHON=python3.12
 
 PYTHON ?= python3
 # More arguments for pytest: make test ARGS="-k loss_scale"
