@@ -22,7 +22,6 @@ hypothesis.settings.load_profile("keras_mp")
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 tf.config.threading.set_intra_op_parallelism_threads(2)
-tf.config.experimental.enable_op_determinism()
 # Two devices, so that tf.distribute has two replicas on any machine.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],

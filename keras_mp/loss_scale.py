@@ -306,7 +306,8 @@ def _positive(name: str, value: Any, fix: str) -> float:
             f"of type {type(value).__name__}. {fix}"
         )
     try:
-        number = float(np.float32(value))
+        with np.errstate(over="ignore"):
+            number = float(np.float32(value))
     except OverflowError:  # an integer beyond float64
         number = math.inf
     if not 2.0**-126 <= number <= _FLOAT32_MAX:
