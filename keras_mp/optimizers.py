@@ -18,6 +18,7 @@ from keras_mp.inner import (
     check_inner,
     check_values_to_copy,
     exclude_from_weight_decay_too,
+    leaves,
     touched_rows,
 )
 from keras_mp.loss_scale import LossScale, as_loss_scale
@@ -429,7 +430,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             [self._get_variable_index(v) for _, v in given],
             dtype=self._scaler.last_overflow.dtype,
         )
-        first = ops.take(positions, ops.argmax(overflows > 0))
+        first = ops.take(positions, ops.argmax(ops.minimum(overflows, 1.0)))
         return ops.all(ops.equal(overflows, 0)), first
 
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -500,6 +501,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         Args:
             var_list: list of the weights.
         """
+        if not any(leaf.use_ema for leaf in leaves(self.inner_optimizer)):
+            return
         masters = [self._masters[self._get_variable_index(v)] for v in var_list]
         self._own_masters.pick_up({})
         self.inner_optimizer.finalize_variable_values(masters)
