@@ -1,11 +1,15 @@
-"""Plain references for the optimizer tests: NumPy, Python and the bare optimizer."""
+"""Plain references for the optimizer tests, and the small problems they run on."""
 
 from dataclasses import dataclass
 
 import keras
 import ml_dtypes
 import numpy as np
+import tensorflow as tf
 
+# FP32 operations on the longest path from a gradient to a master or a slot in one
+# step, counted generously: Adam has about 20.
+OPERATIONS = 32
 HALVES = {"float16": (np.float16, 65504.0), "bfloat16": (ml_dtypes.bfloat16, 3.3895e38)}
 
 
@@ -163,3 +167,72 @@ class PlainDynamicLossScale:
             "skipped_steps": self.skipped_steps,
             "skips_at_minimum": self.skips_at_minimum,
         }
+
+
+def make_weights(dtype, shapes=(("kernel", (2, 3)), ("bias", (3,))), seed=0):
+    """Variables with values between 0.5 and 2 that FP16 cannot hold exactly."""
+    generator = np.random.default_rng(seed)
+    weights = []
+    for name, shape in shapes:
+        with keras.name_scope("model"):
+            initial = generator.uniform(0.5, 2.0, shape).astype("float32")
+            weights.append(
+                keras.Variable(keras.ops.cast(initial, dtype), dtype=dtype, name=name)
+            )
+    return weights
+
+
+def make_gradients(weights, seed):
+    """FP32 gradients of 1/8 to 1 in size, with 5 significant bits.
+
+    So that in any 16-bit format they are exact, also when multiplied by a power of
+    two, and no bit of a difference can come from the way there.
+    """
+    generator = np.random.default_rng(seed)
+
+    def one(shape):
+        size = generator.integers(4, 32, shape) / 32
+        return (size * generator.choice([-1.0, 1.0], shape)).astype("float32")
+
+    return [one(tuple(weight.shape)) for weight in weights]
+
+
+def scaled(gradients, optimizer, dtype):
+    """What the backward pass of the scaled loss hands to `apply`."""
+    scale = optimizer.loss_scale.numpy()
+    return [
+        None if g is None else tf.cast(tf.constant(g * scale), dtype) for g in gradients
+    ]
+
+
+def make_step(optimizer, weights, mode):
+    """`apply` on `weights`: eager, in a graph or compiled by XLA."""
+    optimizer.build(weights)
+
+    def step(gradients):
+        optimizer.apply(gradients, weights)
+
+    if mode == "eager":
+        return step
+    return tf.function(step, jit_compile=mode == "xla")
+
+
+class XlaSequential(keras.Sequential):
+    """Has `fit` compile its step with XLA, as it does by default outside the tests.
+
+    Keras turns `jit_compile` off where TensorFlow's deterministic operations are
+    enabled, as they are in conftest.py.
+    """
+
+    jit_compile = property(lambda self: True, lambda self, value: None)
+
+
+class GraphSequential(keras.Sequential):
+    """Has `fit` run its step as a graph."""
+
+    jit_compile = property(lambda self: False, lambda self, value: None)
+
+
+def sequential(xla, layers):
+    """Returns a `keras.Sequential` whose `fit` compiles its step with XLA or not."""
+    return (XlaSequential if xla else GraphSequential)(layers)

@@ -49,45 +49,6 @@ POLICIES = {
     "float16": ("float16", "float16"),
     "bfloat16": ("bfloat16", "bfloat16"),
 }
-# FP32 operations on the longest path from a gradient to a master or a slot in one
-# step, counted generously: Adam has about 20.
-OPERATIONS = 32
-
-
-def make_weights(dtype, shapes=(("kernel", (2, 3)), ("bias", (3,))), seed=0):
-    """Variables with values between 0.5 and 2 that FP16 cannot hold exactly."""
-    generator = np.random.default_rng(seed)
-    weights = []
-    for name, shape in shapes:
-        with keras.name_scope("model"):
-            initial = generator.uniform(0.5, 2.0, shape).astype("float32")
-            weights.append(
-                keras.Variable(keras.ops.cast(initial, dtype), dtype=dtype, name=name)
-            )
-    return weights
-
-
-def make_gradients(weights, seed):
-    """FP32 gradients of 1/8 to 1 in size, with 5 significant bits.
-
-    So that in any 16-bit format they are exact, also when multiplied by a power of
-    two, and no bit of a difference can come from the way there.
-    """
-    generator = np.random.default_rng(seed)
-
-    def one(shape):
-        size = generator.integers(4, 32, shape) / 32
-        return (size * generator.choice([-1.0, 1.0], shape)).astype("float32")
-
-    return [one(tuple(weight.shape)) for weight in weights]
-
-
-def scaled(gradients, optimizer, dtype):
-    """What the backward pass of the scaled loss hands to `apply`."""
-    scale = optimizer.loss_scale.numpy()
-    return [
-        None if g is None else tf.cast(tf.constant(g * scale), dtype) for g in gradients
-    ]
 
 
 def wrap(inner, **kwargs):
@@ -95,18 +56,6 @@ def wrap(inner, **kwargs):
     optimizer = keras_mp.wrap(inner, **{"loss_scale": SCALE, **kwargs})
     optimizer.scale_loss(0.0)
     return optimizer
-
-
-def make_step(optimizer, weights, mode):
-    """`apply` on `weights`: eager, in a graph or compiled by XLA."""
-    optimizer.build(weights)
-
-    def step(gradients):
-        optimizer.apply(gradients, weights)
-
-    if mode == "eager":
-        return step
-    return tf.function(step, jit_compile=mode == "xla")
 
 
 def assert_slots_are_float32(optimizer):
@@ -127,11 +76,11 @@ def run_against_reference(
     """
     optimizer = wrap(make())
     reference = oracle.Fp32Reference(make(), weights)
-    step = make_step(optimizer, weights, mode)
+    step = oracle.make_step(optimizer, weights, mode)
     reference.assert_equal(optimizer)
     for i in range(steps):
-        gradients = make_gradients(weights, seed=i)
-        step(scaled(gradients, optimizer, gradient_dtype))
+        gradients = oracle.make_gradients(weights, seed=i)
+        step(oracle.scaled(gradients, optimizer, gradient_dtype))
         reference.apply([tf.constant(g) for g in gradients])
         reference.assert_equal(optimizer, roundings * (i + 1))
         oracle.assert_weights_are_masters(optimizer, weights)
@@ -168,7 +117,7 @@ def test_the_table_has_every_optimizer_of_keras():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_the_bare_optimizer_to_the_bit(name, policy):
     dtype, gradient_dtype = POLICIES[policy]
-    weights = make_weights(dtype)
+    weights = oracle.make_weights(dtype)
     run = run_against_reference(OPTIMIZERS[name], weights, gradient_dtype)
     assert_every_step_moves_everything(run)
     assert {weight.dtype for weight in weights} == {dtype}
@@ -179,11 +128,11 @@ def test_equals_the_bare_optimizer_to_the_bit(name, policy):
 def test_equals_the_bare_optimizer_under_xla(name, policy):
     # Muon's five Newton-Schulz steps multiply an error by up to 3.4445 each, 485 in
     # all, and its step is 0.1 * 0.2 * sqrt(3) = 0.035 of that: 17 times.
-    roundings = OPERATIONS * (17 if name == "muon" else 1)
+    roundings = oracle.OPERATIONS * (17 if name == "muon" else 1)
     dtype, gradient_dtype = POLICIES[policy]
     run = run_against_reference(
         OPTIMIZERS[name],
-        make_weights(dtype),
+        oracle.make_weights(dtype),
         gradient_dtype,
         mode="xla",
         roundings=roundings,
@@ -196,10 +145,10 @@ def test_equals_the_bare_optimizer_in_a_graph(name):
     # Grappler may reorder and merge operations, as XLA does.
     run = run_against_reference(
         OPTIMIZERS[name],
-        make_weights("float16"),
+        oracle.make_weights("float16"),
         "float16",
         mode="graph",
-        roundings=OPERATIONS,
+        roundings=oracle.OPERATIONS,
     )
     assert_every_step_moves_everything(run)
 
@@ -243,7 +192,7 @@ def with_options(cls, option):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
-    weights = make_weights(dtype)
+    weights = oracle.make_weights(dtype)
     before = [oracle.value(weight) for weight in weights]
     run = run_against_reference(
         with_options(optimizers.Adam, option),
@@ -251,7 +200,7 @@ def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
         "float16",
         mode=mode,
         steps=4,
-        roundings=0 if mode == "eager" else OPERATIONS,
+        roundings=0 if mode == "eager" else oracle.OPERATIONS,
     )
     list(run)
     for old, weight in zip(before, weights, strict=True):
@@ -263,7 +212,7 @@ def test_option_changes_the_result(option):
     """Or the test above tests nothing."""
     results = []
     for make in (lambda: optimizers.Adam(0.1), with_options(optimizers.Adam, option)):
-        weights = make_weights("float16")
+        weights = oracle.make_weights("float16")
         *_, optimizer = run_against_reference(make, weights, "float16", steps=4)
         state = [*weights, *optimizer.inner_optimizer.variables]
         results.append({v.path: oracle.value(v).tolist() for v in state})
@@ -322,7 +271,9 @@ def test_exclude_from_weight_decay_after_build(dtype):
 
 
 def test_muon_knows_an_embedding_by_the_path_of_its_master():
-    weights = make_weights("float16", [("embeddings", (2, 3)), ("kernel", (2, 3))])
+    weights = oracle.make_weights(
+        "float16", [("embeddings", (2, 3)), ("kernel", (2, 3))]
+    )
     optimizer = wrap(optimizers.Muon(0.1))
     optimizer.build(weights)
     embeddings_velocity, kernel_velocity = optimizer.inner_optimizer.adam_velocities
@@ -335,7 +286,7 @@ def test_schedule_waits_for_a_skipped_step(mode):
     weight = filled(0.0, "float16", shape=(1,))
     steps = optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
     optimizer = wrap(optimizers.SGD(steps), loss_scale=1)
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     found = []
     for gradient in (1.0, np.inf, 1.0, np.nan, 1.0):
         step([tf.constant([gradient], "float16")])
@@ -348,7 +299,7 @@ def test_schedule_waits_for_a_skipped_step(mode):
 def test_setting_the_learning_rate(mode):
     weight = filled(0.0, "float16", shape=(1,))
     optimizer = wrap(optimizers.SGD(1.0))
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     step([tf.constant([SCALE], "float16")])
     assert float(weight[0]) == -1.0
     optimizer.learning_rate = 0.25
@@ -374,7 +325,7 @@ def test_constraint_acts_on_the_master(constraint, initial, expected, dtype, mod
     weight = keras.Variable(initial, dtype=dtype)
     weight.constraint = constraint
     optimizer = wrap(optimizers.SGD(1.0))
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     step([tf.fill((2, 1), tf.cast(SCALE, dtype))])
     # The norm's epsilon of 1e-7 and its square root: three FP32 roundings. The
     # weight's own rounding takes it to the expected value.
@@ -394,7 +345,7 @@ def sparse(values, indices, rows, dtype, index_dtype="int32"):
 
 def make_table(dtype):
     """Weights of an embedding, and a bias whose gradient is dense."""
-    return make_weights(dtype, [("embeddings", (5, 2)), ("bias", (2,))])
+    return oracle.make_weights(dtype, [("embeddings", (5, 2)), ("bias", (2,))])
 
 
 SPARSE_STEPS = [[1, 3, 1], [0, 0, 0], [4, 2, 4], [1, 2, 3]]
@@ -403,7 +354,7 @@ SPARSE_STEPS = [[1, 3, 1], [0, 0, 0], [4, 2, 4], [1, 2, 3]]
 def sparse_gradients(i):
     """FP32 values and indices with duplicates, and a dense gradient."""
     indices = SPARSE_STEPS[i]
-    values, dense = make_gradients(
+    values, dense = oracle.make_gradients(
         [tf.zeros((len(indices), 2)), tf.zeros(2)], seed=100 + i
     )
     return values, indices, dense
@@ -413,7 +364,7 @@ def run_sparse(make, dtype, mode, index_dtype="int32", roundings=0):
     weights = make_table(dtype)
     optimizer = wrap(make())
     reference = oracle.Fp32Reference(make(), weights)
-    step = make_step(optimizer, weights, mode)
+    step = oracle.make_step(optimizer, weights, mode)
     for i in range(len(SPARSE_STEPS)):
         values, indices, dense = sparse_gradients(i)
         scaled_slices = sparse(values * SCALE, indices, 5, "float16", index_dtype)
@@ -435,12 +386,12 @@ def test_sparse_gradients_with_duplicates(name, dtype):
     "name", ["sgd", "rmsprop", "adagrad", "adadelta", "sgd_momentum", "adam"]
 )
 def test_sparse_gradients_under_xla(name):
-    run_sparse(OPTIMIZERS[name], "float16", "xla", roundings=OPERATIONS)
+    run_sparse(OPTIMIZERS[name], "float16", "xla", roundings=oracle.OPERATIONS)
 
 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 def test_sparse_gradients_in_a_graph(index_dtype):
-    run_sparse(OPTIMIZERS["sgd"], "float16", "graph", index_dtype, OPERATIONS)
+    run_sparse(OPTIMIZERS["sgd"], "float16", "graph", index_dtype, oracle.OPERATIONS)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -454,7 +405,7 @@ def test_sparse_gradients_with_option(cls, option):
 def test_rows_without_a_gradient_are_not_written(name, mode):
     weight = make_table("float16")[0]
     optimizer = wrap(OPTIMIZERS[name]())
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     master = optimizer.master_weights[0]
     old_master = oracle.value(master)
     # Someone else writes to row 3, which has no gradient, and to row 1, which has.
@@ -478,7 +429,7 @@ def test_rows_without_a_gradient_are_not_written(name, mode):
 def test_duplicates_are_summed_in_fp32(mode):
     weight = filled(0.0, "float16", shape=(2, 2))
     optimizer = wrap(optimizers.SGD(2.0**-10), loss_scale=1)
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     # 49152 + 49152 = 98304 is not finite in FP16; 2048 + 1 is 2048 there.
     step([sparse([[49152, 2048], [49152, 1]], [1, 1], 2, "float16")])
     master = oracle.value(optimizer.master_weights[0])
@@ -516,30 +467,30 @@ def test_embedding_layer_gives_sparse_gradients_in_fit(rounding):
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_gradient_of_none(dtype, mode):
-    weights = make_weights(dtype)
+    weights = oracle.make_weights(dtype)
     make = OPTIMIZERS["adam"]
     optimizer, reference = wrap(make()), oracle.Fp32Reference(make(), weights)
     bias = oracle.value(weights[1])
-    step = make_step(optimizer, weights, mode)
-    gradients = [make_gradients(weights, seed=0)[0], None]
+    step = oracle.make_step(optimizer, weights, mode)
+    gradients = [oracle.make_gradients(weights, seed=0)[0], None]
     with pytest.warns(UserWarning, match=r"Gradients do not exist.*bias"):
-        step(scaled(gradients, optimizer, dtype))
+        step(oracle.scaled(gradients, optimizer, dtype))
     with pytest.warns(UserWarning, match=r"Gradients do not exist.*bias"):
         reference.apply(gradients)
-    reference.assert_equal(optimizer, 0 if mode == "eager" else OPERATIONS)
+    reference.assert_equal(optimizer, 0 if mode == "eager" else oracle.OPERATIONS)
     oracle.assert_weights_are_masters(optimizer, weights)
     oracle.assert_same_bits(oracle.value(weights[1]), bias)
 
 
 def test_gradients_of_none_only():
-    weights = make_weights("float16")
+    weights = oracle.make_weights("float16")
     with pytest.raises(ValueError, match=r"(?s)No gradients.*model/kernel.*the tape"):
         wrap(optimizers.SGD(1.0)).apply([None, None], weights)
 
 
 def test_no_gradients_are_no_step():
     optimizer = wrap(optimizers.SGD(1.0))
-    optimizer.build(make_weights("float16"))
+    optimizer.build(oracle.make_weights("float16"))
     optimizer.apply([])
     optimizer.apply([], [])
     assert int(optimizer.iterations) == 0
@@ -572,7 +523,7 @@ def test_unknown_variable():
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_subset_of_the_variables_in_another_order(dtype, mode):
-    weights = make_weights(dtype, [(name, (2,)) for name in "abc"])
+    weights = oracle.make_weights(dtype, [(name, (2,)) for name in "abc"])
     make = OPTIMIZERS["adam"]
     optimizer, reference = wrap(make()), oracle.Fp32Reference(make(), weights)
     optimizer.build(weights)
@@ -582,10 +533,10 @@ def test_subset_of_the_variables_in_another_order(dtype, mode):
         optimizer.apply(gradients, [weights[2], weights[0]])
 
     step = step if mode == "eager" else tf.function(step, jit_compile=True)
-    gradients = make_gradients([weights[2], weights[0]], seed=0)
-    step(scaled(gradients, optimizer, dtype))
+    gradients = oracle.make_gradients([weights[2], weights[0]], seed=0)
+    step(oracle.scaled(gradients, optimizer, dtype))
     reference.optimizer.apply(gradients, [reference.weights[2], reference.weights[0]])
-    reference.assert_equal(optimizer, 0 if mode == "eager" else OPERATIONS)
+    reference.assert_equal(optimizer, 0 if mode == "eager" else oracle.OPERATIONS)
     oracle.assert_same_bits(oracle.value(weights[1]), untouched)
     oracle.assert_weights_are_masters(optimizer, weights)
 
@@ -597,7 +548,7 @@ def test_overwrite_with_gradient(dtype, mode):
     overwritten, weight = filled(1.0, dtype, name="amax"), filled(1.0, dtype)
     overwritten.overwrite_with_gradient = True
     optimizer = wrap(optimizers.SGD(0.25, momentum=0.5))
-    step = make_step(optimizer, [overwritten, weight], mode)
+    step = oracle.make_step(optimizer, [overwritten, weight], mode)
     step([tf.constant([3.0, 5.0], dtype), tf.fill(2, tf.cast(SCALE, dtype))])
     assert oracle.value(overwritten).tolist() == [3.0, 5.0]
     assert oracle.value(optimizer.master_weights[1]).tolist() == [0.75, 0.75]
@@ -611,16 +562,16 @@ def test_overwrite_with_gradient_waits_for_a_skipped_step(mode):
     overwritten, weight = filled(1.0, "float32", name="amax"), filled(1.0, "float16")
     overwritten.overwrite_with_gradient = True
     optimizer = wrap(optimizers.SGD(0.5))
-    step = make_step(optimizer, [overwritten, weight], mode)
+    step = oracle.make_step(optimizer, [overwritten, weight], mode)
     step([tf.constant([3.0, 5.0]), tf.constant([np.inf, 0], "float16")])
     assert oracle.value(overwritten).tolist() == [1.0, 1.0]
 
 
 def test_float64_variables_are_their_own_masters():
-    weights = make_weights("float64")
+    weights = oracle.make_weights("float64")
     make = OPTIMIZERS["adam"]
     optimizer, reference = wrap(make()), oracle.Fp32Reference(make(), weights)
-    step = make_step(optimizer, weights, "eager")
+    step = oracle.make_step(optimizer, weights, "eager")
     third = [np.full(weight.shape, 1 / 3) for weight in weights]
     step([tf.constant(g * SCALE) for g in third])
     reference.apply([tf.constant(g) for g in third])
@@ -669,7 +620,7 @@ def test_variables_of_several_dtypes_in_one_step():
 def test_shapes(shape, mode):
     weight = filled(1.0, "float16", shape=shape)
     optimizer = wrap(optimizers.SGD(0.5, momentum=0.5))
-    step = make_step(optimizer, [weight], mode)
+    step = oracle.make_step(optimizer, [weight], mode)
     step([tf.fill(shape, tf.constant(SCALE, "float16"))])
     oracle.assert_same_bits(oracle.value(weight), np.full(shape, 0.5, "float16"))
     master = oracle.value(optimizer.master_weights[0])
