@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.arguments import whole_number
 from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizers import FP32MasterOptimizer
 
@@ -42,6 +43,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         patience: int >= 1, in steps. Defaults to 100.
 
     Raises:
+        TypeError: `patience` is not an int.
         ValueError: the model's optimizer is not wrapped, or an argument is out of
             range.
         LossScaleCollapseError: in `fit`, as asked by `on_collapse`.
@@ -68,14 +70,9 @@ class LossScaleCallback(keras.callbacks.Callback):
                 '`on_collapse` must be "raise", "warn" or "continue". '
                 f"Received: on_collapse={on_collapse!r}."
             )
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(
-                "`patience` must be an int of at least 1, in steps. "
-                f"Received: patience={patience!r}. Try 100."
-            )
         self.loss_scale = None if loss_scale is None else as_loss_scale(loss_scale)
         self.on_collapse = on_collapse
-        self.patience = patience
+        self.patience = whole_number("patience", patience, "Try 100.")
         self._batches = 0
         self._warned = False
 

@@ -5,15 +5,12 @@ for the next one after every step, so that a rule can be compared, serialized an
 tested without a model.
 """
 
-import math
-import numbers
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
-_FLOAT32_MAX = float(2**128 - 2**104)
+from keras_mp.arguments import positive_number, whole_number
 
 
 class LossScaleState(NamedTuple):
@@ -158,7 +155,7 @@ class ConstantLossScale(LossScale):
     """
 
     def __init__(self, value: float) -> None:
-        value = _positive("value", value, "A power of two such as 128 is usual.")
+        value = positive_number("value", value, "A power of two such as 128 is usual.")
         super().__init__(initial_scale=value, min_scale=value)
 
     def next_scale(self, state: LossScaleState, finite: Any) -> Any:
@@ -217,9 +214,9 @@ class DynamicLossScale(LossScale):
         min_scale: float = 2.0**-14,
         max_scale: float = 2.0**24,
     ) -> None:
-        initial_scale = _positive("initial_scale", initial_scale, "Try 2**15.")
-        min_scale = _positive("min_scale", min_scale, "Try 2**-14.")
-        self.max_scale = _positive("max_scale", max_scale, "Try 2**24.")
+        initial_scale = positive_number("initial_scale", initial_scale, "Try 2**15.")
+        min_scale = positive_number("min_scale", min_scale, "Try 2**-14.")
+        self.max_scale = positive_number("max_scale", max_scale, "Try 2**24.")
         if not min_scale <= initial_scale <= self.max_scale:
             raise ValueError(
                 "`initial_scale` must lie in [min_scale, max_scale]. "
@@ -227,21 +224,25 @@ class DynamicLossScale(LossScale):
                 f"max_scale={self.max_scale}. Widen the bounds or move the start."
             )
         super().__init__(initial_scale=initial_scale, min_scale=min_scale)
-        self.growth_factor = _positive("growth_factor", growth_factor, "Try 2.")
+        self.growth_factor = positive_number("growth_factor", growth_factor, "Try 2.")
         if self.growth_factor <= 1:
             raise ValueError(
                 "`growth_factor` must be greater than 1, or the scale never grows. "
                 f"Received: growth_factor={growth_factor}. Try 2, or use "
                 "ConstantLossScale for a scale that never changes."
             )
-        self.backoff_factor = _positive("backoff_factor", backoff_factor, "Try 0.5.")
+        self.backoff_factor = positive_number(
+            "backoff_factor", backoff_factor, "Try 0.5."
+        )
         if self.backoff_factor >= 1:
             raise ValueError(
                 "`backoff_factor` must lie in (0, 1), or the scale never falls. "
                 f"Received: backoff_factor={backoff_factor}. Try 0.5."
             )
-        self.growth_interval = _count("growth_interval", growth_interval, "Try 2000.")
-        self.hysteresis = _count("hysteresis", hysteresis, "Try 1.")
+        self.growth_interval = whole_number(
+            "growth_interval", growth_interval, "Try 2000."
+        )
+        self.hysteresis = whole_number("hysteresis", hysteresis, "Try 1.")
 
     def next_scale(self, state: LossScaleState, finite: Any) -> Any:
         """Returns the scale grown, backed off or unchanged, within its bounds."""
@@ -295,40 +296,4 @@ def as_loss_scale(loss_scale: Any) -> LossScale:
             'keras_mp.wrap(optimizer, loss_scale="dynamic").'
         )
     fix = 'Try loss_scale="dynamic", or a constant such as 128.'
-    return ConstantLossScale(_positive("loss_scale", loss_scale, fix))
-
-
-def _positive(name: str, value: Any, fix: str) -> float:
-    """Returns `value` as a float if float32 can hold it and it is above 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"`{name}` must be a number. Received: {name}={value!r} "
-            f"of type {type(value).__name__}. {fix}"
-        )
-    try:
-        with np.errstate(over="ignore"):
-            number = float(np.float32(value))
-    except OverflowError:  # an integer beyond float64
-        number = math.inf
-    if not 2.0**-126 <= number <= _FLOAT32_MAX:
-        raise ValueError(
-            f"`{name}` must be positive and finite in float32. "
-            f"Received: {name}={value!r}. {fix}"
-        )
-    return number
-
-
-def _count(name: str, value: Any, fix: str) -> int:
-    """Returns `value` as an int if it is a whole number that int32 can count to."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            f"`{name}` must be an int. Received: {name}={value!r} "
-            f"of type {type(value).__name__}. {fix}"
-        )
-    number: Any = value
-    if not 1 <= number < 2**31:
-        raise ValueError(
-            f"`{name}` must be at least 1 and below 2**31. "
-            f"Received: {name}={value!r}. {fix}"
-        )
-    return int(number)
+    return ConstantLossScale(positive_number("loss_scale", loss_scale, fix))

@@ -1,0 +1,45 @@
+"""Checks of numbers that a user passes."""
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+_FLOAT32_MAX = float(2**128 - 2**104)
+
+
+def positive_number(name: str, value: Any, fix: str) -> float:
+    """Returns `value` as a float if float32 can hold it and it is above 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"`{name}` must be a number. Received: {name}={value!r} "
+            f"of type {type(value).__name__}. {fix}"
+        )
+    try:
+        with np.errstate(over="ignore"):
+            number = float(np.float32(value))
+    except OverflowError:  # an integer beyond float64
+        number = math.inf
+    if not 2.0**-126 <= number <= _FLOAT32_MAX:
+        raise ValueError(
+            f"`{name}` must be positive and finite in float32. "
+            f"Received: {name}={value!r}. {fix}"
+        )
+    return number
+
+
+def whole_number(name: str, value: Any, fix: str) -> int:
+    """Returns `value` as an int if it is a whole number that int32 can count to."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(
+            f"`{name}` must be an int. Received: {name}={value!r} "
+            f"of type {type(value).__name__}. {fix}"
+        )
+    number: Any = value
+    if not 1 <= number < 2**31:
+        raise ValueError(
+            f"`{name}` must be at least 1 and below 2**31. "
+            f"Received: {name}={value!r}. {fix}"
+        )
+    return int(number)
