@@ -184,7 +184,8 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Swaps back."""
-        super().on_predict_end(logs)
+        # Keras 3.15's own on_predict_end leaves the averages in the model.
+        super().on_test_end(logs)
         self._let_weights_follow()
 
     def _let_weights_follow(self) -> None:

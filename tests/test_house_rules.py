@@ -17,6 +17,7 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 # the table of contents, imports anything.
 CHAINS = (
     (
+        ("arguments",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
         ("optimizers",),
