@@ -1,5 +1,6 @@
 """Callbacks that show, choose and watch the loss scale, and swap averaged weights."""
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -159,35 +160,34 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Swaps back after an epoch, if asked to."""
-        super().on_epoch_begin(epoch, logs)
-        self._let_weights_follow()
+        with self._weights_following():
+            super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Swaps between epochs, if asked to."""
-        super().on_epoch_end(epoch, logs)
-        self._let_weights_follow()
+        with self._weights_following():
+            super().on_epoch_end(epoch, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Swaps for an evaluation."""
-        super().on_test_begin(logs)
-        self._let_weights_follow()
+        with self._weights_following():
+            super().on_test_begin(logs)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Swaps back."""
-        super().on_test_end(logs)
-        self._let_weights_follow()
+        with self._weights_following():
+            super().on_test_end(logs)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Swaps for a prediction."""
-        super().on_predict_begin(logs)
-        self._let_weights_follow()
+        with self._weights_following():
+            super().on_predict_begin(logs)
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """Swaps back."""
-        # Keras 3.15's own on_predict_end leaves the averages in the model.
-        super().on_test_end(logs)
-        self._let_weights_follow()
+        """Swaps back, which Keras 3.15 forgets after a prediction."""
+        self.on_test_end(logs)
 
-    def _let_weights_follow(self) -> None:
+    def _weights_following(self) -> Any:
         if isinstance(self.model.optimizer, FP32MasterOptimizer):
-            self.model.optimizer.synchronize()
+            return self.model.optimizer.changing_masters()
+        return contextlib.nullcontext()

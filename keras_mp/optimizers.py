@@ -1,7 +1,8 @@
 """The wrapper that gives any Keras optimizer FP32 masters and loss scaling."""
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -476,23 +477,28 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         return self._own_masters.values()
 
-    def synchronize(self) -> None:
-        """Makes every weight its master, rounded, after a change of the masters.
+    @contextlib.contextmanager
+    def changing_masters(self) -> Iterator[None]:
+        """Has the weights follow what is written to the masters inside.
 
-        For code that writes to `master_weights`, such as a callback that swaps them
-        for their moving average. A change of the weights needs no call.
+        For code such as a callback that swaps them for their moving average. On
+        entry the masters take over what was written to their weights; on exit the
+        weights become the masters, rounded. A change of the weights needs no such
+        care.
 
         Example:
 
         >>> weight = keras.Variable([1.0], dtype="float16")
         >>> optimizer = keras_mp.wrap("sgd")
         >>> optimizer.build([weight])
-        >>> optimizer.master_weights[0].assign([2.0])
+        >>> with optimizer.changing_masters():
+        ...     optimizer.master_weights[0].assign([2.0])
         <tf.Tensor: ...>
-        >>> optimizer.synchronize()
         >>> float(weight[0])
         2.0
         """
+        self._own_masters.pick_up({})
+        yield
         self._own_masters.write_back({})
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
@@ -504,9 +510,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         if not any(leaf.use_ema for leaf in leaves(self.inner_optimizer)):
             return
         masters = [self._masters[self._get_variable_index(v)] for v in var_list]
-        self._own_masters.pick_up({})
-        self.inner_optimizer.finalize_variable_values(masters)
-        self._own_masters.write_back({})
+        with self.changing_masters():
+            self.inner_optimizer.finalize_variable_values(masters)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
