@@ -1,6 +1,7 @@
 """Batches of padded ids, through tf.data."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from data import TokenPair
@@ -22,13 +23,13 @@ def encode(
     """
     step = -1 if reverse else 1
     x = [source.encode(english)[::step] for english, _ in pairs]
-    y = [target.encode(french) + [EOS] for _, french in pairs]
+    y = [[*target.encode(french), EOS] for _, french in pairs]
     ragged = tf.ragged.constant(x, tf.int32), tf.ragged.constant(y, tf.int32)
     # A slice of a ragged tensor becomes a plain tensor when it passes through `map`.
     return tf.data.Dataset.from_tensor_slices(ragged).map(lambda x, y: (x, y))
 
 
-def shift(source: tf.Tensor, target: tf.Tensor) -> tuple:
+def shift(source: tf.Tensor, target: tf.Tensor) -> tuple[Any, tf.Tensor]:
     """Returns ((source, decoder input), labels): the input is the labels after `GO`."""
     go = tf.fill([tf.shape(target)[0], 1], GO)
     return (source, tf.concat([go, target[:, :-1]], axis=1)), target

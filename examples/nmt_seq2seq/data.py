@@ -124,7 +124,9 @@ def prepare(
     if overlong == "truncate":
         kept = [(e[:max_source], f[:max_target]) for e, f in tokens]
     else:
-        kept = [p for p in tokens if len(p[0]) <= max_source and len(p[1]) <= max_target]
+        kept = [
+            (e, f) for e, f in tokens if len(e) <= max_source and len(f) <= max_target
+        ]
     if not kept:
         raise ValueError(
             "At least one pair must be within the length limits. Received: "

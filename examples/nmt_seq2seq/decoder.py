@@ -43,7 +43,7 @@ class Decoder(layers.Layer):
             cell.build((None, width))
         self.key.build((None, None, memory_units))
 
-    def first_feed(self, memory: tf.Tensor, states: list) -> tf.Tensor:
+    def first_feed(self, memory: tf.Tensor, states: list[Any]) -> tf.Tensor:
         """Returns the zeros that stand in for attention before the first step."""
         raise NotImplementedError
 
@@ -51,41 +51,53 @@ class Decoder(layers.Layer):
         """Joins the embedded word and what the last step fed."""
         raise NotImplementedError
 
-    def score(self, keys: tf.Tensor, states: list) -> tf.Tensor:
+    def score(self, keys: tf.Tensor, states: list[Any]) -> tf.Tensor:
         """Returns how well each key [batch, source] fits the states of the cells."""
         raise NotImplementedError
 
-    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple:
+    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple[Any, ...]:
         """Returns (what is fed to the next step, the output of this one)."""
         raise NotImplementedError
 
-    def start(self, memory: tf.Tensor, mask: tf.Tensor, states: list) -> tuple:
+    def start(
+        self, memory: tf.Tensor, mask: tf.Tensor, states: list[Any]
+    ) -> tuple[Any, ...]:
         """Returns (what every step looks at, what goes from step to step)."""
-        # FP16 holds no -1e9: the mask and the softmax over it are FP32.
-        bias = ops.where(mask, 0.0, -1e9)
         zeros = ops.zeros_like(states[0][0])
-        return (memory, self.key(memory), bias), (
+        return (memory, self.key(memory), mask), (
             states,
             self.first_feed(memory, states),
             zeros,
         )
 
-    def step(self, shared: tuple, carry: tuple, word: tf.Tensor, noise: list) -> tuple:
+    def step(
+        self,
+        shared: tuple[Any, ...],
+        carry: tuple[Any, ...],
+        word: tf.Tensor,
+        noise: list[Any],
+    ) -> tuple[Any, ...]:
         """Reads one embedded word of each sentence; returns the next carry."""
-        memory, keys, bias = shared
+        memory, keys, mask = shared
         states, fed, _ = carry
         x = self.cell_input(word, fed)
         next_states = []
         for cell, state, keep in zip(self.cells, states, noise, strict=True):
             x, state = cell(x * keep, state)
             next_states.append(list(state))
-        scores = ops.cast(self.score(keys, next_states), "float32") + bias
-        weights = ops.cast(ops.softmax(scores), memory.dtype)
+        # The softmax is FP32; FP16 would not even hold the -1e9 of the padding.
+        scores = ops.cast(self.score(keys, next_states), "float32")
+        weights = ops.softmax(ops.where(mask, scores, -1e9))
+        weights = ops.cast(weights, memory.dtype)
         context = ops.squeeze(ops.matmul(weights[:, None, :], memory), 1)
         return next_states, *self.combine(x, context)
 
     def call(
-        self, words: tf.Tensor, shared: tuple, carry: tuple, training: bool = False
+        self,
+        words: tf.Tensor,
+        shared: tuple[Any, ...],
+        carry: tuple[Any, ...],
+        training: bool = False,
     ) -> tf.Tensor:
         """Reads embedded words [batch, time, units]; returns the outputs alike."""
         words = ops.transpose(words, (1, 0, 2))
@@ -104,23 +116,25 @@ class Decoder(layers.Layer):
 class LuongDecoder(Decoder):
     """The newer tutorial: score = g * h . W memory; output = tanh(W [context, h])."""
 
-    def build(self, words_shape: tuple, memory_shape: tuple) -> None:
+    def build(
+        self, words_shape: tuple[Any, ...], memory_shape: tuple[Any, ...]
+    ) -> None:
         self.build_cells(words_shape[-1] + self.units, memory_shape[-1])
         self.attend = dense(self.units, use_bias=False, activation="tanh")
         self.attend.build((None, memory_shape[-1] + self.units))
         self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
 
-    def first_feed(self, memory: tf.Tensor, states: list) -> tf.Tensor:
+    def first_feed(self, memory: tf.Tensor, states: list[Any]) -> tf.Tensor:
         return ops.zeros_like(states[-1][0])
 
     def cell_input(self, word: tf.Tensor, fed: tf.Tensor) -> tf.Tensor:
         return ops.concatenate([word, fed], -1)
 
-    def score(self, keys: tf.Tensor, states: list) -> tf.Tensor:
+    def score(self, keys: tf.Tensor, states: list[Any]) -> tf.Tensor:
         query = states[-1][0][:, :, None]
         return self.scale * ops.squeeze(ops.matmul(keys, query), -1)
 
-    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple:
+    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple[Any, ...]:
         vector = self.attend(ops.concatenate([context, output], -1))
         return vector, vector
 
@@ -128,7 +142,9 @@ class LuongDecoder(Decoder):
 class AdditiveDecoder(Decoder):
     """The older tutorial: score = v . tanh(W memory + U [h and c of every cell])."""
 
-    def build(self, words_shape: tuple, memory_shape: tuple) -> None:
+    def build(
+        self, words_shape: tuple[Any, ...], memory_shape: tuple[Any, ...]
+    ) -> None:
         self.build_cells(self.units, memory_shape[-1])
         self.join = dense(self.units)
         self.join.build((None, words_shape[-1] + memory_shape[-1]))
@@ -139,15 +155,15 @@ class AdditiveDecoder(Decoder):
         self.project = dense(self.units)
         self.project.build((None, memory_shape[-1] + self.units))
 
-    def first_feed(self, memory: tf.Tensor, states: list) -> tf.Tensor:
+    def first_feed(self, memory: tf.Tensor, states: list[Any]) -> tf.Tensor:
         return ops.zeros_like(memory[:, 0])
 
     def cell_input(self, word: tf.Tensor, fed: tf.Tensor) -> tf.Tensor:
         return self.join(ops.concatenate([word, fed], -1))
 
-    def score(self, keys: tf.Tensor, states: list) -> tf.Tensor:
+    def score(self, keys: tf.Tensor, states: list[Any]) -> tf.Tensor:
         query = self.query(ops.concatenate([x for hc in states for x in hc], -1))
         return ops.squeeze(self.v(ops.tanh(keys + query[:, None, :])), -1)
 
-    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple:
+    def combine(self, output: tf.Tensor, context: tf.Tensor) -> tuple[Any, ...]:
         return context, self.project(ops.concatenate([context, output], -1))

@@ -1,6 +1,8 @@
 """From a trained model to sentences: greedy search and beam search."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +11,7 @@ from vocabulary import EOS, GO
 
 # Maps (what goes from step to step, the last word of each row) to (log probabilities
 # [rows, words], the next carry).
-Step = Callable[[tuple, np.ndarray], tuple[np.ndarray, tuple]]
+Step = Callable[[Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
 def translate(
@@ -33,7 +35,9 @@ def translate(
         # A sentence takes `beam` neighbouring rows.
         shared, carry = encode(tf.repeat(source, beam, axis=0))
 
-        def step(carry: tuple, words: np.ndarray, shared: tuple = shared) -> tuple:
+        def step(
+            carry: tuple[Any, ...], words: np.ndarray, shared: tuple[Any, ...] = shared
+        ) -> tuple[Any, ...]:
             scores, carry = advance(shared, carry, tf.constant(words, tf.int32))
             return scores.numpy(), carry
 
@@ -45,7 +49,7 @@ def translate(
 
 
 def greedy_search(
-    step: Step, carry: tuple, batch: int, max_length: int
+    step: Step, carry: tuple[Any, ...], batch: int, max_length: int
 ) -> list[list[int]]:
     """Takes the most probable next word until every sentence has ended."""
     words = np.full(batch, GO)
@@ -60,7 +64,7 @@ def greedy_search(
 
 
 def beam_search(
-    step: Step, carry: tuple, batch: int, max_length: int, beam: int
+    step: Step, carry: tuple[Any, ...], batch: int, max_length: int, beam: int
 ) -> list[list[int]]:
     """Keeps the `beam` best beginnings of each sentence.
 
@@ -89,7 +93,7 @@ def beam_search(
         ended |= words == EOS
         taken = np.take_along_axis(taken, origin[:, :, None], axis=1)
         taken = np.concatenate([taken, words[:, :, None]], axis=-1)
-        survivors = (rows + origin).ravel()
-        carry = tf.nest.map_structure(lambda x: tf.gather(x, survivors), carry)
+        survivors = partial(tf.gather, indices=(rows + origin).ravel())
+        carry = tf.nest.map_structure(survivors, carry)
     winner = np.argmax(total / length, axis=1)
     return taken[np.arange(batch), winner].tolist()

@@ -54,7 +54,7 @@ class Encoder(layers.Layer):
             self.output_units = units
         self.dropout = layers.Dropout(dropout)
 
-    def build(self, shape: tuple) -> None:
+    def build(self, shape: tuple[int | None, ...]) -> None:
         width = shape[-1]
         for i, forward in enumerate(self.forward):
             forward.build((None, None, width))

@@ -94,20 +94,22 @@ class Translator(keras.Model):
     def metrics(self) -> list[keras.metrics.Metric]:
         return [*super().metrics, self.perplexity]
 
-    def encode(self, source: tf.Tensor, training: bool = False) -> tuple:
+    def encode(self, source: tf.Tensor, training: bool = False) -> tuple[Any, ...]:
         """Returns what `Decoder.start` returns for the source ids [batch, time]."""
         mask = ops.not_equal(source, PAD)
         words = self.source_words(source)
         memory, states = self.encoder(words, mask=mask, training=training)
         return self.decoder.start(memory, mask, states)
 
-    def call(self, inputs: tuple, training: bool = False) -> tf.Tensor:
+    def call(self, inputs: tuple[Any, ...], training: bool = False) -> tf.Tensor:
         source, previous = inputs
         shared, carry = self.encode(source, training=training)
         words = self.target_words(previous)
         return self.decoder(words, shared, carry, training=training)
 
-    def advance(self, shared: tuple, carry: tuple, words: tf.Tensor) -> tuple:
+    def advance(
+        self, shared: tuple[Any, ...], carry: tuple[Any, ...], words: tf.Tensor
+    ) -> tuple[Any, ...]:
         """Reads one word id per sentence; returns (log probabilities, next carry)."""
         nothing_dropped = [1.0] * len(self.decoder.cells)
         embedded = self.target_words(words)

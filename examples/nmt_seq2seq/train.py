@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/nmt"))
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--verbose", type=int, default=1, help="as in Model.fit")
+    bar = 1 if sys.stdout.isatty() else 2
+    parser.add_argument("--verbose", type=int, default=bar, help="as in Model.fit")
     values = json.loads((HERE / f"presets/{preset.preset}.json").read_text())
     for name, value in values.items():
         flag = "--" + name.replace("_", "-")
@@ -61,7 +63,12 @@ def make_optimizer(args: argparse.Namespace) -> keras.optimizers.Optimizer:
     rate = args.learning_rate
     if args.decay == "luong234":
         rate = luong234(rate, args.steps)
-    sgd = keras.optimizers.SGD(rate, global_clipnorm=args.clip_norm)
+    sgd = keras.optimizers.SGD(
+        rate,
+        momentum=args.momentum,
+        nesterov=args.momentum > 0,
+        global_clipnorm=args.clip_norm,
+    )
     if args.precision == "mixed":
         scale = args.loss_scale
         scale = scale if scale == "dynamic" else float(scale)
@@ -168,29 +175,30 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     # Results.
     sources = held_out.map(lambda inputs, _: inputs[0])
-    references = [detokenize(french) for _, french in test]
     found = {}
     for name, beam in {"greedy": 1, "beam": args.beam}.items():
         ids = translate(model, sources, max_target + 1, beam)
         found[name] = [detokenize(target.decode(sentence)) for sentence in ids]
+    english, french = (
+        [detokenize(s) for s in side] for side in zip(*test, strict=True)
+    )
+    bleu = {k: sacrebleu.corpus_bleu(v, [french]).score for k, v in found.items()}
     log = read_log(args.out / "log.csv")
     result = {
-        "args": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
+        "args": vars(args) | {"out": str(args.out)},
         "train_perplexity": [row["perplexity"] for row in log],
         "held_out_perplexity": [row["val_perplexity"] for row in log],
-        "bleu": {k: sacrebleu.corpus_bleu(v, [references]).score for k, v in found.items()},
-        "step_seconds": float(np.median(timer.seconds)) if timer.seconds else None,
+        "bleu": bleu,
+        "step_seconds": float(np.median(timer.seconds)),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "loss_scale": log[-1].get("loss_scale"),
         "skipped_steps": log[-1].get("skipped_steps"),
-        "translations": [
-            {"english": detokenize(e), "french": f, "translation": t}
-            for (e, _), f, t in zip(test, references, found["greedy"], strict=True)
-        ],
+        "english": english,
+        "french": french,
+        "translations": found["greedy"],
     }
     (args.out / "result.json").write_text(json.dumps(result, indent=1))
-    print(f"held-out perplexity {result['held_out_perplexity'][-1]:.2f}")
-    print(f"BLEU {result['bleu']}")
+    print(f"held-out perplexity {log[-1]['val_perplexity']:.2f}, BLEU {bleu}")
     return result
 
 

@@ -8,7 +8,7 @@ PAD, GO, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ["<pad>", "<go>", "<eos>", "<unk>"]
 
 # A word keeps its apostrophe (French: l' outil); every other sign stands alone.
-TOKEN = re.compile(r"\w+['’]?|[^\w\s]")
+TOKEN = re.compile(r"\w+['\u2019]?|[^\w\s]")
 
 
 def tokenize(text: str, lowercase: bool) -> list[str]:
@@ -23,8 +23,8 @@ def tokenize(text: str, lowercase: bool) -> list[str]:
 
 def detokenize(words: Sequence[str]) -> str:
     """Joins words for a reader: no space after an apostrophe or before a full stop."""
-    text = re.sub(r"(?<=\w['’]) (?=\w)", "", " ".join(words))
-    return re.sub(r" (?=[.,)\]…])|(?<=[(\[]) ", "", text)
+    text = re.sub(r"(?<=\w['\u2019]) (?=\w)", "", " ".join(words))
+    return re.sub(r" (?=[.,)\]\u2026])|(?<=[(\[]) ", "", text)
 
 
 class Vocabulary:

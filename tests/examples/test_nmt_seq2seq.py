@@ -1,0 +1,415 @@
+"""The translation example: its parts, and all of it on 200 sentence pairs."""
+
+import gzip
+import lzma
+import math
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nmt_seq2seq"
+MODULES = [path.stem for path in EXAMPLE.glob("*.py")]
+
+
+@pytest.fixture(autouse=True)
+def example_modules(monkeypatch):
+    """Imports the example as its scripts do, and leaves no module behind."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+# --- data.py ---------------------------------------------------------------
+
+
+def write_zip(path, content):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("_about.txt", "not sentences")
+        archive.writestr("fra.txt", content)
+
+
+WRITERS = {
+    "pairs.tsv": lambda path, content: path.write_bytes(content),
+    "pairs.tsv.gz": lambda path, content: path.write_bytes(gzip.compress(content)),
+    "pairs.tsv.xz": lambda path, content: path.write_bytes(lzma.compress(content)),
+    "pairs.zip": write_zip,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reads_plain_and_compressed_files(tmp_path, name):
+    from data import load_pairs
+
+    content = "Go.\tVa !\nRun!\tCours\u202f!\tCC-BY 2.0\n".encode()
+    WRITERS[name](tmp_path / name, content)
+    expected = [("Go.", "Va !"), ("Run!", "Cours\u202f!")]
+    assert load_pairs(str(tmp_path / name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(None, "Received: .*does not exist. Check the path", id="missing"),
+        pytest.param(b"", "at least one sentence pair. Received: .*empty", id="empty"),
+        pytest.param(b"Go.\n", "English TAB French.*line 1, 1 column", id="1 column"),
+        pytest.param(b"a\tb\tc\td\n", "line 1, 4 column", id="4 columns"),
+        pytest.param(b"Go.\tVa !\nRun!\t\n", "line 2, 2 column", id="no French"),
+        pytest.param(b"Go.\tVa !\nv\xe9\tb\n", "UTF-8. .*line 2.*iconv", id="latin-1"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, content, message):
+    from data import load_pairs
+
+    path = tmp_path / "pairs.tsv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_pairs(str(path))
+
+
+def test_tfds_says_what_to_install(monkeypatch):
+    from data import load_pairs
+
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
+        load_pairs("tfds:wmt15_translate/fr-en")
+
+
+@pytest.mark.parametrize(
+    ("overlong", "expected"),
+    [("drop", [(["b"], ["c"])]), ("truncate", [(["A"], ["x", "y"]), (["b"], ["c"])])],
+)
+def test_overlong_pairs(overlong, expected):
+    from data import prepare
+
+    pairs = [("A a", "x y z"), ("b", "c")]
+    assert prepare(pairs, 1, 2, overlong, lowercase=False) == expected
+
+
+def test_all_pairs_overlong():
+    from data import prepare
+
+    with pytest.raises(ValueError, match="max_source=1, max_target=1, 1 pair"):
+        prepare([("a b", "c d")], 1, 1, "drop", lowercase=True)
+
+
+def test_split_shares_no_english_sentence():
+    from data import split
+
+    pairs = [([f"e{i // 3}"], [f"f{i}"]) for i in range(300)]
+    train, test = split(pairs, held_out=30, seed=0)
+    assert len(test) == 30
+    assert len(train) == 270
+    assert not {e[0] for e, _ in train} & {e[0] for e, _ in test}
+    assert (train, test) == split(pairs, held_out=30, seed=0)
+
+
+def test_split_leaves_pairs_to_train_on():
+    from data import split
+
+    with pytest.raises(ValueError, match="Received: held_out=5 of 2 pair"):
+        split([(["a"], ["b"]), (["c"], ["d"])], held_out=5, seed=0)
+
+
+# --- vocabulary.py and batches.py ------------------------------------------
+
+
+def test_tokenize_and_detokenize():
+    from vocabulary import detokenize, tokenize
+
+    tokens = tokenize("Ouvre l'outil (Find), d\u2019accord.", lowercase=True)
+    assert " ".join(tokens) == "ouvre l' outil ( find ) , d\u2019 accord ."
+    assert detokenize(tokens) == "ouvre l'outil (find), d\u2019accord."
+
+
+def test_vocabulary():
+    from vocabulary import EOS, PAD, UNK, Vocabulary
+
+    words = Vocabulary([["b", "a", "a"], ["c", "b", "a"]], size=6)
+    assert words.words[4:] == ["a", "b"]
+    assert words.encode(["b", "c", "a"]) == [5, UNK, 4]
+    assert words.decode([5, 4, EOS, 4, PAD]) == ["b", "a"]
+
+
+def pairs_of_length(*lengths):
+    return [(["x"] * n, ["y"] * (n + 1)) for n in lengths]
+
+
+def test_batches_come_from_one_bucket():
+    from batches import encode, training_batches
+    from vocabulary import EOS, GO, Vocabulary
+
+    pairs = pairs_of_length(*[1, 2, 5, 6] * 8)
+    words = Vocabulary([["x", "y"]], size=6)
+    examples = encode(pairs, words, words, reverse=False)
+    batches = training_batches(examples, [[2, 3], [6, 7]], batch=4, seed=0)
+    for (source, previous), labels in batches.take(12):
+        lengths = np.count_nonzero(source, axis=1)
+        assert set(lengths) <= {1, 2} or set(lengths) <= {5, 6}
+        assert labels.shape == previous.shape == (4, max(lengths) + 2)
+        assert np.all(previous[:, 0] == GO)
+        assert np.all(previous[:, 1:] == labels[:, :-1])
+        assert np.all(np.count_nonzero(labels == EOS, axis=1) == 1)
+
+
+def test_source_is_reversed():
+    from batches import encode
+    from vocabulary import EOS, Vocabulary
+
+    words = Vocabulary([["a", "b", "c"]], size=7)
+    examples = encode([(["a", "b", "c"], ["a"])], words, words, reverse=True)
+    source, target = next(iter(examples.as_numpy_iterator()))
+    assert source.tolist() == [6, 5, 4]
+    assert target.tolist() == [4, EOS]
+
+
+# --- model.py, schedules.py, decoding.py -----------------------------------
+
+
+def test_perplexity_by_hand():
+    from model import Perplexity
+
+    metric = Perplexity()
+    entropy = tf.math.log([[2.0, 8.0], [4.0, 1e9]])
+    metric.update_state(entropy, tf.constant([[1.0, 1.0], [1.0, 0.0]]))
+    # exp((ln 2 + ln 8 + ln 4) / 3) = 64 ** (1 / 3) = 4
+    assert math.isclose(metric.result(), 4.0, rel_tol=1e-6)
+
+
+def make_model(**changes):
+    from model import Translator
+
+    options = {
+        "units": 8,
+        "num_layers": 1,
+        "bidirectional": True,
+        "attention": "luong",
+        "dropout": 0.0,
+        "output_bias": False,
+        "sampled_softmax": 0,
+        "loss": "sum",
+    }
+    model = Translator(9, 11, **options | changes)
+    model.build()
+    return model
+
+
+MODELS = [
+    pytest.param({}, id="one bidirectional layer"),
+    pytest.param({"num_layers": 2}, id="two layers"),
+    pytest.param({"bidirectional": False, "num_layers": 2}, id="one direction"),
+    pytest.param(
+        {
+            "attention": "additive",
+            "bidirectional": False,
+            "num_layers": 3,
+            "output_bias": True,
+            "sampled_softmax": 4,
+            "loss": "mean",
+        },
+        id="legacy",
+    ),
+]
+
+
+@pytest.mark.parametrize("options", MODELS)
+def test_source_padding_changes_nothing(options):
+    model = make_model(**options)
+    source, previous = tf.constant([[4, 5, 6]]), tf.constant([[1, 7]])
+    padded = tf.pad(source, [[0, 0], [0, 2]])
+    np.testing.assert_allclose(
+        model((source, previous)), model((padded, previous)), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("policy", ["float32", "float16"])
+@pytest.mark.parametrize("options", MODELS)
+def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
+    import keras
+
+    keras.config.set_dtype_policy(policy)
+    model = make_model(**options)
+    source, labels = tf.constant([[4, 5], [6, 0]]), tf.constant([[7, 2], [2, 0]])
+    with tf.GradientTape() as tape:
+        outputs = model((source, tf.constant([[1, 7], [1, 0]])), training=True)
+        loss = model.compute_loss(None, labels, outputs)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert outputs.dtype == policy
+    assert loss.dtype == "float32"
+    assert {g.dtype.name for g in gradients} == {policy}
+
+
+def test_loss_is_summed_over_a_sentence():
+    model = make_model()
+    labels = tf.constant([[4, 5, 2], [4, 2, 0]])
+    outputs = tf.zeros((2, 3, 8))  # no bias: all 11 words are as probable
+    loss = model.compute_loss(None, labels, outputs, training=False)
+    assert math.isclose(loss, (3 + 2) / 2 * math.log(11), rel_tol=1e-6)
+    assert math.isclose(model.perplexity.result(), 11, rel_tol=1e-6)
+
+
+def test_decay_on_worse():
+    import keras
+    from schedules import DecayOnWorse
+
+    callback = DecayOnWorse(factor=0.5)
+    callback.set_model(keras.Sequential([keras.layers.Dense(1)]))
+    callback.model.compile(keras.optimizers.SGD(1.0), "mse")
+    rates = []
+    for epoch, loss in enumerate([5.0, 4.0, 3.0, 4.5, 4.6, 4.4]):
+        callback.on_epoch_end(epoch, {"loss": loss})
+        rates.append(float(callback.model.optimizer.learning_rate))
+    assert rates == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_beam_of_one_is_greedy():
+    from decoding import beam_search, greedy_search, translate
+    from vocabulary import GO
+
+    model = make_model(num_layers=2)
+    for variable in model.trainable_variables:
+        variable.assign(tf.random.normal(variable.shape, stddev=0.8))
+    sources = tf.data.Dataset.from_tensors(tf.random.uniform((20, 5), 4, 9, tf.int32))
+    shared, carry = model.encode(next(iter(sources)))
+
+    def step(carry, words):
+        scores, carry = model.advance(shared, carry, tf.constant(words, tf.int32))
+        return scores.numpy(), carry
+
+    greedy = greedy_search(step, carry, 20, 6)
+    assert beam_search(step, carry, 20, 6, beam=1) == greedy
+    assert translate(model, sources, 6) == greedy
+    assert len({tuple(sentence) for sentence in greedy}) > 1
+    assert all(GO != sentence[-1] or len(sentence) == 6 for sentence in greedy)
+
+
+def test_beam_finds_what_greedy_misses():
+    from decoding import beam_search, greedy_search
+    from vocabulary import EOS
+
+    # Word 4 is the better first word, but only word 5 has a good second one.
+    after = {1: {4: 0.6, 5: 0.4}, 4: {4: 0.4, 5: 0.3, EOS: 0.3}, 5: {EOS: 1.0}}
+    table = np.full((6, 6), 1e-9)
+    for word, chances in after.items():
+        for following, chance in chances.items():
+            table[word, following] = chance
+
+    def step(carry, words):
+        return np.log(table[words]), carry
+
+    carry = (tf.zeros((2, 1)),)
+    assert greedy_search(step, carry, 1, 2) == [[4, 4]]
+    assert beam_search(step, carry, 1, 2, beam=2) == [[5, EOS]]
+
+
+# --- train.py and compare.py -------------------------------------------------
+
+TINY = ["--units=16", "--batch=16", "--held-out=20", "--beam=2", "--eval-every=2"]
+TINY += ["--steps=4", "--verbose=0", "--dropout=0", "--decay=none"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """200 pairs of a toy language: each English word is one French word."""
+    nouns = [f"noun{i}" for i in range(20)]
+    verbs = [f"verb{i}" for i in range(10)]
+    lines = [f"{n} {v}.\tle {n} {v} .\n" for n in nouns for v in verbs]
+    path = tmp_path / "toy.tsv"
+    path.write_text("".join(lines), encoding="utf-8")
+    return [f"--data={path}"]
+
+
+def check(result):
+    assert len(result["held_out_perplexity"]) == 2
+    assert result["held_out_perplexity"][-1] < result["train_perplexity"][0]
+    assert result["bleu"].keys() == {"greedy", "beam"}
+    assert len(result["translations"]) == 20
+    assert result["peak_mb"] > 0
+
+
+def test_train_in_fp32(corpus, tmp_path):
+    from train import main
+
+    result = main([*TINY, *corpus, "--precision=fp32", f"--out={tmp_path}"])
+    check(result)
+    assert result["loss_scale"] is None
+
+
+def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
+    from train import main
+
+    flags = [*TINY, *corpus, "--precision=mixed"]
+    whole = main([*flags, f"--out={tmp_path / 'whole'}"])
+    check(whole)
+    assert whole["loss_scale"] > 1
+    main([*flags, f"--out={tmp_path / 'parts'}", "--steps=2"])
+    parts = main([*flags, f"--out={tmp_path / 'parts'}", "--resume"])
+    for key in ("train_perplexity", "held_out_perplexity", "loss_scale"):
+        np.testing.assert_allclose(parts[key], whole[key], rtol=1e-6)
+
+
+def test_legacy_preset_runs(corpus, tmp_path):
+    from train import main
+
+    flags = ["--preset=legacy", *TINY, *corpus, "--sampled-softmax=8"]
+    result = main([*flags, "--precision=mixed", f"--out={tmp_path}"])
+    assert math.isfinite(result["held_out_perplexity"][-1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "scale"),
+    [
+        (["--precision=mixed"], 2.0**15),
+        (["--precision=mixed", "--loss-scale=128"], 128.0),
+        (["--precision=mixed-no-scaling"], 1.0),
+        (["--precision=fp16-no-master"], None),
+        (["--precision=fp32"], None),
+    ],
+    ids=str,
+)
+def test_optimizer_of_a_precision(flags, scale):
+    from train import make_optimizer, parse_args
+
+    optimizer = make_optimizer(parse_args(flags))
+    optimizer.build([])
+    found = getattr(optimizer, "loss_scale", None)
+    assert found == scale if scale is None else float(found) == scale
+
+
+def test_report(tmp_path):
+    import report
+
+    result = {
+        "args": {"eval_every": 10},
+        "train_perplexity": [9.0, 4.0],
+        "held_out_perplexity": [8.0, 5.0],
+        "bleu": {"greedy": 30.0, "beam": 31.04},
+        "step_seconds": 0.25,
+        "peak_mb": 900.4,
+        "loss_scale": None,
+        "skipped_steps": None,
+        "english": ["go."],
+        "french": ["va !"],
+        "translations": ["va."],
+    }
+    results = {"fp32": result, "mixed": result | {"loss_scale": 2.0**15}}
+    lines = report.table(results).splitlines()
+    assert lines[2] == "| fp32 | 5.00 | 30.0 | 31.0 | 0.250 | 900 | - | - |"
+    assert lines[3].startswith("| mixed | 5.00 ")
+    assert "32768" in lines[3]
+    assert "mixed    va." in report.translations(results, count=1)
+    report.curves(results, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_shipped_sentences():
+    from data import load_pairs, prepare
+
+    pairs = load_pairs("libreoffice-help")
+    assert len(pairs) > 10_000
+    assert len(prepare(pairs, 10, 14, "drop", lowercase=True)) == len(pairs)
