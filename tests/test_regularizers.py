@@ -1,0 +1,194 @@
+"""Regularizers in FP32 of weights in 16 bits, with values known by hand."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+from keras_mp import FP32Regularizer
+
+# The smallest relative spacing of float32, twice for a product and a sum.
+ROUNDINGS = 2 * 2.0**-23
+
+
+def tensor(values, dtype="float16"):
+    return tf.constant(np.array(values, "float32"), dtype)
+
+
+# Name: (regularizer, weight, value in exact arithmetic). Weights are powers of two.
+VALUES = {
+    # 2**-30 is 0 in float16.
+    "l2-below-float16": (keras.regularizers.L2(1.0), [2.0**-15], 2.0**-30),
+    "l2-sum": (keras.regularizers.L2(0.5), [1.0, -2.0, 2.0**-9], 2.5 + 2.0**-19),
+    # 256**2 is inf in float16.
+    "l2-above-float16": (keras.regularizers.L2(1.0), [256.0, 1024.0], 2**16 + 2**20),
+    # 3000 ones are 2048 in a float16 sum that goes one by one.
+    "l1-long": (keras.regularizers.L1(1.0), [1.0] * 3000, 3000.0),
+    "l1-below-float16": (keras.regularizers.L1(2.0**-10), [2.0**-20], 2.0**-30),
+    "l1-and-l2": (keras.regularizers.L1L2(0.5, 0.25), [2.0, -4.0], 3.0 + 5.0),
+    "name": ("l2", [1.0], 0.01),
+    "callable": (lambda x: keras.ops.sum(x * x * x), [2.0**-10], 2.0**-30),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("regularizer", "weight", "expected"), VALUES.values(), ids=VALUES
+)
+def test_value(regularizer, weight, expected, dtype):
+    found = FP32Regularizer(regularizer)(tensor(weight, dtype))
+    assert found.dtype == tf.float32
+    assert found.shape == ()
+    np.testing.assert_allclose(float(found), expected, rtol=ROUNDINGS)
+
+
+def test_what_it_mends():
+    # If this fails, the host has mended it.
+    l2 = keras.regularizers.L2(1.0)
+    assert float(l2(tensor([2.0**-15]))) == 0.0
+    assert float(FP32Regularizer(l2)(tensor([2.0**-15]))) == 2.0**-30
+
+
+def test_the_gradient_is_summed_in_float32_and_rounded_once():
+    weight = tf.Variable([1.0, 2.0**-15], dtype=tf.float16)
+    scale = 2.0**17  # inf in float16, so a scaled float16 regularizer would be too
+    with tf.GradientTape() as tape:
+        loss = FP32Regularizer(keras.regularizers.L2(2.0**-10))(weight) * scale
+    gradient = tape.gradient(loss, weight)
+    # 2 * l2 * weight * scale
+    assert gradient.dtype == tf.float16
+    assert gradient.numpy().tolist() == [2.0**8, 2.0**-7]
+
+
+# What `build` does with the regularizers of weights.
+
+
+def dense(policy, regularizer, **arguments):
+    return keras.layers.Dense(
+        1,
+        use_bias=False,
+        kernel_initializer="ones",
+        kernel_regularizer=regularizer,
+        dtype=policy,
+        name="dense",
+        **arguments,
+    )
+
+
+def model_of(*layers, optimizer=None):
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    optimizer = optimizer or keras_mp.wrap(keras.optimizers.SGD(0.25), 2.0**20)
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_build_puts_one_around_the_regularizer_of_a_half(policy):
+    l2 = keras.regularizers.L2(0.5)
+    model = model_of(dense(policy, l2))
+    (kernel,) = model.trainable_variables
+    assert type(kernel.regularizer) is FP32Regularizer
+    assert kernel.regularizer.regularizer is l2
+    (loss,) = model.losses
+    assert loss.dtype == tf.float32
+    assert float(loss) == 0.5
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float64"])
+def test_build_leaves_other_weights_alone(policy):
+    l2 = keras.regularizers.L2(0.5)
+    model = model_of(dense(policy, l2))
+    assert model.trainable_variables[0].regularizer is l2
+
+
+def test_build_leaves_a_weight_without_one_alone():
+    model = model_of(dense("float16", None))
+    assert model.trainable_variables[0].regularizer is None
+    assert model.losses == []
+
+
+def test_build_does_not_wrap_twice():
+    given = FP32Regularizer(keras.regularizers.L2(0.5))
+    model = model_of(dense("float16", given))
+    (kernel,) = model.trainable_variables
+    assert kernel.regularizer is given
+    # Nor does the next optimizer, after the model is compiled again.
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    model.optimizer.build(model.trainable_variables)
+    assert kernel.regularizer is given
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_a_step_of_training_follows_the_regularizer(jit):
+    # The data adds nothing: x = y = 0. The gradient of 2**-12 * w**2 is 2**-11 w, and
+    # 2**11 * 2**-11 is taken from a weight of 1: 0 is left.
+    optimizer = keras_mp.wrap(keras.optimizers.SGD(2.0**11), 2.0**20)
+    model = model_of(
+        dense("float16", keras.regularizers.L2(2.0**-12)), optimizer=optimizer
+    )
+    model.jit_compile = jit
+    zero = np.zeros((1, 1), "float32")
+    history = model.fit(zero, zero, verbose=0).history
+    assert history["loss"] == [2.0**-12]
+    assert int(model.optimizer.skipped_steps) == 0
+    (weight,) = model.get_weights()
+    assert weight.dtype == np.float16
+    assert weight.tolist() == [[0.0]]
+
+
+def test_a_model_saves_the_regularizer_that_the_user_gave(tmp_path):
+    model = model_of(dense("float16", keras.regularizers.L2(0.5)))
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    assert type(loaded.layers[0].kernel_regularizer) is keras.regularizers.L2
+    (kernel,) = loaded.trainable_variables
+    assert type(kernel.regularizer) is FP32Regularizer
+    assert float(loaded.losses[0]) == 0.5
+
+
+# Serialization.
+
+SAVED = {
+    "l2": keras.regularizers.L2(2.0**-5),
+    "l1": keras.regularizers.L1(2.0**-5),
+    "l1-and-l2": keras.regularizers.L1L2(0.5, 0.25),
+    "orthogonal": keras.regularizers.OrthogonalRegularizer(0.5, mode="columns"),
+}
+
+
+def through_its_config(regularizer):
+    return FP32Regularizer.from_config(regularizer.get_config())
+
+
+def through_keras_saving(regularizer):
+    saved = keras.saving.serialize_keras_object(regularizer)
+    assert saved["registered_name"] == "keras_mp>FP32Regularizer"
+    return keras.saving.deserialize_keras_object(saved)
+
+
+def through_keras_regularizers(regularizer):
+    return keras.regularizers.get(keras.regularizers.serialize(regularizer))
+
+
+@pytest.mark.parametrize(
+    "trip", [through_its_config, through_keras_saving, through_keras_regularizers]
+)
+@pytest.mark.parametrize("regularizer", SAVED.values(), ids=SAVED)
+def test_it_survives_saving(regularizer, trip):
+    back = trip(FP32Regularizer(regularizer))
+    assert type(back) is FP32Regularizer
+    assert type(back.regularizer) is type(regularizer)
+    assert back.regularizer.get_config() == regularizer.get_config()
+    weight = tensor([[1.0, 2.0], [3.0, 5.0]])
+    assert float(back(weight)) == float(FP32Regularizer(regularizer)(weight))
+    assert float(back(weight)) > 0
+
+
+def test_it_survives_the_config_of_a_layer():
+    layer = dense("float16", FP32Regularizer(keras.regularizers.L2(0.25)))
+    back = keras.layers.Dense.from_config(layer.get_config())
+    assert type(back.kernel_regularizer) is FP32Regularizer
+    assert back.kernel_regularizer.regularizer.get_config() == {"l2": 0.25}
