@@ -215,24 +215,3 @@ def make_step(optimizer, weights, mode):
     if mode == "eager":
         return step
     return tf.function(step, jit_compile=mode == "xla")
-
-
-class XlaSequential(keras.Sequential):
-    """Has `fit` compile its step with XLA, as it does by default outside the tests.
-
-    Keras turns `jit_compile` off where TensorFlow's deterministic operations are
-    enabled, as they are in conftest.py.
-    """
-
-    jit_compile = property(lambda self: True, lambda self, value: None)
-
-
-class GraphSequential(keras.Sequential):
-    """Has `fit` run its step as a graph."""
-
-    jit_compile = property(lambda self: False, lambda self, value: None)
-
-
-def sequential(xla, layers):
-    """Returns a `keras.Sequential` whose `fit` compiles its step with XLA or not."""
-    return (XlaSequential if xla else GraphSequential)(layers)

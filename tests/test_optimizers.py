@@ -21,26 +21,36 @@ def multi_optimizer():
 
 
 OPTIMIZERS = {
-    "sgd": lambda **kw: optimizers.SGD(0.1, **kw),
-    "sgd_momentum": lambda **kw: optimizers.SGD(0.1, momentum=0.9, **kw),
-    "sgd_nesterov": lambda **kw: optimizers.SGD(0.1, momentum=0.9, nesterov=True, **kw),
-    "rmsprop": lambda **kw: optimizers.RMSprop(0.1, **kw),
-    "rmsprop_momentum": lambda **kw: optimizers.RMSprop(0.1, momentum=0.9, **kw),
-    "rmsprop_centered": lambda **kw: optimizers.RMSprop(0.1, centered=True, **kw),
-    "adam": lambda **kw: optimizers.Adam(0.1, **kw),
-    "adam_amsgrad": lambda **kw: optimizers.Adam(0.1, amsgrad=True, **kw),
-    "adamw": lambda **kw: optimizers.AdamW(0.1, weight_decay=0.1, **kw),
-    "adadelta": lambda **kw: optimizers.Adadelta(1.0, **kw),
-    "adagrad": lambda **kw: optimizers.Adagrad(0.1, **kw),
-    "adamax": lambda **kw: optimizers.Adamax(0.1, **kw),
-    "adafactor": lambda **kw: optimizers.Adafactor(0.1, **kw),
-    "nadam": lambda **kw: optimizers.Nadam(0.1, **kw),
-    "ftrl": lambda **kw: optimizers.Ftrl(0.1, l1_regularization_strength=0.01, **kw),
-    "lion": lambda **kw: optimizers.Lion(0.1, **kw),
-    "lamb": lambda **kw: optimizers.Lamb(0.1, **kw),
-    "muon": lambda **kw: optimizers.Muon(0.1, **kw),
-    "schedule_free_adamw": lambda **kw: optimizers.ScheduleFreeAdamW(0.1, **kw),
-    "multi_optimizer": multi_optimizer,
+    "sgd": ("SGD", {}),
+    "sgd_momentum": ("SGD", {"momentum": 0.9}),
+    "sgd_nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "rmsprop": ("RMSprop", {}),
+    "rmsprop_momentum": ("RMSprop", {"momentum": 0.9}),
+    "rmsprop_centered": ("RMSprop", {"centered": True}),
+    "adam": ("Adam", {}),
+    "adam_amsgrad": ("Adam", {"amsgrad": True}),
+    "adamw": ("AdamW", {"weight_decay": 0.1}),
+    "adadelta": ("Adadelta", {}),
+    "adagrad": ("Adagrad", {}),
+    "adamax": ("Adamax", {}),
+    "adafactor": ("Adafactor", {}),
+    "nadam": ("Nadam", {}),
+    "ftrl": ("Ftrl", {"l1_regularization_strength": 0.01}),
+    "lion": ("Lion", {}),
+    "lamb": ("Lamb", {}),
+    "muon": ("Muon", {}),
+    "schedule_free_adamw": ("ScheduleFreeAdamW", {}),
+    "multi_optimizer": ("MultiOptimizer", {}),
+}
+# Older versions of Keras lack some.
+OPTIMIZERS = {
+    name: lambda cls=cls, kwargs=kwargs: (
+        multi_optimizer()
+        if cls == "MultiOptimizer"
+        else getattr(optimizers, cls)(0.1, **kwargs)
+    )
+    for name, (cls, kwargs) in OPTIMIZERS.items()
+    if hasattr(optimizers, cls)
 }
 # name: dtype of the variables, dtype of the gradients.
 POLICIES = {
@@ -123,8 +133,11 @@ def test_equals_the_bare_optimizer_to_the_bit(name, policy):
     assert {weight.dtype for weight in weights} == {dtype}
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [(name, "float16") for name in OPTIMIZERS]
+    + [("sgd", "mixed_float16"), ("adam", "mixed_float16")],
+)
 def test_equals_the_bare_optimizer_under_xla(name, policy):
     # Muon's five Newton-Schulz steps multiply an error by up to 3.4445 each, 485 in
     # all, and its step is 0.1 * 0.2 * sqrt(3) = 0.035 of that: 17 times.
@@ -188,8 +201,10 @@ def with_options(cls, option):
     return make
 
 
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [("float32", "eager"), ("float16", "eager"), ("float16", "xla")],
+)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
     weights = oracle.make_weights(dtype)
@@ -227,7 +242,10 @@ def filled(value, dtype, shape=(2,), name="kernel"):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("how", ["list", "names"])
 @pytest.mark.parametrize("where", ["inner", "wrapper"])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon", "multi_optimizer"])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in ("sgd", "adamw", "muon", "multi_optimizer") if n in OPTIMIZERS],
+)
 def test_exclude_from_weight_decay(name, where, how, dtype):
     kernel, bias = filled(2.0, dtype), filled(2.0, dtype, name="bias")
     make = {
@@ -417,8 +435,8 @@ def test_rows_without_a_gradient_are_not_written(name, mode):
     new_weight, new_master = oracle.value(weight), oracle.value(master)
     oracle.assert_same_bits(new_weight[2:], outside[2:])
     oracle.assert_same_bits(new_master[2:], old_master[2:])
-    assert np.all(new_weight[:2] < outside[:2])
-    assert np.all(np.abs(new_master[1] - 5) < 2.1)
+    assert np.all(new_master[0] < old_master[0])
+    assert np.all(new_master[1] < 5) and np.all(new_master[1] > 4)
     # The next step that touches row 3 starts from what was written there.
     step([sparse([[0.0, 0.0]], [3], 5, "float16")])
     assert oracle.value(master)[3].tolist() == [7.0, -7.0]

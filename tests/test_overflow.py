@@ -297,9 +297,9 @@ def test_fit_goes_on_past_a_bad_batch(policy, xla):
     def fit(x):
         keras.utils.set_random_seed(0)
         dense = keras.layers.Dense(1, dtype=policy)
-        model = oracle.sequential(xla, [keras.Input((2,)), dense])
+        model = keras.Sequential([keras.Input((2,)), dense])
         optimizer = keras_mp.wrap(optimizers.Adam(0.1), loss_scale=64)
-        model.compile(optimizer, loss="mse")
+        model.compile(optimizer, loss="mse", jit_compile=xla)
         model.fit(x, x[:, :1] * 2, batch_size=2, shuffle=False, verbose=0)
         assert int(optimizer.iterations) == 4
         return optimizer, state(optimizer, model.weights)

@@ -136,9 +136,9 @@ def test_fit_honours_the_loss_scale(policy, loss_scale, xla):
     keras.config.set_dtype_policy(policy)
     probe = GradientProbe()
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    model = oracle.sequential(xla, [keras.Input((1,)), dense, probe])
+    model = keras.Sequential([keras.Input((1,)), dense, probe])
     optimizer = keras_mp.wrap(optimizers.SGD(0.25), loss_scale=loss_scale)
-    model.compile(optimizer, loss=SumOfOutputs())
+    model.compile(optimizer, loss=SumOfOutputs(), jit_compile=xla)
     assert model.optimizer is optimizer
     model.fit(np.ones((1, 1)), np.zeros((1, 1)), verbose=0)
     assert oracle.value(probe.seen).tolist() == [
@@ -186,16 +186,16 @@ def regularized_model():
     return keras.Sequential([keras.Input((1,)), dense])
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("loss_scale", "survives"),
     [(1, False), (2.0**15, True), (2.0**17, True), ("dynamic", True)],
 )
-def test_l2_on_small_fp16_weights(loss_scale, survives, jit):
-    model = oracle.sequential(jit, regularized_model().layers)
+def test_l2_on_small_fp16_weights(loss_scale, survives, xla):
+    model = regularized_model()
     # 2 * 1e-5 * 1e-4 = 2e-9 is less than half of the smallest FP16 number, 2^-24.
     optimizer = keras_mp.wrap(optimizers.SGD(1e4), loss_scale=loss_scale)
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", jit_compile=xla)
     optimizer.build(model.trainable_variables)
     weight = float(model.weights[0][0, 0])
     history = model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0)
