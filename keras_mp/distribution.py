@@ -41,6 +41,24 @@ def outside_functions(act: Callable[[], None]) -> None:
         act()
 
 
+def check_scope(strategy: Any) -> None:
+    """Raises where another strategy is in force than `strategy`.
+
+    Raises:
+        RuntimeError: so it is.
+    """
+    import tensorflow as tf
+
+    here = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and here is not strategy:
+        raise RuntimeError(
+            "An optimizer must be created in the scope of the strategy that it trains "
+            "in, or every replica moves the loss scale. Received: an optimizer created "
+            f"outside, used with {type(here).__name__}. Call keras_mp.wrap(...) inside "
+            "`with strategy.scope():`."
+        )
+
+
 def refuse_several_replicas() -> None:
     """Raises if called on one of several replicas, where nothing can be built.
 

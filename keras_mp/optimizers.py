@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp.distribution import (
+    check_scope,
     cond_on_all_replicas,
     is_sparse,
     outside_functions,
@@ -210,6 +211,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
+        check_scope(self._distribution_strategy)
         variables = list(variables)
         weights = [v for v in variables if needs_master(v)]
         masters = [create_master(weight) for weight in weights]
