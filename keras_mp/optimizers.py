@@ -439,14 +439,23 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer update the masters, and the weights follow."""
         masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        rows = {}
-        for gradient, master in zip(grads, masters, strict=True):
-            touched = touched_rows(self.inner_optimizer, gradient, master)
-            if touched is not None and self.rounding == "nearest":
-                rows[id(master)] = touched
+        rows = self._touched_rows(grads, masters)
         self._own_masters.pick_up(rows)
         self.inner_optimizer.apply(list(grads), masters)
         self._own_masters.write_back(rows)
+
+    def _touched_rows(
+        self, grads: Sequence[Any], masters: Sequence[Any]
+    ) -> dict[int, Any]:
+        """Returns, by `id`, the masters of which only some rows can change."""
+        several_replicas = self._distribution_strategy.num_replicas_in_sync > 1
+        if several_replicas or self.rounding == "stochastic":
+            return {}
+        rows = {
+            id(master): touched_rows(self.inner_optimizer, gradient, master)
+            for gradient, master in zip(grads, masters, strict=True)
+        }
+        return {key: touched for key, touched in rows.items() if touched is not None}
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Tells whether all gradients of all replicas are finite.
