@@ -37,7 +37,7 @@ def table(results: Results) -> str:
 
 def translations(results: Results, count: int = 10) -> str:
     """Returns the first held-out sentences with every setting's translation."""
-    width = max(len(name) for name in ("French", *results))
+    width = max(len(name) for name in ("English", *results))
     first = next(iter(results.values()))
     lines = []
     for i in range(count):
