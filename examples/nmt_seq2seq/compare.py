@@ -1,7 +1,7 @@
 """Trains the same model in several precisions and compares them.
 
     python compare.py
-    python compare.py --settings all --data fra-eng --out runs/fra-eng
+    python compare.py --settings all --data fra-eng --out build/fra-eng
 
 Every setting is a run of train.py in its own process, so that peak memory is its own.
 Flags that are not listed here are handed on to train.py.
@@ -42,7 +42,7 @@ def run(name: str, folder: Path, flags: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", choices=["demo", "all"], default="demo")
-    parser.add_argument("--out", type=Path, default=Path("runs/nmt"))
+    parser.add_argument("--out", type=Path, default=Path("build/nmt"))
     parser.add_argument("--jobs", type=int, default=1, help="settings at a time")
     parser.add_argument(
         "--keep", action="store_true", help="train only settings without a result"

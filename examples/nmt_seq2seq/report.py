@@ -44,7 +44,7 @@ def translations(results: Results, count: int = 10) -> str:
         lines.append(f"{'English':{width}}  {first['english'][i]}")
         lines.append(f"{'French':{width}}  {first['french'][i]}")
         for name, result in results.items():
-            lines.append(f"{name:{width}}  {result['translations'][i]}")
+            lines.append(f"{name:{width}}  {result['translations']['greedy'][i]}")
         lines.append("")
     return "\n".join(lines)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import sacrebleu
 from batches import encode, held_out_batches, training_batches
 from data import load_pairs, prepare, split
 from decoding import translate
+from evaluation import bleu
 from model import Translator
 from schedules import DecayOnWorse, luong234
 from vocabulary import Vocabulary, detokenize
@@ -42,7 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--loss-scale", default="dynamic", help="'dynamic' or a number, for mixed"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/nmt"))
+    parser.add_argument("--out", type=Path, default=Path("build/nmt"))
     parser.add_argument("--resume", action="store_true")
     bar = 1 if sys.stdout.isatty() else 2
     parser.add_argument("--verbose", type=int, default=bar, help="as in Model.fit")
@@ -182,23 +182,23 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     english, french = (
         [detokenize(s) for s in side] for side in zip(*test, strict=True)
     )
-    bleu = {k: sacrebleu.corpus_bleu(v, [french]).score for k, v in found.items()}
+    scores = {name: bleu(english, french, f) for name, f in found.items()}
     log = read_log(args.out / "log.csv")
     result = {
         "args": vars(args) | {"out": str(args.out)},
         "train_perplexity": [row["perplexity"] for row in log],
         "held_out_perplexity": [row["val_perplexity"] for row in log],
-        "bleu": bleu,
+        "bleu": scores,
         "step_seconds": float(np.median(timer.seconds)),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "loss_scale": log[-1].get("loss_scale"),
         "skipped_steps": log[-1].get("skipped_steps"),
         "english": english,
         "french": french,
-        "translations": found["greedy"],
+        "translations": found,
     }
     (args.out / "result.json").write_text(json.dumps(result, indent=1))
-    print(f"held-out perplexity {log[-1]['val_perplexity']:.2f}, BLEU {bleu}")
+    print(f"held-out perplexity {log[-1]['val_perplexity']:.2f}, BLEU {scores}")
     return result
 
 

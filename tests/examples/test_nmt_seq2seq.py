@@ -307,6 +307,16 @@ def test_beam_finds_what_greedy_misses():
     assert beam_search(step, carry, 1, 2, beam=2) == [[5, EOS]]
 
 
+def test_bleu_counts_a_sentence_once_with_all_its_references():
+    from evaluation import bleu
+
+    english = ["the cat sleeps", "the cat sleeps", "go now"]
+    french = ["le chat dort bien .", "le chat noir dort .", "va t' en vite !"]
+    found = ["le chat noir dort .", "le chat noir dort .", "va t' en vite !"]
+    assert math.isclose(bleu(english, french, found), 100)
+    assert bleu(english[:1] + english[2:], french[:1] + french[2:], found[1:]) < 90
+
+
 # --- train.py and compare.py -------------------------------------------------
 
 TINY = ["--units=16", "--batch=16", "--held-out=20", "--beam=2", "--eval-every=2"]
@@ -328,7 +338,7 @@ def check(result):
     assert len(result["held_out_perplexity"]) == 2
     assert result["held_out_perplexity"][-1] < result["train_perplexity"][0]
     assert result["bleu"].keys() == {"greedy", "beam"}
-    assert len(result["translations"]) == 20
+    assert len(result["translations"]["beam"]) == 20
     assert result["peak_mb"] > 0
 
 
@@ -395,7 +405,7 @@ def test_report(tmp_path):
         "skipped_steps": None,
         "english": ["go."],
         "french": ["va !"],
-        "translations": ["va."],
+        "translations": {"greedy": ["va."]},
     }
     results = {"fp32": result, "mixed": result | {"loss_scale": 2.0**15}}
     lines = report.table(results).splitlines()
