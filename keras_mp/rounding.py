@@ -81,7 +81,7 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
     dtype = keras.backend.standardize_dtype(weight.dtype)
     if rounding == "nearest":
         rounded = round_nearest(master, dtype)
-        return ops.not_equal(ops.view(rounded, "int16"), ops.view(weight, "int16"))
+        return ops.not_equal(_bits(rounded, "int16"), _bits(weight, "int16"))
     largest, _, _ = _FORMATS[dtype]
     master = ops.clip(master, -largest, largest)
     spacing = _spacing(master, dtype)
@@ -93,6 +93,12 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
 def _spacing(x: Any, dtype: str) -> Any:
     """Returns the distance of the neighbours of `x` in `dtype`, a power of two."""
     _, smallest_exponent, fraction_bits = _FORMATS[dtype]
-    exponent_bits = ops.bitwise_and(ops.view(x, "int32"), 0x7F800000)
-    power_of_two = ops.view(exponent_bits, "float32")
+    exponent_bits = ops.bitwise_and(_bits(x, "int32"), 0x7F800000)
+    power_of_two = _bits(exponent_bits, "float32")
     return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits
+
+
+def _bits(x: Any, dtype: str) -> Any:
+    """Returns the bits of `x` as `dtype`, of the same size."""
+    # `view` computes with the last dimension, which must be static: make it 1.
+    return ops.squeeze(ops.view(ops.expand_dims(x, -1), dtype), -1)
