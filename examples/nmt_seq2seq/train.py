@@ -30,13 +30,20 @@ import keras_mp
 HERE = Path(__file__).parent
 PRESETS = sorted(path.stem for path in (HERE / "presets").glob("*.json"))
 PRECISIONS = ["fp32", "mixed", "mixed-no-scaling", "fp16-no-master"]
+CHOICES = {
+    "overlong": ["drop", "truncate"],
+    "attention": ["luong", "additive"],
+    "loss": ["sum", "mean"],
+    "decay": ["none", "luong234", "on_worse"],
+}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Reads the flags; what they leave open comes from the preset."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--preset", choices=PRESETS, default="demo")
-    preset, _ = parser.parse_known_args(argv)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", choices=PRESETS, default="demo")
+    preset, _ = first.parse_known_args(argv)
+    parser = argparse.ArgumentParser(parents=[first], allow_abbrev=False)
     parser.add_argument("--precision", choices=PRECISIONS, default="mixed")
     parser.add_argument(
         "--loss-scale", default="dynamic", help="'dynamic' or a number, for mixed"
@@ -54,7 +61,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
             parser.add_argument(flag, action=action, default=value)
         else:
             kind = json.loads if isinstance(value, list) else type(value)
-            parser.add_argument(flag, type=kind, default=value)
+            choices = CHOICES.get(name)
+            parser.add_argument(flag, type=kind, choices=choices, default=value)
     return parser.parse_args(argv)
 
 
