@@ -264,7 +264,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         4.0
         """
         self._loss_was_scaled = True
-        scale = ops.convert_to_tensor(self.loss_scale)
+        scale = self._read_scale()
         self._notes.take(scale, unscaled=False)
         loss = ops.convert_to_tensor(loss)
         dtype = keras.backend.result_type(loss.dtype, "float32")
@@ -325,7 +325,11 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self._notes.is_here():
             return self._notes.scale
-        return ops.convert_to_tensor(self.loss_scale)
+        return self._read_scale()
+
+    def _read_scale(self) -> Any:
+        """Returns a copy of the scale, which another optimizer cannot change."""
+        return ops.copy(self.loss_scale)
 
     def _in_fp32(
         self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
