@@ -61,8 +61,8 @@ class LossScale:
     """
 
     def __init__(self, initial_scale: float, min_scale: float) -> None:
-        self.initial_scale = initial_scale
-        self.min_scale = min_scale
+        self.initial_scale = float(initial_scale)
+        self.min_scale = float(min_scale)
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""

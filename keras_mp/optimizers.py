@@ -27,7 +27,7 @@ from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
-from keras_mp.scaler import LossScaler
+from keras_mp.scaler import LossScaler, add_scalar
 from keras_mp.step import StepNotes
 
 
@@ -133,10 +133,11 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
             self._scaler = loss_scale._scaler
-            for variable in self._scaler.variables:
+            for variable in self._scaler.state:
                 self._track_variable(variable)
         else:
             self._scaler = LossScaler(as_loss_scale(loss_scale), self.add_variable)
+        self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
 
     @property
     def loss_scale(self) -> Any:
@@ -197,7 +198,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
         None before the first overflow. Reading it waits for the device.
         """
-        index = int(ops.convert_to_numpy(self._scaler.last_overflow))
+        index = int(ops.convert_to_numpy(self._last_overflow))
         return None if index < 0 else _path(self._trainable_variables[index])
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -213,6 +214,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         check_scope(self._distribution_strategy)
         variables = list(variables)
+        check_values_to_copy(self.inner_optimizer, variables)
         weights = [v for v in variables if needs_master(v)]
         masters = [create_master(weight) for weight in weights]
         for weight, master in zip(weights, masters, strict=True):
@@ -231,7 +233,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
-        check_values_to_copy(self.inner_optimizer, variables)
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
@@ -291,6 +292,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Raises:
             RuntimeError: called twice before `apply`.
+            ValueError: lists of different lengths.
 
         Example:
 
@@ -310,6 +312,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         scale = self._scale_in_use()
         if trainable_variables is None:
             trainable_variables = self._trainable_variables or [None] * len(gradients)
+        _check_one_to_one(gradients, trainable_variables)
         self._notes.take(scale, unscaled=True)
         return self._in_fp32(gradients, trainable_variables, scale)
 
@@ -365,11 +368,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         if not grads:
             return
         variables = list(trainable_variables or self._trainable_variables)
-        if len(variables) != len(grads):
-            raise ValueError(
-                "Gradients must match variables one to one. "
-                f"Received: {len(grads)} gradients, {len(variables)} variables."
-            )
+        _check_one_to_one(grads, variables)
         if all(gradient is None for gradient in grads):
             raise ValueError(
                 "No gradients provided for any variable. Received: None for all of "
@@ -383,11 +382,12 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._check_variables_are_known(variables)
         grads = self._in_fp32(grads, variables, self._divisor())
         self._notes.clear()
-        finite, first_overflow = self._check_finite_everywhere(grads, variables)
+        finite, overflow = self._check_finite_everywhere(grads, variables)
         cond_on_all_replicas(
             finite, lambda grads: self._update(grads, variables), grads
         )
-        self._scaler.advance(finite, first_overflow)
+        self._scaler.advance(finite)
+        self._last_overflow.assign(ops.where(finite, self._last_overflow, overflow))
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -435,7 +435,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         overflows = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
             [self._get_variable_index(v) for _, v in given],
-            dtype=self._scaler.last_overflow.dtype,
+            dtype=self._last_overflow.dtype,
         )
         first = ops.take(positions, ops.argmax(ops.minimum(overflows, 1.0)))
         return ops.all(ops.equal(overflows, 0)), first
@@ -561,6 +561,15 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
 def _path(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
+
+
+def _check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    if len(variables) != len(gradients):
+        raise ValueError(
+            "Gradients must match variables one to one. Received: "
+            f"{len(gradients)} gradients, {len(variables)} variables. Pass the "
+            "variables that the gradients belong to, in the same order."
+        )
 
 
 def _check_backend() -> None:

@@ -354,3 +354,35 @@ def test_apply_gradients():
     assert float(weight[0]) == 0.75
     assert int(optimizer.iterations) == 1
     assert iterations is not None
+
+
+def test_each_sharer_names_its_own_overflow():
+    first, second = (
+        keras.Variable([1.0], dtype="float16", name=name) for name in ("a", "b")
+    )
+    generator = keras_mp.wrap("sgd", loss_scale=8)
+    discriminator = keras_mp.wrap("sgd", loss_scale=generator)
+    generator.scale_loss(0.0)
+    discriminator.scale_loss(0.0)
+    generator.apply([tf.constant([np.nan], "float16")], [first])
+    discriminator.apply([tf.ones(1, "float16")], [second])
+    assert int(generator.skipped_steps) == int(discriminator.skipped_steps) == 1
+    assert generator.last_overflow == "a"
+    assert discriminator.last_overflow is None
+
+
+def test_an_optimizer_that_cannot_be_built_is_left_as_it_was():
+    optimizer = keras_mp.wrap(optimizers.ScheduleFreeAdamW())
+    before = len(optimizer.variables)
+
+    @tf.function
+    def step():
+        layer = keras.layers.Dense(1, dtype="float16")
+        layer(tf.ones((1, 1)))
+        optimizer.apply([tf.ones((1, 1)), tf.ones(1)], layer.trainable_weights)
+
+    optimizer.scale_loss(0.0)
+    with pytest.raises(ValueError, match="starts from a copy of the weights"):
+        step()
+    assert not optimizer.built
+    assert len(optimizer.variables) == before
