@@ -21,7 +21,7 @@ help:
 	@echo 'make clean      remove .venv, build outputs and caches'
 
 demo: $(VENV)/.installed-examples
-	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/demo.py
+	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
 test: $(VENV)/.installed-test
 	@$(TF_QUIET) $(RUN) -m pytest $(ARGS)
