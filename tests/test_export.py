@@ -25,6 +25,12 @@ def one_weight(policy="float16", optimizer=None):
     return model
 
 
+def set_master(model, value):
+    """Gives the only master a value, and the weight with it."""
+    with model.optimizer.changing_masters():
+        model.optimizer.master_weights[0].assign(value)
+
+
 # 1 + 2**-12 lies in the first quarter between two halves, and in float32 exactly;
 # -1.5 is a number of all four formats.
 MASTER = np.array([[1 + 2.0**-12, -1.5]])
@@ -33,8 +39,7 @@ MASTER = np.array([[1 + 2.0**-12, -1.5]])
 @EACH_DTYPE
 def test_a_weight_is_exported_from_its_master(dtype):
     model = one_weight()
-    model.optimizer.master_weights[0].assign(MASTER)
-    model.optimizer.synchronize()
+    set_master(model, MASTER)
     (stored,) = model.get_weights()
     np.testing.assert_array_equal(stored, np.float16([[1, -1.5]]), strict=True)
 
@@ -46,16 +51,14 @@ def test_a_weight_is_exported_from_its_master(dtype):
 
 def test_float32_is_the_default():
     model = one_weight()
-    model.optimizer.master_weights[0].assign(MASTER)
-    model.optimizer.synchronize()
+    set_master(model, MASTER)
     (weight,) = keras_mp.export_weights(model)
     np.testing.assert_array_equal(weight, MASTER.astype(np.float32), strict=True)
 
 
 def test_a_weight_that_was_changed_since_is_exported_as_changed():
     model = one_weight()
-    model.optimizer.master_weights[0].assign(MASTER)
-    model.optimizer.synchronize()
+    set_master(model, MASTER)
     # Only the second entry is no rounding of its master.
     model.set_weights([np.float16([[1, 3]])])
     (weight,) = keras_mp.export_weights(model)
@@ -104,8 +107,7 @@ def test_a_model_whose_optimizer_knows_no_weights_yet(compiled, dtype):
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
 def test_float16_saturates(policy):
     model = one_weight(policy)
-    model.optimizer.master_weights[0].assign([[1e6, -65520.0]])
-    model.optimizer.synchronize()
+    set_master(model, [[1e6, -65520.0]])
     (weight,) = keras_mp.export_weights(model, "float16")
     np.testing.assert_array_equal(weight, np.float16([[65504, -65504]]), strict=True)
     (weight,) = keras_mp.export_weights(model, "float32")
@@ -116,8 +118,7 @@ def test_bfloat16_rounds_the_master_not_the_stored_half():
     # 1 + 2**-8 is the midpoint of two bfloat16 and goes to 1, the even one. Just
     # above it the master goes to 1 + 2**-7, while the stored half is the midpoint.
     model = one_weight()
-    model.optimizer.master_weights[0].assign([[1 + 2.0**-8 + 2.0**-16, 0]])
-    model.optimizer.synchronize()
+    set_master(model, [[1 + 2.0**-8 + 2.0**-16, 0]])
     assert model.get_weights()[0][0, 0] == np.float16(1 + 2.0**-8)
     (weight,) = keras_mp.export_weights(model, "bfloat16")
     assert weight[0, 0] == ml_dtypes.bfloat16(1 + 2.0**-7)
