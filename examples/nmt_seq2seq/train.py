@@ -181,6 +181,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         shuffle=False,  # the data set shuffles itself
     )
 
+    # The most memory that the process has held so far, in MB.
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
     # Results.
     sources = held_out.map(lambda inputs, _: inputs[0])
     found = {}
@@ -198,7 +201,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "held_out_perplexity": [row["val_perplexity"] for row in log],
         "bleu": scores,
         "step_seconds": float(np.median(timer.seconds)),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb,
         "loss_scale": log[-1].get("loss_scale"),
         "skipped_steps": log[-1].get("skipped_steps"),
         "english": english,
