@@ -10,13 +10,12 @@ RUN := $(VENV)/bin/python
 FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: help demo test test-slow lint clean
+.PHONY: help demo test lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
-	@echo 'make test       run the tests (not the slow ones)'
-	@echo 'make test-slow  run the slow tests'
+	@echo 'make test       run the tests'
 	@echo 'make lint       check style, format and types'
 	@echo 'make clean      remove .venv, build outputs and caches'
 
@@ -25,9 +24,6 @@ demo: $(VENV)/.installed-examples
 
 test: $(VENV)/.installed-test
 	@$(TF_QUIET) $(RUN) -m pytest $(ARGS)
-
-test-slow: $(VENV)/.installed-test
-	@$(TF_QUIET) $(RUN) -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check

@@ -62,11 +62,9 @@ def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
     Raises:
         ValueError: so it is.
     """
-    copies = [
-        leaf
-        for leaf in leaves(optimizer)
-        if isinstance(leaf, keras.optimizers.ScheduleFreeAdamW)
-    ]
+    # Keras 3.12, the last for Python 3.10, has no such optimizer.
+    copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    copies = [leaf for leaf in leaves(optimizer) if isinstance(leaf, copying)]
     if copies and not have_values(variables):
         raise ValueError(
             "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
