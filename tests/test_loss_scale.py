@@ -242,8 +242,8 @@ def test_field_acts(field):
     assert {state.scale.dtype for state in states} == {tf.float32}
 
 
+# Eager steps are those of the table above.
 MODES = {
-    "eager": lambda function: function,
     "graph": tf.function,
     "xla": lambda function: tf.function(function, jit_compile=True),
 }
