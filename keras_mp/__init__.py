@@ -1,5 +1,8 @@
 """Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
 
+import importlib
+from typing import Any
+
 from keras_mp.callbacks import (
     LossScaleCallback,
     LossScaleCollapseError,
@@ -28,5 +31,13 @@ __all__ = [
     "LossScaleState",
     "SwapEMAWeights",
     "export_weights",
+    "ops",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs TensorFlow when it is first used."""
+    if name == "ops":
+        return importlib.import_module("keras_mp.ops")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

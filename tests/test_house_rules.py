@@ -24,7 +24,7 @@ CHAINS = (
         ("callbacks", "export"),
     ),
     (
-        ("ops.native", "ops.reference"),
+        ("ops.checks", "ops.native", "ops.reference"),
         ("ops",),
         ("layers",),
     ),
@@ -250,10 +250,18 @@ def test_public_names_are_sorted():
     assert list(keras_mp.__all__) == sorted(keras_mp.__all__)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in keras_mp.__all__ if not name.startswith("__")]
-)
-def test_public_name_has_an_example(name):
-    docstring = inspect.cleandoc(getattr(keras_mp, name).__doc__ or "")
+def public_objects(module):
+    """Yields `(name, object)` of what `__all__` lists, and of the modules in it."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            yield from public_objects(value)
+        else:
+            yield f"{module.__name__}.{name}", value
+
+
+@pytest.mark.parametrize(("name", "value"), list(public_objects(keras_mp)))
+def test_public_name_has_an_example(name, value):
+    docstring = inspect.cleandoc(value.__doc__ or "")
     _, example, code = docstring.partition("\nExample:\n")
     assert example and ">>> " in code, f"{name} needs an `Example:` that doctest runs"

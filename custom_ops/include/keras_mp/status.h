@@ -1,0 +1,25 @@
+// What a kernel returns: nothing is thrown and nothing is printed.
+
+#ifndef KERAS_MP_STATUS_H_
+#define KERAS_MP_STATUS_H_
+
+namespace keras_mp {
+
+enum class StatusCode {
+  kOk,
+  kInvalidArgument,  // the caller's mistake
+  kUnimplemented,    // this route or this machine cannot do it; another one may
+  kOutOfMemory,
+  kInternal,  // CUDA or cuBLASLt failed
+};
+
+struct Status {
+  StatusCode code = StatusCode::kOk;
+  const char* message = "";  // static text
+
+  bool ok() const { return code == StatusCode::kOk; }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_STATUS_H_

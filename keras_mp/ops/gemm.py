@@ -1,0 +1,213 @@
+"""`fp16_gemm`: FP16 matrices multiplied into an FP32 accumulator; its gradient."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_mp.ops import native, reference
+from keras_mp.ops.checks import check_dtypes, check_shapes, to_tensor
+
+
+def fp16_gemm(
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Any = None,
+    activation: str | None = None,
+    output_dtype: str = "float16",
+    alpha: Any = 1.0,
+) -> tf.Tensor:
+    """Multiplies FP16 matrices, accumulates in FP32, and rounds once.
+
+    `round(activation(alpha * op(a) @ op(b) + bias))`, where everything inside `round`
+    is FP32. An element of `a @ b` errs by at most `K * 2**-24 * sum(|a| |b|)`; the
+    rounding is to nearest even, and what overflows becomes inf.
+
+    The gradient uses the same op: the gradient of the output times the slope of the
+    activation is rounded once, to the dtype of `a`, and the products with it accumulate
+    in FP32. `alpha` gets no gradient.
+
+    Args:
+        a: float16 or bfloat16, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
+        b: `[..., K, N]`, or `[..., N, K]` with `transpose_b`. Its leading dimensions
+            broadcast with those of `a`. The dtype of `a`; or float32, for a master
+            weight: it is rounded to the dtype of `a` before the product, and its
+            gradient is FP32, without a rounding to FP16 on the way.
+        transpose_a: bool, default False.
+        transpose_b: bool, default False.
+        bias: `[N]`, the dtype of `a` or float32; default None.
+        activation: None (default), `"relu"`, `"tanh"`, `"sigmoid"` or `"gelu"` (the
+            exact one, with erf).
+        output_dtype: the dtype of `a`, or `"float32"`; default `"float16"`.
+        alpha: a number or a float32 scalar tensor, default 1. With `alpha = 1 /
+            loss_scale` and `output_dtype="float32"`, a weight gradient is un-scaled
+            in the pass that computes it.
+
+    Returns:
+        A tensor `[..., M, N]` of `output_dtype`.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, or the activation is unknown.
+
+    Example:
+
+    >>> a = np.full((1, 4096), 1.0, "float16")
+    >>> b = np.full((4096, 1), 0.1, "float16")
+    >>> keras_mp.ops.fp16_gemm(a, b).numpy()    # an FP16 sum would stop at 256
+    array([[409.5]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    a, b = to_tensor(a, "a"), to_tensor(b, "b")
+    biases = () if bias is None else (to_tensor(bias, "bias"),)
+    alpha = tf.convert_to_tensor(alpha, tf.float32)
+    if activation is not None and activation not in reference.ACTIVATIONS:
+        raise ValueError(
+            f"`activation` must be None or one of {list(reference.ACTIVATIONS)}. "
+            f"Received: activation={activation!r} for a product of {a.shape} and "
+            f"{b.shape}. Call another activation on the result."
+        )
+    check_dtypes(a, b, biases, output_dtype)
+    check_shapes(a, b, transpose_a, transpose_b, biases, alpha)
+    gemm = _Gemm(transpose_a, transpose_b, activation, output_dtype)
+
+    @tf.custom_gradient
+    def multiply(
+        a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        c = gemm.forward(a, b, alpha, biases)
+        return c, lambda upstream: gemm.backward(a, b, alpha, biases, c, upstream)
+
+    return multiply(a, b, alpha, *biases)
+
+
+@dataclass(frozen=True)
+class _Gemm:
+    """The op and its gradient, for one choice of attributes."""
+
+    transpose_a: bool
+    transpose_b: bool
+    activation: str | None
+    output_dtype: str
+
+    def forward(
+        self,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        alpha: tf.Tensor,
+        biases: tuple[tf.Tensor, ...],
+    ) -> tf.Tensor:
+        route = native if native.is_available() else reference
+        return route.fp16_gemm(
+            a,
+            tf.cast(b, a.dtype),
+            alpha,
+            biases,
+            transpose_a=self.transpose_a,
+            transpose_b=self.transpose_b,
+            activation=self.activation,
+            output_dtype=self.output_dtype,
+        )
+
+    def backward(
+        self,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        alpha: tf.Tensor,
+        biases: tuple[tf.Tensor, ...],
+        c: tf.Tensor,
+        upstream: tf.Tensor,
+    ) -> list[tf.Tensor | None]:
+        """Returns the gradients of a, b, alpha (None) and, where there is one, bias."""
+        slope = upstream
+        if self.activation is not None:
+            slope = self._through_activation(a, b, alpha, biases, c, upstream)
+        rounded = tf.cast(slope, a.dtype)
+        return [
+            self._gradient_of_a(a, tf.cast(b, a.dtype), alpha, rounded),
+            self._gradient_of_b(a, b, alpha, rounded),
+            None,
+            *(_sum_of_rows(slope, bias) for bias in biases),
+        ]
+
+    def _through_activation(
+        self,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        alpha: tf.Tensor,
+        biases: tuple[tf.Tensor, ...],
+        c: tf.Tensor,
+        upstream: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns the gradient, in FP32, of what the activation was applied to."""
+        upstream = tf.cast(upstream, tf.float32)
+        if self.activation == "gelu":
+            # Its slope is no function of its value: compute the argument once more.
+            bias = biases[0] if biases else None
+            x = fp16_gemm(
+                a, b, self.transpose_a, self.transpose_b, bias, None, "float32", alpha
+            )
+            cumulative = 0.5 * tf.math.erfc(-np.float32(np.sqrt(0.5)) * x)
+            density = np.float32(1 / np.sqrt(2 * np.pi)) * tf.exp(-0.5 * x * x)
+            return upstream * (cumulative + x * density)
+        y = tf.cast(c, tf.float32)
+        if self.activation == "relu":
+            return tf.where(y > 0, upstream, 0.0)
+        if self.activation == "tanh":
+            return upstream * (1 - y * y)
+        return upstream * y * (1 - y)
+
+    def _gradient_of_a(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
+    ) -> tf.Tensor:
+        left, right = (slope, b), (False, not self.transpose_b)
+        if self.transpose_a:
+            left, right = (b, slope), (self.transpose_b, True)
+        return _product_like(a, *left, *right, alpha)
+
+    def _gradient_of_b(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
+    ) -> tf.Tensor:
+        if b.shape.rank == 2 and a.shape.rank != 2 and not self.transpose_a:
+            # One weight for a batch: the rows of all its matrices are summed in one
+            # product, in FP32.
+            a = tf.reshape(a, [-1, tf.shape(a)[-1]])
+            slope = tf.reshape(slope, [-1, tf.shape(slope)[-1]])
+        left, right = (a, slope), (not self.transpose_a, False)
+        if self.transpose_b:
+            left, right = (slope, a), (True, self.transpose_a)
+        return _product_like(b, *left, *right, alpha)
+
+
+def _product_like(
+    target: tf.Tensor,
+    a: tf.Tensor,
+    b: tf.Tensor,
+    transpose_a: bool,
+    transpose_b: bool,
+    alpha: tf.Tensor,
+) -> tf.Tensor:
+    """Returns the product, summed in FP32 over what `target` was broadcast to."""
+    batches = [x.shape[:-2] for x in (a, b, target)]
+    if all(batch.is_fully_defined() and batch == batches[0] for batch in batches):
+        dtype = target.dtype.name
+        return fp16_gemm(
+            a, b, transpose_a, transpose_b, output_dtype=dtype, alpha=alpha
+        )
+    product = fp16_gemm(
+        a, b, transpose_a, transpose_b, output_dtype="float32", alpha=alpha
+    )
+    axes, _ = tf.raw_ops.BroadcastGradientArgs(
+        s0=tf.shape(target)[:-2], s1=tf.shape(product)[:-2]
+    )
+    total = tf.reshape(tf.reduce_sum(product, axes), tf.shape(target))
+    return tf.cast(tf.ensure_shape(total, target.shape), target.dtype)
+
+
+def _sum_of_rows(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient of a bias: all rows of `x`, summed in FP32."""
+    rows = tf.reshape(tf.cast(x, tf.float32), [-1, tf.shape(bias)[0]])
+    return tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)

@@ -1,0 +1,35 @@
+"""The ops in plain TensorFlow: what runs where the native library is missing."""
+
+import tensorflow as tf
+
+ACTIVATIONS = {
+    "relu": tf.nn.relu,
+    "tanh": tf.tanh,
+    "sigmoid": tf.sigmoid,
+    "gelu": tf.nn.gelu,
+}
+
+
+def fp16_gemm(
+    a: tf.Tensor,
+    b: tf.Tensor,
+    alpha: tf.Tensor,
+    biases: tuple[tf.Tensor, ...],
+    *,
+    transpose_a: bool,
+    transpose_b: bool,
+    activation: str | None,
+    output_dtype: str,
+) -> tf.Tensor:
+    """Returns round(activation(alpha * op(a) op(b) + bias)), computed in FP32."""
+    result = alpha * tf.matmul(
+        tf.cast(a, tf.float32),
+        tf.cast(b, tf.float32),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+    )
+    for bias in biases:
+        result += tf.cast(bias, tf.float32)
+    if activation is not None:
+        result = ACTIVATIONS[activation](result)
+    return tf.cast(result, output_dtype)
