@@ -29,7 +29,7 @@ __device__ __forceinline__ float Activate(float x, ActivationCode activation) {
 }
 
 template <class T>
-__device__ __forceinline__ float Finish(const Problem& p, int column, float sum) {
+__device__ __forceinline__ float FinishElement(const Problem& p, int column, float sum) {
   float x = p.alpha == nullptr ? sum : *p.alpha * sum;
   if (p.bias != nullptr) {
     x += p.float_bias ? static_cast<const float*>(p.bias)[column]
@@ -44,8 +44,8 @@ __device__ __forceinline__ void StorePair(const Problem& p, int z, int row, int 
                                           float sum0, float sum1) {
   if (row >= p.m || column >= p.n) return;
   const bool both = column + 1 < p.n;
-  const float x0 = Finish<T>(p, column, sum0);
-  const float x1 = both ? Finish<T>(p, column + 1, sum1) : 0.0f;
+  const float x0 = FinishElement<T>(p, column, sum0);
+  const float x1 = both ? FinishElement<T>(p, column + 1, sum1) : 0.0f;
   const Index at = z * p.stride_c + row * p.ldc + column;
   if (p.float_output) {
     float* c = static_cast<float*>(p.c) + at;

@@ -18,6 +18,7 @@ constexpr double kWmmaRate = 512;     // likewise, sm_70 and sm_75
 constexpr double kMemoryRate = 12;    // bytes from DRAM
 constexpr double kCacheRate = 40;     // bytes from the L2 cache
 constexpr double kStepLatency = 150;  // of a step beyond its multiply-adds
+constexpr double kNotHidden = 0.1;    // of what goes on behind the longest part
 constexpr double kBlockLatency = 2000;   // to fill the ring, and to write the result
 constexpr double kReduceLatency = 6000;  // of one more kernel
 
@@ -27,6 +28,7 @@ constexpr int kSplitGrain = 64;  // every tile's depth divides it
 struct Candidate {
   TileKind kind;
   int m, n, k;
+  int warps;
   int resident;       // blocks on a multiprocessor at a time
   double efficiency;  // of the multiply-adds, where there is enough to do
 };
@@ -34,7 +36,8 @@ struct Candidate {
 template <class Shape>
 constexpr Candidate Make(TileKind kind, int resident, double efficiency) {
   static_assert(kSplitGrain % Shape::kK == 0);
-  return {kind, Shape::kM, Shape::kN, Shape::kK, resident, efficiency};
+  return {kind,       Shape::kM, Shape::kN, Shape::kK,
+          Shape::kThreads / kWarp, resident, efficiency};
 }
 
 constexpr Candidate kMma[] = {
@@ -64,11 +67,12 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
 
   const double steps = static_cast<double>(Ceil(k_per_split, tile.k));
   const double rate = device.capability >= 80 ? kMmaRate : kWmmaRate;
-  const double step = static_cast<double>(tile.m) * tile.n * tile.k / rate;
+  const double step =
+      static_cast<double>(tile.m) * tile.n * tile.k / (rate * tile.efficiency);
   const double together = std::min<double>(whole, tile.resident);
-  const double math =
-      steps * std::max(whole * step / tile.efficiency,
-                       whole / together * (step / tile.efficiency + kStepLatency));
+  // A warp alone has a quarter of the multiprocessor's tensor cores.
+  const double warp_step = step * 4 / tile.warps + kStepLatency;
+  const double math = steps * std::max(whole * step, whole / together * warp_step);
 
   const double inner = static_cast<double>(k_per_split) * static_cast<double>(splits);
   const double m = static_cast<double>(gemm.m);
@@ -85,7 +89,8 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
     const double sums = m * n * products * 4 * static_cast<double>(splits);
     reduce = kReduceLatency + 2 * sums / (per_device * kCacheRate);
   }
-  return std::max({math, memory, cache}) + kBlockLatency + reduce;
+  const double longest = std::max({math, memory, cache});
+  return longest + kNotHidden * (math + memory + cache) + kBlockLatency + reduce;
 }
 
 // The split sums have to fit into `limit`; without overflow for any size.
