@@ -30,14 +30,18 @@ __all__ = [
     "LossScaleCollapseError",
     "LossScaleState",
     "SwapEMAWeights",
+    "convert",
     "export_weights",
+    "layers",
     "ops",
     "wrap",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs TensorFlow when it is first used."""
-    if name == "ops":
-        return importlib.import_module("keras_mp.ops")
+    """Imports what needs TensorFlow, or takes time, when it is first used."""
+    if name in ("layers", "ops"):
+        return importlib.import_module(f"keras_mp.{name}")
+    if name == "convert":
+        return importlib.import_module("keras_mp.layers").convert
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,8 @@ CHAINS = (
     (
         ("ops.checks", "ops.native", "ops.reference"),
         ("ops",),
+        ("layers.attention_weights", "layers.precision"),
+        ("layers.contraction", "layers.convolution", "layers.recurrence"),
         ("layers",),
     ),
 )

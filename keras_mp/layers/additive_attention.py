@@ -1,0 +1,47 @@
+"""AdditiveAttention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention import apply_scores
+from keras_mp.layers.precision import stored, uses_gemm
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class AdditiveAttention(keras.layers.AdditiveAttention):
+    """`keras.layers.AdditiveAttention`, whose scores and softmax are FP32.
+
+    `sum(scale * tanh(query + key))` of 16-bit queries and keys is computed in FP32 and
+    stays there through mask and softmax; the weights are rounded, and their product
+    with the values accumulates in FP32.
+
+    Args: those of `keras.layers.AdditiveAttention`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.AdditiveAttention(use_scale=False, dtype="float16")
+    >>> query, value = np.zeros((1, 1, 2)), np.array([[[1.0, 2.0], [1.0, 4.0]]])
+    >>> layer([query, value, np.zeros((1, 2, 2))]).numpy()
+    array([[[1., 3.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        if not uses_gemm(self, query, key):
+            return super()._calculate_scores(query, key)
+        query = ops.cast(ops.expand_dims(query, -2), "float32")
+        key = ops.cast(ops.expand_dims(key, -3), "float32")
+        terms = ops.tanh(query + key)
+        if self.scale is not None:
+            terms = ops.cast(stored(self.scale), "float32") * terms
+        return ops.sum(terms, axis=-1)
+
+    def _apply_scores(
+        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        if not uses_gemm(self, value):
+            return super()._apply_scores(scores, value, scores_mask, training)
+        return apply_scores(self, scores, value, scores_mask, training)

@@ -1,0 +1,70 @@
+"""Attention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention_weights import weights_of
+from keras_mp.layers.precision import gemm, stored, uses_gemm
+
+
+def apply_scores(
+    layer: Any, scores: Any, value: Any, mask: Any, training: bool
+) -> tuple[Any, Any]:
+    """Returns the weighted values, and the weights, in the dtype of `value`.
+
+    Args:
+        layer: `keras.layers.Attention`, for its dropout.
+        scores: `[batch, queries, values]` in FP32.
+        value: `[batch, values, size]` of 16 bits.
+        mask: bool, `[batch, values]`, `[batch, 1 or queries, values]`, or None.
+        training: bool.
+    """
+    if mask is not None and len(mask.shape) == 2:
+        mask = ops.expand_dims(mask, axis=-2)
+    weights = weights_of(scores, mask, dtype=layer.compute_dtype)
+    if training and layer.dropout > 0:
+        weights = keras.random.dropout(
+            weights, layer.dropout, seed=layer.seed_generator
+        )
+    return gemm(weights, value), weights
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Attention(keras.layers.Attention):
+    """`keras.layers.Attention`, whose scores and softmax are FP32.
+
+    The scores of 16-bit queries and keys accumulate in FP32 and stay there through
+    scale, mask and softmax: a product of 65,504 and more, which is inf in FP16 and NaN
+    after the softmax, is a number. The weights are rounded, and their product with the
+    values accumulates in FP32.
+
+    Args: those of `keras.layers.Attention`.
+
+    Example:
+
+    >>> query = np.full((1, 1, 2), 300.0, "float16")    # 300 * 300 * 2 = 180000
+    >>> keras_mp.layers.Attention(dtype="float16")([query, query]).numpy()
+    array([[[300., 300.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        if not uses_gemm(self, query, key):
+            return super()._calculate_scores(query, key)
+        scale = 1.0 if self.scale is None else ops.cast(stored(self.scale), "float32")
+        if self.score_mode == "dot":
+            return scale * gemm(query, key, transpose_b=True, output_dtype="float32")
+        query = ops.cast(ops.expand_dims(query, -2), "float32")
+        key = ops.cast(ops.expand_dims(key, -3), "float32")
+        weight = ops.cast(stored(self.concat_score_weight), "float32")
+        return weight * ops.sum(ops.tanh(scale * (query + key)), axis=-1)
+
+    def _apply_scores(
+        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        if not uses_gemm(self, value):
+            return super()._apply_scores(scores, value, scores_mask, training)
+        return apply_scores(self, scores, value, scores_mask, training)

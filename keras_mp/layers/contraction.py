@@ -1,0 +1,120 @@
+"""A two-operand einsum as one matrix product that accumulates in FP32."""
+
+import functools
+import operator
+import string
+from collections.abc import Iterable
+from typing import Any
+
+from keras import ops
+
+from keras_mp.layers.precision import gemm
+
+
+def parse(equation: str, rank: int) -> tuple[str, str, str]:
+    """Splits `"...x,xy->...y"` into its three terms, an ellipsis spelled out.
+
+    Args:
+        equation: of two operands, with an output; the second has no ellipsis.
+        rank: of the first operand.
+    """
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    a, _, b = inputs.partition(",")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    hidden = "".join(spare[: rank - len(a.replace("...", ""))])
+    return a.replace("...", hidden), b, output.replace("...", hidden)
+
+
+def is_product(a: str, b: str, output: str) -> bool:
+    """Tells whether an einsum is a matrix product, up to transposes and reshapes.
+
+    It is not where a label is repeated in a term (a diagonal), or stands in one
+    operand alone (a sum over it).
+    """
+    terms = (a, b, output)
+    repeated = any(len(set(term)) < len(term) for term in terms)
+    alone = any(
+        sum(label in term for term in terms) < 2 for label in set(a + b + output)
+    )
+    return not (repeated or alone)
+
+
+def contract(
+    a_labels: str,
+    b_labels: str,
+    output: str,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    **options: Any,
+) -> Any:
+    """Returns `einsum("a_labels,b_labels->output", a, b)`, by `fp16_gemm`.
+
+    Args:
+        a_labels: a letter for each dimension of `a`.
+        b_labels: of `b`.
+        output: of the result.
+        a: float16 or bfloat16 tensor.
+        b: tensor of the dtype of `a`, or float32.
+        bias: of as many values as the dimensions that the result has of `b` alone;
+            default None.
+        **options: of `fp16_gemm`: `activation`, `output_dtype`, `alpha`.
+    """
+    if bias is None and a.dtype == b.dtype and _comes_first(b_labels, a_labels, output):
+        # As in Keras's attention: this saves the transpose of the result.
+        a_labels, b_labels, a, b = b_labels, a_labels, b, a
+    batch = [label for label in output if label in a_labels and label in b_labels]
+    free_a = [label for label in output if label not in b_labels]
+    free_b = [label for label in output if label not in a_labels]
+    inner = [label for label in b_labels if label not in output]
+    sizes = dict(zip(a_labels, ops.shape(a), strict=True))
+    sizes |= dict(zip(b_labels, ops.shape(b), strict=True))
+
+    a, transpose_a = _as_matrix(a, a_labels, batch, free_a, inner, sizes)
+    b, not_transpose_b = _as_matrix(b, b_labels, batch, free_b, inner, sizes)
+    result = gemm(
+        a,
+        b,
+        transpose_a=transpose_a,
+        transpose_b=not not_transpose_b,
+        bias=None if bias is None else ops.reshape(bias, (-1,)),
+        **options,
+    )
+    found = [*batch, *free_a, *free_b]
+    result = ops.reshape(result, [sizes[label] for label in found])
+    return _transposed(result, found, output)
+
+
+def _comes_first(b_labels: str, a_labels: str, output: str) -> bool:
+    free = [label for label in output if (label in a_labels) != (label in b_labels)]
+    return bool(free) and free[0] in b_labels
+
+
+def _as_matrix(
+    x: Any,
+    labels: str,
+    batch: list[str],
+    free: list[str],
+    inner: list[str],
+    sizes: dict[str, Any],
+) -> tuple[Any, bool]:
+    """Returns `x` as `[*batch, free, inner]` or `[*batch, inner, free]`, and which.
+
+    The second is chosen where the data lie that way, and told by True.
+    """
+    others = [label for label in labels if label not in batch]
+    inner_first = others == inner + free and bool(inner) and bool(free)
+    rows, columns = (inner, free) if inner_first else (free, inner)
+    x = _transposed(x, labels, [*batch, *rows, *columns])
+    shape = [*(sizes[label] for label in batch), _size(rows, sizes)]
+    return ops.reshape(x, [*shape, _size(columns, sizes)]), inner_first
+
+
+def _size(labels: list[str], sizes: dict[str, Any]) -> Any:
+    return functools.reduce(operator.mul, [sizes[label] for label in labels], 1)
+
+
+def _transposed(x: Any, labels: Iterable[str], wanted: Iterable[str]) -> Any:
+    labels = list(labels)
+    axes = [labels.index(label) for label in wanted]
+    return x if axes == sorted(axes) else ops.transpose(x, axes)

@@ -1,0 +1,137 @@
+"""`convert`: the layers of a model replaced by those of `keras_mp.layers`."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.layers.additive_attention import AdditiveAttention
+from keras_mp.layers.attention import Attention
+from keras_mp.layers.conv1d import Conv1D
+from keras_mp.layers.conv2d import Conv2D
+from keras_mp.layers.conv2d_transpose import Conv2DTranspose
+from keras_mp.layers.conv3d import Conv3D
+from keras_mp.layers.dense import Dense
+from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
+from keras_mp.layers.einsum_dense import EinsumDense
+from keras_mp.layers.gru import GRU
+from keras_mp.layers.gru_cell import GRUCell
+from keras_mp.layers.lstm import LSTM
+from keras_mp.layers.lstm_cell import LSTMCell
+from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.separable_conv2d import SeparableConv2D
+
+# A new layer is one line here.
+COUNTERPARTS: dict[Any, Any] = {
+    keras.layers.AdditiveAttention: AdditiveAttention,
+    keras.layers.Attention: Attention,
+    keras.layers.Conv1D: Conv1D,
+    keras.layers.Conv2D: Conv2D,
+    keras.layers.Conv2DTranspose: Conv2DTranspose,
+    keras.layers.Conv3D: Conv3D,
+    keras.layers.Dense: Dense,
+    keras.layers.DepthwiseConv2D: DepthwiseConv2D,
+    keras.layers.EinsumDense: EinsumDense,
+    keras.layers.GRU: GRU,
+    keras.layers.GRUCell: GRUCell,
+    keras.layers.LSTM: LSTM,
+    keras.layers.LSTMCell: LSTMCell,
+    keras.layers.MultiHeadAttention: MultiHeadAttention,
+    keras.layers.SeparableConv2D: SeparableConv2D,
+}
+
+
+def convert(model: keras.Model) -> keras.Model:
+    """Returns the model with each layer replaced by that of `keras_mp.layers`.
+
+    A layer of exactly the class `keras.layers.X` becomes `keras_mp.layers.X`, if there
+    is one; so does what is inside of nested models and of Keras's wrappers, such as
+    `Bidirectional`, `TimeDistributed` and `RNN`. A subclass of yours stays what it is.
+    Names, dtype policies, weights and seeds are kept. The new model shares none with
+    the old one, and is compiled as that was, with an optimizer that starts anew.
+
+    Args:
+        model: `keras.Sequential`, or a functional `keras.Model`.
+
+    Returns:
+        A model of the same kind.
+
+    Raises:
+        ValueError: the model, or one nested in it, is of a class of its own.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    >>> type(keras_mp.convert(model).layers[0])
+    <class 'keras_mp.layers.dense.Dense'>
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    _check(model)
+    converted = keras.models.clone_model(
+        model, clone_function=_converted_layer, recursive=True
+    )
+    if model.built and not converted.built:
+        converted.build(model.input_shape)
+    if not model.trainable:
+        converted.trainable = False
+    for old, new in zip(model.variables, converted.variables, strict=True):
+        new.assign(old)
+        if new.trainable != old.trainable:
+            new.trainable = old.trainable
+    return converted
+
+
+def _check(model: Any) -> None:
+    if isinstance(model, keras.Model) and not _is_of_keras(type(model)):
+        raise ValueError(
+            "`convert` rebuilds Sequential and functional models; one of another class "
+            "is known to its author alone. "
+            f"Received: {model.name!r}, of class {type(model).__name__}. Make its "
+            "layers with `keras_mp.layers`, which has them under the same names, and "
+            "load the old weights: they fit."
+        )
+
+
+def _is_of_keras(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "keras"
+
+
+def _converted_layer(layer: Any) -> Any:
+    """Returns a new layer: the counterpart, or one with its inside converted."""
+    _check(layer)
+    if isinstance(layer, keras.layers.Lambda):
+        return layer  # has no weights, and Keras does not rebuild one from its config
+    config = layer.get_config()
+    counterpart = COUNTERPARTS.get(type(layer))
+    if counterpart is not None:
+        return counterpart.from_config(config | _left_out_of_config(layer))
+    if isinstance(layer, keras.layers.Layer) and _is_of_keras(type(layer)):
+        config = _converted_config(config)
+    return type(layer).from_config(config)
+
+
+def _left_out_of_config(layer: Any) -> dict[str, Any]:
+    """Returns the arguments of a recurrent layer that Keras does not save."""
+    left_out = {}
+    if hasattr(layer, "use_cudnn"):
+        left_out["use_cudnn"] = layer.use_cudnn
+    cell = getattr(layer, "cell", layer)
+    if hasattr(cell, "implementation"):
+        left_out["implementation"] = cell.implementation
+    return left_out
+
+
+def _converted_config(config: Any) -> Any:
+    """Replaces the class of each layer that a config holds, at any depth."""
+    if isinstance(config, list | tuple):
+        return type(config)(_converted_config(item) for item in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: _converted_config(value) for key, value in config.items()}
+    for old, new in COUNTERPARTS.items():
+        if config.get("module") == "keras.layers" and (
+            config.get("class_name") == old.__name__
+        ):
+            name = keras.saving.get_registered_name(new)
+            return config | {"module": new.__module__, "registered_name": name}
+    return config

@@ -1,0 +1,116 @@
+"""What the layers share: when a product goes through the op, and with which weight."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import activations, ops
+
+HALVES = ("float16", "bfloat16")
+
+_FUSED = (
+    (activations.relu, "relu"),
+    (activations.tanh, "tanh"),
+    (activations.sigmoid, "sigmoid"),
+    (activations.gelu, "gelu"),
+)
+
+
+def uses_gemm(layer: keras.Layer, *inputs: Any) -> bool:
+    """Tells whether a layer multiplies these inputs with `fp16_gemm`.
+
+    It does so where its compute dtype has 16 bits and the inputs have that dtype.
+    Inputs of another dtype reach a layer that does not cast, or that is called inside
+    one with another policy; Keras promotes them, and so its layer computes them.
+    """
+    if layer.compute_dtype not in HALVES:
+        return False
+    if keras.backend.backend() != "tensorflow":
+        _warn_of_backend(keras.backend.backend())
+        return False
+    return all(_is_dense(x) and _dtype(x) == layer.compute_dtype for x in inputs)
+
+
+@functools.cache
+def _warn_of_backend(backend: str) -> None:
+    warnings.warn(
+        "The layers of keras_mp accumulate 16-bit products in FP32 on the TensorFlow "
+        "backend only; here each computes as the Keras layer of its name. Received: "
+        f"backend={backend!r}. Set the environment variable KERAS_BACKEND=tensorflow "
+        "before Keras is imported.",
+        stacklevel=2,
+    )
+
+
+def _dtype(x: Any) -> str:
+    return keras.backend.standardize_dtype(x.dtype)
+
+
+def _is_dense(x: Any) -> bool:
+    import tensorflow as tf
+
+    return not isinstance(x, tf.SparseTensor)
+
+
+def gemm(a: Any, b: Any, **options: Any) -> Any:
+    """Returns `fp16_gemm(a, b, **options)`, in the dtype of `a` unless told otherwise.
+
+    TensorFlow is imported with the op, here, so that the layers import without it.
+    """
+    from keras_mp.ops import fp16_gemm
+
+    options.setdefault("output_dtype", _dtype(a))
+    return fp16_gemm(a, b, **options)
+
+
+class _WithoutAutocast(keras.layers.Layer):
+    """A layer in whose call a variable is read as it is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float32", autocast=False, name="stored")
+
+    def call(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+
+_without_autocast = _WithoutAutocast()
+
+
+def stored(variable: Any) -> Any:
+    """Reads a variable in the dtype it is stored in, inside of a layer's `call`.
+
+    Under `mixed_float16`, Keras rounds an FP32 variable to FP16 where it is read, and
+    hence its gradient too: what lies below 6e-8 is lost. A layer made with
+    `autocast=False` does not; the variables themselves stay what Keras made, so that
+    its own computations with them (LoRA, quantization, cuDNN) are not touched.
+
+    Args:
+        variable: `keras.Variable`, None, or a function that reads variables.
+
+    Returns:
+        Tensor, or None.
+    """
+    if variable is None:
+        return None
+    if callable(variable):
+        return _without_autocast(read=variable)
+    return _without_autocast(read=lambda: ops.convert_to_tensor(variable))
+
+
+def fused(activation: Any) -> str | None:
+    """Returns the name under which `fp16_gemm` knows an activation, or None."""
+    return next((name for known, name in _FUSED if known is activation), None)
+
+
+def finish(x: Any, activation: Any, dtype: str) -> Any:
+    """Applies an activation to an FP32 result and rounds, once where that is possible.
+
+    Another activation than those of `fp16_gemm` runs on the rounded result, as in
+    Keras: a loss finds the logits on the output of a softmax.
+    """
+    if fused(activation) is not None:
+        return ops.cast(activation(x), dtype)
+    x = ops.cast(x, dtype)
+    return x if activation is None else activation(x)

@@ -1,0 +1,119 @@
+"""What the recurrent layers share: FP32 products around Keras's loop over time."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import gemm, stored
+
+
+class RecurrentKernel:
+    """A recurrent kernel, rounded once for all time steps.
+
+    A loop adds up the gradient of what it reads in the dtype of that. So the gradient
+    goes to an FP32 copy, while the products take the rounded one.
+
+    Args:
+        kernel: tensor `[units, columns]` in the dtype it is stored in.
+        dtype: `"float16"` or `"bfloat16"`.
+    """
+
+    def __init__(self, kernel: Any, dtype: str) -> None:
+        self._master = ops.cast(kernel, "float32")
+        self._rounded = ops.cast(kernel, dtype)
+
+    def product(self, h: Any) -> Any:
+        """Returns `h @ kernel` in FP32; `h` is `[batch, units]` of 16 bits."""
+        return _product(h, self._rounded, self._master)
+
+
+@ops.custom_gradient
+def _product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
+    def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, Any]:
+        slope = ops.cast(args[0] if upstream is None else upstream, h.dtype)
+        return (
+            gemm(slope, rounded, transpose_b=True),
+            None,
+            gemm(h, slope, transpose_a=True, output_dtype="float32"),
+        )
+
+    return gemm(h, rounded, output_dtype="float32"), gradient
+
+
+def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
+    """Returns `x @ kernel + bias` for all gates in FP32, with the cell's dropout.
+
+    Args:
+        cell: `keras.layers.LSTMCell` or `GRUCell`.
+        gates: int, how many the cell has.
+        x: `[batch, features]`, or a whole sequence `[batch, time, features]`.
+        bias: `[gates * units]`, or None.
+        training: bool.
+    """
+    kernel = stored(cell.kernel)
+    if not (training and 0.0 < cell.dropout < 1.0):
+        return gemm(x, kernel, bias=bias, output_dtype="float32")
+    is_sequence = len(x.shape) == 3
+    masks = cell.get_dropout_mask(x[:, 0, :] if is_sequence else x)
+    if is_sequence:
+        masks = _map(lambda mask: ops.expand_dims(mask, 1), masks)
+    if not isinstance(masks, list):
+        return gemm(x * masks, kernel, bias=bias, output_dtype="float32")
+    parts = [
+        gemm(x * mask, part, output_dtype="float32")
+        for mask, part in zip(masks, ops.split(kernel, gates, axis=1), strict=True)
+    ]
+    result = ops.concatenate(parts, axis=-1)
+    return result if bias is None else result + ops.cast(bias, "float32")
+
+
+def _map(function: Any, masks: Any) -> Any:
+    if isinstance(masks, list):
+        return [function(mask) for mask in masks]
+    return function(masks)
+
+
+def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
+    """Returns the dropout masks of the state, one for each gate, or None."""
+    if training and 0.0 < cell.recurrent_dropout < 1.0:
+        return list(cell.get_recurrent_dropout_mask(h))
+    return None
+
+
+def keeps_cudnn(layer: Any, reset_after: bool = True) -> bool:
+    """Tells whether Keras would run this layer in cuDNN, or refuse to run it."""
+    import tensorflow as tf
+
+    fits = (
+        layer.activation is keras.activations.tanh
+        and layer.recurrent_activation is keras.activations.sigmoid
+        and not layer.recurrent_dropout
+        and not layer.unroll
+        and layer.use_bias
+        and reset_after
+    )
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    return layer.use_cudnn is True or bool(layer.use_cudnn and fits and on_gpu)
+
+
+def loop(layer: Any, step: Any, projected: Any, initial_state: Any, mask: Any) -> Any:
+    """Runs a step over time as `layer` would run its cell.
+
+    Args:
+        layer: `keras.layers.RNN`, for its options.
+        step: an object with `__call__(projected, states)`, `call` and `state_size`.
+        projected: `[batch, time, gates * units]` in FP32, which a cell would cast.
+        initial_state: list of tensors.
+        mask: `[batch, time]`, or None.
+
+    Returns:
+        What `keras.layers.RNN.inner_loop` does.
+    """
+    options = ("return_sequences", "go_backwards", "unroll", "zero_output_for_mask")
+    rnn = keras.layers.RNN(
+        step, name="loop", **{name: getattr(layer, name) for name in options}
+    )
+    if isinstance(mask, list | tuple):
+        mask = mask[0]
+    return rnn.inner_loop(projected, initial_state, mask)
