@@ -1,9 +1,6 @@
 // Checks the CUDA kernels on the host: every index of gemm_cuda_layout.h against the PTX
 // ISA's words, the plans, and the kernels themselves in an emulator, against double
 // precision. Needs neither a GPU nor CUDA.
-//
-// Tolerance: one rounding of the output plus k * 2^-24 * sum |a||b|, and 2^-22 of what
-// the epilogue adds up.
 
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 
@@ -25,6 +22,7 @@
 #include "gemm_cuda_mma.cuh"
 #include "gemm_cuda_plan.h"
 #include "gemm_cuda_shapes.h"
+#include "gemm_cuda_tolerance.h"
 #include "gemm_cuda_wmma.cuh"
 
 namespace keras_mp::cuda {
@@ -237,31 +235,6 @@ struct Case {
   Activation activation = Activation::kNone;
 };
 
-double Activated(double x, Activation activation) {
-  switch (activation) {
-    case Activation::kRelu:
-      return x > 0 ? x : 0;
-    case Activation::kTanh:
-      return std::tanh(x);
-    case Activation::kSigmoid:
-      return 1 / (1 + std::exp(-x));
-    case Activation::kGelu:
-      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-    case Activation::kNone:
-      break;
-  }
-  return x;
-}
-
-// Half the distance between neighbours of the output type around x.
-double Rounding(double x, DataType type) {
-  const int digits = type == DataType::kHalf ? 11 : type == DataType::kBfloat16 ? 8 : 24;
-  const int smallest = type == DataType::kHalf ? -24 : -140;
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  return std::ldexp(1.0, std::max(exponent - digits, smallest) - 1);
-}
-
 using Runner = std::function<void(const Problem&, std::int64_t batch)>;
 
 template <class T, class Shape>
@@ -384,17 +357,14 @@ void RunCase(const Case& c, bool transpose_a, bool transpose_b, const std::strin
         double added = 0;
         if (c.bias) {
           added = c.float_bias ? bias.floats()[column] : read(bias.bits(), column);
-          sum = sum * alpha + added;
+          sum *= alpha;
+          magnitude *= alpha;
         }
-        const double expected = Activated(sum, c.activation);
-        const double tolerance = Rounding(expected, g.output) * 1.001 +
-                                 1.2 * (c.k * magnitude * 0x1p-24) +
-                                 0x1p-22 * (std::abs(sum) + std::abs(added));
         const double got =
             c.float_output ? result.floats()[at] : read(result.bits(), at);
-        Expect(std::abs(got - expected) <= tolerance,
+        Expect(IsRight(got, sum, magnitude, added, c.k, g),
                name + " at " + std::to_string(row) + "," + std::to_string(column) +
-                   ": " + std::to_string(got) + " is not " + std::to_string(expected));
+                   ": " + std::to_string(got) + " from the sum " + std::to_string(sum));
       }
     }
   }

@@ -1,0 +1,90 @@
+# The CUDA kernels: the library keras_mp_gemm_cuda, its tests and its benchmark.
+#
+# KERAS_MP_CUDA_ARCHITECTURES  code that is built, in CMAKE_CUDA_ARCHITECTURES' words.
+#     Where not given: Volta if the compiler still knows it, Turing, Ampere (which serves
+#     every 8.x) and Hopper, whose PTX newer devices compile when they first load it.
+# KERAS_MP_CUBLASLT_INCLUDE    folder of cublasLt.h. Where not given: the CUDA toolkit's,
+#     or that of NVIDIA's or TensorFlow's Python package. Without it the library is built
+#     without the cuBLASLt route.
+
+# Before enable_language, which would choose one for itself.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+endif()
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12)
+  message(FATAL_ERROR "keras_mp needs CUDA 12 or newer.\n"
+    "Received: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}.\n"
+    "Name another one with -DCMAKE_CUDA_COMPILER, or build with -DKERAS_MP_CUDA=OFF.")
+endif()
+
+set(keras_mp_architectures 75-real 80-real 90)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
+  list(PREPEND keras_mp_architectures 70-real)
+endif()
+set(KERAS_MP_CUDA_ARCHITECTURES "${keras_mp_architectures}" CACHE STRING
+  "CUDA architectures of keras_mp")
+
+if(NOT KERAS_MP_CUBLASLT_INCLUDE)
+  # purelib of the Python that CMake finds; its packages need not be importable.
+  find_package(Python3 COMPONENTS Interpreter QUIET)
+  find_path(KERAS_MP_CUBLASLT_INCLUDE cublasLt.h
+    HINTS
+      ${CUDAToolkit_INCLUDE_DIRS}
+      ${Python3_SITELIB}/nvidia/cublas/include
+      ${Python3_SITELIB}/nvidia/cu13/include
+      ${Python3_SITELIB}/tensorflow/include/external/cuda_cublas/include
+    DOC "Folder of cublasLt.h")
+endif()
+if(KERAS_MP_CUBLASLT_INCLUDE)
+  message(STATUS "keras_mp: cublasLt.h in ${KERAS_MP_CUBLASLT_INCLUDE}")
+else()
+  message(STATUS "keras_mp: no cublasLt.h, building without the cuBLASLt route")
+endif()
+
+add_library(keras_mp_cuda_options INTERFACE)
+target_compile_options(keras_mp_cuda_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>)
+
+add_library(keras_mp_gemm_cuda STATIC
+  src/gemm_cublaslt.cc
+  src/gemm_cuda.cu
+  src/gemm_cuda_mma_bfloat16.cu
+  src/gemm_cuda_mma_half.cu
+  src/gemm_cuda_plan.cc
+  src/gemm_cuda_wmma.cu)
+set_target_properties(keras_mp_gemm_cuda PROPERTIES
+  CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
+  POSITION_INDEPENDENT_CODE ON)
+target_include_directories(keras_mp_gemm_cuda PUBLIC include PRIVATE src)
+# After the toolkit's own folder, so that only cublasLt.h comes from another version.
+if(KERAS_MP_CUBLASLT_INCLUDE)
+  set_source_files_properties(src/gemm_cublaslt.cc PROPERTIES
+    COMPILE_OPTIONS "-idirafter;${KERAS_MP_CUBLASLT_INCLUDE}")
+endif()
+target_link_libraries(keras_mp_gemm_cuda
+  PUBLIC keras_mp_kernels CUDA::cudart_static ${CMAKE_DL_LIBS}
+  PRIVATE keras_mp_cuda_options)
+
+if(KERAS_MP_TESTS)
+  find_package(Threads REQUIRED)
+  add_executable(gemm_cuda_test tests/gemm_cuda_test.cu)
+  add_executable(gemm_cuda_benchmark benchmarks/gemm_cuda.cu)
+  foreach(target gemm_cuda_test gemm_cuda_benchmark)
+    set_target_properties(${target} PROPERTIES
+      CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}")
+    target_include_directories(${target} PRIVATE src)
+    target_link_libraries(${target} PRIVATE
+      keras_mp_gemm_cuda keras_mp_cuda_options Threads::Threads)
+  endforeach()
+  add_test(NAME gemm_cuda_test COMMAND gemm_cuda_test)
+  set_tests_properties(gemm_cuda_test PROPERTIES SKIP_RETURN_CODE 77)
+endif()
