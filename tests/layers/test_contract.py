@@ -1,0 +1,405 @@
+"""What every layer of keras_mp promises, held to one table of cases."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp import layers
+
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half of the spacing above 1
+POLICIES = ("mixed_float16", "float16", "mixed_bfloat16", "bfloat16")
+MASK = np.array([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1]], bool)
+
+
+@dataclass
+class Case:
+    """A layer, how to call it, and its error bound in roundings.
+
+    Args:
+        name: of the class.
+        options: of the constructor.
+        shapes: of the inputs.
+        call: `(layer, inputs)`, default `layer(*inputs)`.
+        roundings: 16-bit roundings from the inputs to an output, and again as many
+            from there to a gradient. Values and slopes on the way are at most 1 here:
+            inputs and weights are below 1, and sums are over few terms.
+    """
+
+    name: str
+    options: dict[str, Any]
+    shapes: list[tuple[int, ...]]
+    call: Any = lambda layer, inputs: layer(*inputs)
+    roundings: int = 2
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, package, dtype):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        return getattr(package, self.name)(dtype=dtype, **self.options)
+
+    def run(self, layer, inputs):
+        return keras.tree.flatten(self.call(layer, inputs))
+
+
+def listed(**arguments):
+    return lambda layer, inputs: layer(list(inputs), **arguments)
+
+
+def called(**arguments):
+    return lambda layer, inputs: layer(*inputs, **arguments)
+
+
+def step(layer, inputs):
+    return layer(inputs[0], list(inputs[1:]))
+
+
+def recurrent(name, **options):
+    """5 steps of at most 2 rounded states each, and the rounding of an input."""
+    call = called(mask=MASK) if options.pop("masked", False) else called()
+    options = {"units": 7, "recurrent_initializer": "glorot_uniform"} | options
+    return Case(name, options, [(2, 5, 3)], call, roundings=12)
+
+
+RNN_OPTIONS = {
+    "plain": {},
+    "masked": {"masked": True, "return_sequences": True},
+    "states": {"return_state": True, "return_sequences": True, "masked": True},
+    "backwards": {"go_backwards": True, "return_sequences": True},
+    "unrolled": {"unroll": True},
+    "no-bias": {"use_bias": False},
+    "relu": {"activation": "relu", "recurrent_activation": "hard_sigmoid"},
+}
+CASES = {
+    "dense": Case("Dense", {"units": 7}, [(2, 17)]),
+    "dense-relu": Case("Dense", {"units": 7, "activation": "relu"}, [(2, 5, 17)]),
+    "dense-gelu": Case("Dense", {"units": 7, "activation": "gelu"}, [(2, 17)]),
+    "dense-tanh": Case("Dense", {"units": 1, "activation": "tanh"}, [(1, 1)]),
+    "dense-softmax": Case(
+        "Dense", {"units": 7, "activation": "softmax"}, [(2, 17)], roundings=8
+    ),
+    "dense-no-bias": Case("Dense", {"units": 7, "use_bias": False}, [(2, 3, 4, 17)]),
+    "einsum-heads": Case(
+        "EinsumDense",
+        {"equation": "abc,cde->abde", "output_shape": (None, 3, 2), "bias_axes": "de"},
+        [(2, 5, 7)],
+    ),
+    "einsum-batch": Case(
+        "EinsumDense",
+        {"equation": "abc,bcd->abd", "output_shape": (5, 3), "bias_axes": "bd"},
+        [(2, 5, 7)],
+    ),
+    "einsum-ellipsis": Case(
+        "EinsumDense",
+        {
+            "equation": "...x,xy->...y",
+            "output_shape": 3,
+            "bias_axes": "y",
+            "activation": "relu",
+        },
+        [(2, 5, 7)],
+    ),
+    **{f"lstm-{name}": recurrent("LSTM", **o) for name, o in RNN_OPTIONS.items()},
+    **{f"gru-{name}": recurrent("GRU", **o) for name, o in RNN_OPTIONS.items()},
+    "gru-before": recurrent("GRU", reset_after=False, return_sequences=True),
+    "lstm-cell": Case(
+        "LSTMCell",
+        {"units": 7, "recurrent_initializer": "glorot_uniform"},
+        [(2, 3), (2, 7), (2, 7)],
+        step,
+        4,
+    ),
+    "gru-cell": Case(
+        "GRUCell",
+        {"units": 7, "recurrent_initializer": "glorot_uniform"},
+        [(2, 3), (2, 7)],
+        step,
+        4,
+    ),
+    "attention": Case(
+        "Attention", {"use_scale": True}, [(2, 3, 7), (2, 5, 7)], listed(), 6
+    ),
+    "attention-masked": Case(
+        "Attention",
+        {},
+        [(2, 5, 7), (2, 5, 7), (2, 5, 7)],
+        listed(mask=[MASK, MASK], use_causal_mask=False, return_attention_scores=True),
+        6,
+    ),
+    "attention-concat": Case(
+        "Attention",
+        {"score_mode": "concat", "use_scale": True},
+        [(2, 5, 7), (2, 5, 7)],
+        listed(use_causal_mask=True),
+        6,
+    ),
+    "additive": Case("AdditiveAttention", {}, [(2, 3, 7), (2, 5, 7)], listed(), 6),
+    "additive-masked": Case(
+        "AdditiveAttention",
+        {"use_scale": False},
+        [(2, 5, 7), (2, 5, 7)],
+        listed(mask=[MASK, MASK]),
+        6,
+    ),
+    "heads": Case(
+        "MultiHeadAttention",
+        {"num_heads": 2, "key_dim": 3},
+        [(2, 3, 7), (2, 5, 7)],
+        roundings=12,
+    ),
+    "heads-causal": Case(
+        "MultiHeadAttention",
+        {"num_heads": 2, "key_dim": 3, "value_dim": 4, "output_shape": 2},
+        [(2, 5, 7), (2, 5, 7)],
+        called(use_causal_mask=True),
+        12,
+    ),
+    "heads-scores": Case(
+        "MultiHeadAttention",
+        {"num_heads": 2, "key_dim": 3, "use_bias": False},
+        [(2, 5, 7), (2, 5, 7), (2, 5, 7)],
+        called(return_attention_scores=True, attention_mask=MASK[:, None, :]),
+        12,
+    ),
+    "heads-axes": Case(
+        "MultiHeadAttention",
+        {"num_heads": 1, "key_dim": 3, "attention_axes": (1, 2)},
+        [(2, 2, 3, 4), (2, 3, 2, 4)],
+        roundings=12,
+    ),
+    "conv1d-causal": Case(
+        "Conv1D",
+        {"filters": 7, "kernel_size": 3, "padding": "causal", "dilation_rate": 2},
+        [(2, 7, 3)],
+    ),
+    "conv2d": Case(
+        "Conv2D",
+        {"filters": 7, "kernel_size": 3, "strides": 2, "activation": "relu"},
+        [(2, 7, 5, 3)],
+    ),
+    "conv2d-groups": Case(
+        "Conv2D",
+        {"filters": 4, "kernel_size": 2, "padding": "same", "groups": 2},
+        [(1, 4, 5, 2)],
+    ),
+    "conv3d": Case("Conv3D", {"filters": 2, "kernel_size": 2}, [(1, 3, 3, 4, 2)]),
+    "conv2d-transpose": Case(
+        "Conv2DTranspose",
+        {"filters": 3, "kernel_size": 3, "strides": 2, "use_bias": False},
+        [(2, 3, 3, 4)],
+    ),
+    "separable": Case(
+        "SeparableConv2D",
+        {"filters": 3, "kernel_size": 3, "depth_multiplier": 2},
+        [(2, 5, 5, 2)],
+    ),
+    "depthwise": Case(
+        "DepthwiseConv2D",
+        {"kernel_size": 3, "depth_multiplier": 2, "activation": "tanh"},
+        [(2, 5, 5, 3)],
+    ),
+}
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def half_of(policy):
+    return policy.removeprefix("mixed_")
+
+
+def rounded(x, half):
+    return tf.cast(tf.cast(x, half), "float64").numpy()
+
+
+def inputs_of(case, half="float16"):
+    """Numbers below 1 that the 16-bit format holds."""
+    rng = np.random.default_rng(1)
+    return [rounded(rng.uniform(-1, 1, shape), half) for shape in case.shapes]
+
+
+def pair(case, policy, reference, half="float16"):
+    """Our layer and the Keras layer, built, with the same 16-bit numbers as weights."""
+    made = case.make(layers, policy), case.make(keras.layers, reference)
+    rng = np.random.default_rng(2)
+    weights = []
+    for layer in made:
+        case.run(
+            layer, [tf.cast(x, layer.compute_dtype) for x in inputs_of(case, half)]
+        )
+        for weight in layer.weights[len(weights) :]:
+            weights.append(rounded(rng.uniform(-0.5, 0.5, weight.shape), half))
+        layer.set_weights(weights)
+    return made
+
+
+def gradients(case, layer, inputs, mode="eager"):
+    """The outputs, and the gradients of a weighted sum of them.
+
+    Args:
+        mode: `"eager"`, `"graph"` or `"xla"`.
+    """
+
+    def run(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = case.run(layer, inputs)
+            loss = 0.0
+            for i, output in enumerate(outputs):
+                # Slopes of at most 1/2, that every format holds.
+                slope = np.cos(np.arange(output.shape.num_elements()) + i)
+                slope = np.round(slope * 8) / 16
+                slope = tf.reshape(tf.cast(slope, output.dtype), output.shape)
+                loss += tf.reduce_sum(tf.cast(slope * output, "float64"))
+        return outputs, tape.gradient(loss, [layer.trainable_variables, inputs])
+
+    inputs = [tf.cast(x, layer.compute_dtype) for x in inputs]
+    if mode != "eager":
+        run = tf.function(run, jit_compile=mode == "xla")
+    outputs, (of_weights, of_inputs) = run(inputs)
+    return outputs, of_weights, of_inputs
+
+
+def assert_close(actual, expected, roundings, unit, what):
+    """Asserts that `actual` is off by so many roundings of the largest value."""
+    actual, expected = np.float64(actual), np.float64(expected)
+    size = max(1.0, np.max(np.abs(expected), initial=0.0))
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=roundings * unit * size, err_msg=what
+    )
+
+
+@EVERY_CASE
+def test_float32_is_what_keras_computes(case):
+    ours, theirs = pair(case, "float32", "float32")
+    found = gradients(case, ours, inputs_of(case))
+    expected = gradients(case, theirs, inputs_of(case))
+    for actual, wanted in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
+        assert actual.dtype == wanted.dtype == tf.float32
+        np.testing.assert_array_equal(actual, wanted)
+
+
+# Compiling takes seconds: the first case of each layer stands for the others.
+FIRST = {case.name: name for name, case in reversed(CASES.items())}.values()
+RUNS = {
+    f"{name}-{policy}-{mode}": (name, policy, mode)
+    for name in CASES
+    for mode, policies in {
+        "eager": POLICIES if name in FIRST else ("mixed_float16", "bfloat16"),
+        "graph": ("mixed_float16",) if name in FIRST else (),
+        "xla": ("mixed_float16",) if name in FIRST else (),
+    }.items()
+    for policy in policies
+}
+
+
+@functools.cache
+def expected_of(name, half):
+    """Float64 outputs and gradients, and the weights that belong to them."""
+    case = CASES[name]
+    oracle = pair(case, "float32", "float64", half)[1]
+    found = gradients(case, oracle, inputs_of(case, half))
+    return found, oracle.get_weights()
+
+
+@pytest.mark.parametrize(("name", "policy", "mode"), RUNS.values(), ids=RUNS)
+def test_16_bits_are_close_to_float64(name, policy, mode):
+    case = CASES[name]
+    half = half_of(policy)
+    expected, weights = expected_of(name, half)
+    ours = case.make(layers, policy)
+    case.run(ours, [tf.cast(x, half) for x in inputs_of(case, half)])
+    ours.set_weights(weights)
+    found = gradients(case, ours, inputs_of(case, half), mode)
+    outputs, of_weights, of_inputs = found
+    assert {x.dtype.name for x in [*outputs, *of_inputs]} == {half}
+    assert {x.dtype.name for x in of_weights} <= {ours.variable_dtype}
+    for what, actual, wanted, passes in zip(
+        ("output", "gradient of a weight", "gradient of an input"),
+        found,
+        expected,
+        (1, 2, 2),
+        strict=True,
+    ):
+        for a, b in zip(actual, wanted, strict=True):
+            assert_close(a, b, passes * case.roundings, UNIT[half], what)
+
+
+@EVERY_CASE
+def test_weights_config_and_shapes_are_those_of_keras(case):
+    ours, theirs = pair(case, "mixed_float16", "mixed_float16")
+
+    def described(layer):
+        names = (w.path.partition("/")[2] for w in layer.weights)
+        weights = [
+            (n, w.shape, w.dtype) for n, w in zip(names, layer.weights, strict=True)
+        ]
+        return weights, len(layer.trainable_weights), layer.get_config()
+
+    assert isinstance(ours, type(theirs))
+    assert described(ours) == described(theirs)
+    found, expected = (
+        keras.tree.flatten(
+            case.call(layer, [keras.Input(shape[1:]) for shape in case.shapes])
+        )
+        for layer in (ours, theirs)
+    )
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in expected]
+
+
+@EVERY_CASE
+def test_initial_weights_are_those_of_keras(case):
+    ours, theirs = (case.make(package, "float32") for package in (layers, keras.layers))
+    found, expected = [], []
+    for layer, weights in ((ours, found), (theirs, expected)):
+        keras.utils.set_random_seed(3)
+        case.run(layer, inputs_of(case))
+        weights.extend(layer.get_weights())
+    for actual, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+def model_of(case, layer):
+    """A functional model of one layer; a cell is put into an RNN."""
+    if case.name.endswith("Cell"):
+        inputs = keras.Input((5, case.shapes[0][-1]))
+        return keras.Model(inputs, keras.layers.RNN(layer)(inputs))
+    inputs = [keras.Input(shape[1:], batch_size=shape[0]) for shape in case.shapes]
+    outputs = case.call(layer, inputs)
+    return keras.Model(inputs if len(inputs) > 1 else inputs[0], outputs)
+
+
+def output_of(case, model):
+    shapes = case.shapes
+    if case.name.endswith("Cell"):
+        shapes = [(2, 5, shapes[0][-1])]
+    inputs = [np.float32(np.sin(np.arange(np.prod(s)))).reshape(s) for s in shapes]
+    return keras.tree.flatten(model(inputs if len(inputs) > 1 else inputs[0]))
+
+
+@EVERY_CASE
+def test_a_saved_model_is_restored(case, tmp_path):
+    model = model_of(case, case.make(layers, "mixed_float16"))
+    model.save(tmp_path / "model.keras")
+    restored = keras.saving.load_model(tmp_path / "model.keras")
+    classes = [type(layer) for layer in restored.layers]
+    assert classes == [type(layer) for layer in model.layers]
+    for a, b in zip(output_of(case, model), output_of(case, restored), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@EVERY_CASE
+def test_weights_are_exchanged_with_keras(case, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    ours, theirs = (
+        model_of(case, case.make(package, "mixed_float16"))
+        for package in (layers, keras.layers)
+    )
+    for source, target in ((theirs, ours), (ours, theirs)):
+        target.set_weights([weight + 1 for weight in source.get_weights()])
+        source.save_weights(path)
+        target.load_weights(path)
+        for a, b in zip(source.get_weights(), target.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
