@@ -1,4 +1,5 @@
-# Needs make and a Python from 3.10 to 3.13; everything else goes into .venv.
+# Needs make, a C++ compiler and a Python from 3.10 to 3.13; everything else goes into
+# .venv and build.
 # Another interpreter, where there is no .venv yet: make PYTHON=python3.12
 
 PYTHON ?= python3
@@ -10,7 +11,10 @@ RUN := $(VENV)/bin/python
 FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: help demo test lint clean
+NATIVE := keras_mp/ops/_keras_mp_ops.so
+SOURCES := $(shell find custom_ops -type f)
+
+.PHONY: help demo test test-cpp lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,11 +23,34 @@ help:
 	@echo 'make lint       check style, format and types'
 	@echo 'make clean      remove .venv, build outputs and caches'
 
-demo: $(VENV)/.installed-examples
+demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
-test: $(VENV)/.installed-test
-	@$(TF_QUIET) $(RUN) -m pytest $(ARGS)
+# The ops and layers run twice: on the native library, and in plain TensorFlow.
+test: $(VENV)/.installed-test $(NATIVE) test-cpp
+	@$(TF_QUIET) KERAS_MP_OPS=reference $(RUN) -m pytest tests/ops tests/layers $(ARGS)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(RUN) -m pytest $(ARGS)
+
+# The kernels in plain C++, once more under AddressSanitizer and UBSan.
+test-cpp: $(VENV)/.created
+	@set -e; for sanitize in OFF ON; do \
+	  build=build/cpp-sanitize-$$sanitize; \
+	  $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	    -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_SANITIZE=$$sanitize \
+	    -S custom_ops -B $$build; \
+	  $(VENV)/bin/cmake --build $$build; \
+	  $(VENV)/bin/ctest --test-dir $$build --output-on-failure; \
+	done
+
+$(NATIVE): $(SOURCES) setup.py
+	@echo "Building the native library; this takes 1 to 3 minutes."
+	@rm -f $@
+	@$(RUN) setup.py --quiet build_ext --inplace
+	@test -f $@ || { \
+	  echo >&2; \
+	  echo "error: the native library was not built; the reason is above." >&2; \
+	  echo "It needs a C++ compiler (Debian, Ubuntu: apt install g++)." >&2; \
+	  exit 1; }
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check
@@ -31,7 +58,7 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis $(NATIVE)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -39,7 +66,8 @@ clean:
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
 	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
 	@echo "(600 MB) and takes 1 to 10 minutes; later runs skip this step."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[$*]' || { \
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation -e '.[$*]' || { \
 	  echo >&2; \
 	  echo "error: pip could not install keras_mp[$*]; its reason is above." >&2; \
 	  echo "If it could not reach a package index: check the network, set HTTPS_PROXY" >&2; \
@@ -68,4 +96,6 @@ $(VENV)/.created:
 	  echo "Received: $$free GB free in $(CURDIR). Free some space, then run make again." >&2; \
 	  exit 1; }
 	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  'setuptools>=77' 'cmake>=3.22' 'ninja>=1.10'
 	@touch $@

@@ -28,7 +28,7 @@ CHAINS = (
         ("ops",),
         ("layers.attention_weights", "layers.precision"),
         ("layers.contraction", "layers.convolution", "layers.recurrence"),
-        ("layers",),
+        ("info", "layers"),
     ),
 )
 MAY_IMPORT = {

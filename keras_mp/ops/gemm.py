@@ -100,7 +100,7 @@ class _Gemm:
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...],
     ) -> tf.Tensor:
-        route = native if native.is_available() else reference
+        route = reference if native.library() is None else native
         return route.fp16_gemm(
             a,
             tf.cast(b, a.dtype),
@@ -211,3 +211,16 @@ def _sum_of_rows(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a bias: all rows of `x`, summed in FP32."""
     rows = tf.reshape(tf.cast(x, tf.float32), [-1, tf.shape(bias)[0]])
     return tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
+
+
+@tf.RegisterGradient("KerasMp>Fp16Gemm")
+def _gradient_of_native(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """The same for the bare op: in a reloaded SavedModel, and for a second order."""
+    a, b, alpha, *biases = op.inputs
+    gemm = _Gemm(
+        op.get_attr("transpose_a"),
+        op.get_attr("transpose_b"),
+        op.get_attr("activation").decode() or None,
+        op.outputs[0].dtype.name,
+    )
+    return gemm.backward(a, b, alpha, tuple(biases), op.outputs[0], upstream)

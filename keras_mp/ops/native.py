@@ -1,20 +1,127 @@
-"""Loads the native library, once, when an op is first called."""
+"""The native library: found and loaded once, when an op is first called."""
 
+import ctypes
 import functools
-from types import ModuleType
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
 
 MODES = ("auto", "native", "reference")
+LIBRARY = Path(__file__).parent / "_keras_mp_ops.so"
+HOW_TO_BUILD = (
+    "Build it with `pip install --force-reinstall --no-deps .` in the sources of "
+    "keras_mp; that needs CMake and a C++ compiler."
+)
 
 
 class NativeLibraryError(ImportError):
-    """The native library cannot be used; the message says why."""
+    """The native library cannot be used, for the reason in its message."""
 
 
-def is_available() -> bool:
-    """Whether the ops run natively, as `KERAS_MP_OPS` asks and the machine allows."""
-    return _library() is not None
+def mode() -> str:
+    """Returns `KERAS_MP_OPS`: `"auto"` (default), `"native"` or `"reference"`."""
+    chosen = os.environ.get("KERAS_MP_OPS", "auto")
+    if chosen not in MODES:
+        raise ValueError(
+            f"The environment variable KERAS_MP_OPS must be one of {MODES}. "
+            f"Received: KERAS_MP_OPS={chosen!r}."
+        )
+    return chosen
 
 
 @functools.cache
-def _library() -> ModuleType | None:
-    return None
+def load(path: Path = LIBRARY) -> Any:
+    """Returns the ops of the library at `path`.
+
+    Raises:
+        NativeLibraryError: if it is missing, was built for another TensorFlow, or
+            cannot be loaded.
+    """
+    built_for = build_facts(path)["tensorflow"]
+    if built_for != tf.__version__:
+        raise NativeLibraryError(
+            "The native library of keras_mp must be built for the installed "
+            f"TensorFlow, {tf.__version__}. Received: {path}, built for {built_for}. "
+            f"{HOW_TO_BUILD}"
+        )
+    try:
+        return tf.load_op_library(str(path))
+    except (OSError, tf.errors.OpError) as error:
+        raise NativeLibraryError(
+            f"The native library of keras_mp cannot be loaded. Received: {path}: "
+            f"{error}. {HOW_TO_BUILD}"
+        ) from error
+
+
+def build_facts(path: Path = LIBRARY) -> dict[str, str]:
+    """Returns what the library was built for, without loading it.
+
+    Raises:
+        NativeLibraryError: if it is missing or does not say.
+    """
+    if not path.is_file():
+        raise NativeLibraryError(
+            f"The native library of keras_mp is missing. Received: {path}. "
+            f"{HOW_TO_BUILD}"
+        )
+    build = re.search(rb"keras_mp build ({.*?})\0", path.read_bytes())
+    if build is None:
+        raise NativeLibraryError(
+            "The native library of keras_mp must say what it was built for. "
+            f"Received: {path}, which does not. {HOW_TO_BUILD}"
+        )
+    return json.loads(build[1])
+
+
+def cpu_instructions() -> str:
+    """Returns the instruction set that the loaded library uses on this machine."""
+    ask = ctypes.CDLL(str(LIBRARY)).KerasMpCpuInstructions
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
+
+
+@functools.cache
+def library() -> Any:
+    """Returns the ops, or None where the reference is to be used, as `mode` says."""
+    if mode() == "reference":
+        return None
+    try:
+        return load()
+    except NativeLibraryError as error:
+        if mode() == "native":
+            raise
+        warnings.warn(
+            f"keras_mp.ops.fp16_gemm runs in plain TensorFlow. {error} "
+            "KERAS_MP_OPS=reference turns this warning off.",
+            stacklevel=2,
+        )
+        return None
+
+
+def fp16_gemm(
+    a: tf.Tensor,
+    b: tf.Tensor,
+    alpha: tf.Tensor,
+    biases: tuple[tf.Tensor, ...],
+    *,
+    transpose_a: bool,
+    transpose_b: bool,
+    activation: str | None,
+    output_dtype: str,
+) -> tf.Tensor:
+    """Returns round(activation(alpha * op(a) op(b) + bias)), computed in FP32."""
+    return library().keras_mp_fp16_gemm(
+        a=a,
+        b=b,
+        alpha=alpha,
+        bias=list(biases),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        activation=activation or "",
+        Tout=tf.as_dtype(output_dtype),
+    )

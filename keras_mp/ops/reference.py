@@ -2,11 +2,17 @@
 
 import tensorflow as tf
 
+
+def gelu(x: tf.Tensor) -> tf.Tensor:
+    """Returns x Phi(x), with erfc: 1 + erf(x) would cancel for negative x."""
+    return 0.5 * x * tf.math.erfc(-(0.5**0.5) * x)
+
+
 ACTIVATIONS = {
     "relu": tf.nn.relu,
     "tanh": tf.tanh,
     "sigmoid": tf.sigmoid,
-    "gelu": tf.nn.gelu,
+    "gelu": gelu,
 }
 
 

@@ -1,0 +1,44 @@
+# The ops of the installed TensorFlow, as a library that tf.load_op_library loads.
+
+if(NOT KERAS_MP_TENSORFLOW_DIR OR NOT KERAS_MP_TENSORFLOW_VERSION)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  # Found, not imported: that would take seconds.
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_tensorflow.py
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE
+    RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "No TensorFlow for ${Python3_EXECUTABLE}. Install it, or "
+      "configure with -DKERAS_MP_TENSORFLOW=OFF.")
+  endif()
+  list(GET found 0 KERAS_MP_TENSORFLOW_DIR)
+  list(GET found 1 KERAS_MP_TENSORFLOW_VERSION)
+endif()
+message(STATUS
+  "TensorFlow ${KERAS_MP_TENSORFLOW_VERSION} in ${KERAS_MP_TENSORFLOW_DIR}")
+
+set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
+add_library(keras_mp_ops MODULE
+  tensorflow/build_info.cc
+  tensorflow/fp16_gemm_cpu.cc
+  tensorflow/fp16_gemm_kernel.cc
+  tensorflow/fp16_gemm_op.cc
+  tensorflow/fp16_gemm_xla.cc)
+set_target_properties(keras_mp_ops PROPERTIES PREFIX "" OUTPUT_NAME "_keras_mp_ops")
+target_include_directories(keras_mp_ops SYSTEM PRIVATE
+  ${tensorflow_include}
+  ${tensorflow_include}/external/highwayhash
+  ${tensorflow_include}/external/farmhash_archive/src)
+# As TensorFlow's own wheels are built.
+target_compile_definitions(keras_mp_ops PRIVATE
+  _GLIBCXX_USE_CXX11_ABI=1
+  EIGEN_MAX_ALIGN_BYTES=64)
+target_link_libraries(keras_mp_ops PRIVATE
+  keras_mp_kernels keras_mp_warnings
+  ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_framework.so.2)
+set(build "{\"tensorflow\": \"${KERAS_MP_TENSORFLOW_VERSION}\"")
+string(APPEND build ", \"compiler\": \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\"")
+string(APPEND build ", \"cuda\": \"${KERAS_MP_CUDA_ARCHITECTURES}\"}")
+set_source_files_properties(tensorflow/build_info.cc PROPERTIES
+  COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
+install(TARGETS keras_mp_ops LIBRARY DESTINATION .)

@@ -1,0 +1,180 @@
+// Cuts a product into tiles and gives them to the kernel of the instruction set.
+
+#include "keras_mp/gemm_cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "gemm_tile.h"
+#include "workspace.h"
+
+namespace keras_mp {
+namespace {
+
+std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return CeilDiv(a, b) * b; }
+
+const TileKernel* KernelOf(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return Avx512Kernel();
+    case Isa::kAvx2:
+      return Avx2Kernel();
+    case Isa::kNeon:
+      return NeonKernel();
+    case Isa::kPortable:
+      return PortableKernel();
+  }
+  return nullptr;
+}
+
+bool MachineHas(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return __builtin_cpu_supports("avx512f");
+  if (isa == Isa::kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+  }
+#endif
+  // NEON belongs to every aarch64, and is built for nothing else.
+  return isa == Isa::kPortable || isa == Isa::kNeon;
+}
+
+Product ProductOf(const Gemm& g) {
+  const auto* a = static_cast<const std::uint16_t*>(g.a);
+  const auto* b = static_cast<const std::uint16_t*>(g.b);
+  Product product;
+  product.m = g.m;
+  product.n = g.n;
+  product.k = g.k;
+  product.a = g.transpose_a ? View{a, 1, g.lda} : View{a, g.lda, 1};
+  product.b = g.transpose_b ? View{b, 1, g.ldb} : View{b, g.ldb, 1};
+  product.c = g.c;
+  product.c_row = g.ldc;
+  product.swapped = false;
+  product.input = g.input;
+  product.output = g.output;
+  product.alpha = g.alpha ? *g.alpha : 1.0f;
+  product.bias = g.bias;
+  product.bias_type = g.bias_type;
+  product.activation = g.activation;
+  // Packing is cheap along the rows in memory and dear across them: the larger matrix
+  // takes the side where it is read along its rows.
+  const bool swap = g.transpose_b && (g.transpose_a || g.m < g.n);
+  const bool swap_a = g.transpose_a && (g.transpose_b || g.n < g.m);
+  if (swap || swap_a) {
+    std::swap(product.m, product.n);
+    std::swap(product.a, product.b);
+    product.a = product.a.Transposed();
+    product.b = product.b.Transposed();
+    product.swapped = true;
+  }
+  return product;
+}
+
+// The tiles of a product, for a number of threads that share them.
+struct Grid {
+  std::int64_t rows, columns;             // of a tile
+  std::int64_t row_tiles, column_tiles;
+
+  Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
+    // Equal tiles, as many in a row as the threads can share evenly.
+    column_tiles = CeilDiv(product.n, kernel.max_columns);
+    if (product.m <= kernel.max_rows) column_tiles = RoundUp(column_tiles, threads);
+    columns = std::min(RoundUp(CeilDiv(product.n, column_tiles), kernel.panel),
+                       kernel.max_columns);
+    column_tiles = CeilDiv(product.n, columns);
+    row_tiles = CeilDiv(product.m, kernel.max_rows);
+    constexpr std::int64_t kTilesPerThread = 4, kFewestRows = 96;
+    const std::int64_t wanted = CeilDiv(kTilesPerThread * threads, column_tiles);
+    const std::int64_t most = std::max<std::int64_t>(1, product.m / kFewestRows);
+    row_tiles = std::max(row_tiles, std::min(wanted, most));
+    rows = CeilDiv(product.m, row_tiles);
+    row_tiles = CeilDiv(product.m, rows);
+  }
+};
+
+struct Job {
+  const Gemm& gemm;
+  const Product product;
+  const TileKernel& kernel;
+  const Grid grid;
+  std::atomic<bool> out_of_memory{false};
+
+  void Run(std::int64_t task) {
+    void* workspace = ThreadWorkspace(kernel.workspace_bytes);
+    if (workspace == nullptr) {
+      out_of_memory = true;
+      return;
+    }
+    const std::int64_t tiles = grid.row_tiles * grid.column_tiles;
+    const std::int64_t index = task / tiles;
+    const std::int64_t i = task % tiles / grid.column_tiles * grid.rows;
+    const std::int64_t j = task % grid.column_tiles * grid.columns;
+    Product one = product;
+    std::int64_t a = gemm.stride_a, b = gemm.stride_b;
+    if (product.swapped) std::swap(a, b);
+    one.a.data += index * a;
+    one.b.data += index * b;
+    const std::int64_t size = one.output == DataType::kFloat ? 4 : 2;
+    one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
+    const Tile tile = {i, std::min(grid.rows, one.m - i), j,
+                       std::min(grid.columns, one.n - j)};
+    kernel.tile(one, tile, workspace);
+  }
+};
+
+}  // namespace
+
+const char* Name(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable:
+      return "portable";
+    case Isa::kNeon:
+      return "neon";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+bool IsSupported(Isa isa) { return KernelOf(isa) != nullptr && MachineHas(isa); }
+
+Isa BestIsa() {
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kNeon}) {
+    if (IsSupported(isa)) return isa;
+  }
+  return Isa::kPortable;
+}
+
+Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
+  const Status status = Validate(given);
+  if (!status.ok()) return status;
+  if (!IsSupported(isa)) {
+    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
+  }
+  const Gemm gemm = FoldBatch(given);
+  if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
+  const TileKernel& kernel = *KernelOf(isa);
+  const Product product = ProductOf(gemm);
+  Job job = {gemm, product, kernel, Grid(product, kernel, std::max(1, parallel.threads))};
+  const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;
+  const auto body = [](void* context, std::int64_t task) {
+    static_cast<Job*>(context)->Run(task);
+  };
+  if (parallel.run == nullptr || tasks == 1) {
+    for (std::int64_t task = 0; task < tasks; ++task) body(&job, task);
+  } else {
+    parallel.run(parallel.state, tasks, &job, body);
+  }
+  if (job.out_of_memory) {
+    return {StatusCode::kOutOfMemory, "no memory to pack the matrices"};
+  }
+  return {};
+}
+
+}  // namespace keras_mp

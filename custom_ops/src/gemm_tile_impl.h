@@ -1,0 +1,127 @@
+// The kernel of one instruction set, as a template: included once by each of
+// gemm_tile_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
+// that the linker cannot take one set's code for another's.
+
+#ifndef KERAS_MP_SRC_GEMM_TILE_IMPL_H_
+#define KERAS_MP_SRC_GEMM_TILE_IMPL_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gemm_epilogue.h"
+#include "gemm_micro.h"
+#include "gemm_pack.h"
+#include "gemm_tile.h"
+#include "simd.h"
+
+namespace keras_mp {
+
+template <class Simd>
+class TileOf {
+ public:
+  static constexpr int kVectors = 2;
+  static constexpr int kPanel = kVectors * Simd::kWidth;
+  static constexpr std::int64_t kMaxRows = 512;
+  static constexpr std::int64_t kMaxColumns = 256;
+  static constexpr std::int64_t kDepth = Simd::kDepth;
+  static constexpr std::int64_t kStride = kDepth + 16;  // rows of A in different sets
+  static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
+
+  struct Workspace {
+    alignas(64) float a[kBlockRows * kStride];
+    alignas(64) float b[kDepth * kMaxColumns];
+    alignas(64) float c[kMaxRows * kMaxColumns];
+    alignas(64) float transposed[kMaxRows * kMaxColumns];
+    alignas(64) float bias[kMaxRows > kMaxColumns ? kMaxRows : kMaxColumns];
+  };
+
+  static void Tile(const Product& product, const keras_mp::Tile& tile, void* memory) {
+    Workspace& workspace = *static_cast<Workspace*>(memory);
+    if (product.input == DataType::kHalf) {
+      Multiply<Half<Simd>>(product, tile, workspace);
+      Finish<Half<Simd>>(product, tile, workspace);
+    } else {
+      Multiply<Bfloat16<Simd>>(product, tile, workspace);
+      Finish<Bfloat16<Simd>>(product, tile, workspace);
+    }
+  }
+
+ private:
+  // workspace.c [rows, kMaxColumns] = A B
+  template <class Format>
+  static void Multiply(const Product& product, const keras_mp::Tile& tile,
+                       Workspace& workspace) {
+    if (product.k == 0) std::fill_n(workspace.c, tile.rows * kMaxColumns, 0.0f);
+    for (std::int64_t p = 0; p < product.k; p += kDepth) {
+      const std::int64_t depth = std::min(kDepth, product.k - p);
+      PackPanels<Simd, Format, kPanel>(product.b.At(p, tile.j), depth, tile.columns,
+                                       workspace.b);
+      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
+        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
+        PackRows<Simd, Format, kStride>(product.a.At(tile.i + i, p), rows, depth,
+                                        workspace.a);
+        for (std::int64_t j = 0; j < tile.columns; j += kPanel) {
+          MicroRows<Simd, kVectors, kStride>::Run(
+              workspace.a, rows, workspace.b + j * depth, depth, p > 0,
+              workspace.c + i * kMaxColumns + j, kMaxColumns);
+        }
+      }
+    }
+  }
+
+  template <class Format>
+  static void Finish(const Product& product, const keras_mp::Tile& tile,
+                     Workspace& workspace) {
+    // In the orientation that was asked for.
+    keras_mp::Tile out = tile;
+    const float* sums = workspace.c;
+    std::int64_t sums_row = kMaxColumns;
+    if (product.swapped) {
+      out = {tile.j, tile.columns, tile.i, tile.rows};
+      for (std::int64_t i = 0; i < tile.rows; ++i) {
+        for (std::int64_t j = 0; j < tile.columns; ++j) {
+          workspace.transposed[j * kMaxRows + i] = workspace.c[i * kMaxColumns + j];
+        }
+      }
+      sums = workspace.transposed;
+      sums_row = kMaxRows;
+    }
+    const float* bias = nullptr;
+    if (product.bias != nullptr) {
+      if (product.bias_type == DataType::kFloat) {
+        bias = static_cast<const float*>(product.bias) + out.j;
+      } else {
+        Convert<Simd, Format>(static_cast<const std::uint16_t*>(product.bias) + out.j,
+                              out.columns, workspace.bias);
+        bias = workspace.bias;
+      }
+    }
+    const std::int64_t offset = out.i * product.c_row + out.j;
+    if (product.output == DataType::kFloat) {
+      FinishRows<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
+                                     product.alpha, bias, product.activation,
+                                     static_cast<float*>(product.c) + offset,
+                                     product.c_row);
+    } else {
+      FinishRows<Simd, Format>(sums, sums_row, out.rows, out.columns, product.alpha,
+                               bias, product.activation,
+                               static_cast<std::uint16_t*>(product.c) + offset,
+                               product.c_row);
+    }
+  }
+};
+
+template <class Simd>
+const TileKernel* MakeTileKernel() {
+  using Kernel = TileOf<Simd>;
+  static constexpr TileKernel kKernel = {
+      Kernel::kMaxRows,  Kernel::kMaxColumns,
+      Kernel::kPanel,    sizeof(typename Kernel::Workspace),
+      Kernel::Tile,
+  };
+  return &kKernel;
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_GEMM_TILE_IMPL_H_

@@ -1,0 +1,39 @@
+// AVX-512F: vectors of 16 numbers, 32 registers.
+
+#ifndef KERAS_MP_SRC_SIMD_AVX512_H_
+#define KERAS_MP_SRC_SIMD_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace keras_mp {
+
+struct Avx512 {
+  static constexpr int kWidth = 16;
+  // The tile of C in registers: 14 x 2 accumulators, 2 vectors of B; A is broadcast by
+  // the multiplication itself.
+  static constexpr int kRows = 14;
+  static constexpr int kDepth = 512;  // of a block: its panel of B fits into L1
+
+  typedef float Float __attribute__((vector_size(64)));
+  typedef std::int32_t Ints __attribute__((vector_size(64)));
+  typedef std::uint32_t Words __attribute__((vector_size(64)));
+  typedef std::uint16_t Shorts __attribute__((vector_size(32)));
+
+  static Float LoadHalf(const std::uint16_t* x) {
+    // With a mask: GCC 12 takes the plain intrinsics for uses of uninitialized memory.
+    return _mm512_maskz_cvtph_ps(
+        0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  }
+
+  static void StoreHalf(std::uint16_t* to, Float x) {
+    const __m256i halves =
+        _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
+  }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_SIMD_AVX512_H_

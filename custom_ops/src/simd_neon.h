@@ -1,0 +1,33 @@
+// NEON of aarch64: vectors of 4 numbers, 32 registers.
+
+#ifndef KERAS_MP_SRC_SIMD_NEON_H_
+#define KERAS_MP_SRC_SIMD_NEON_H_
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+namespace keras_mp {
+
+struct Neon {
+  static constexpr int kWidth = 4;
+  static constexpr int kRows = 12;
+  static constexpr int kDepth = 256;  // of a block: its panel of B fits into L1
+
+  typedef float Float __attribute__((vector_size(16)));
+  typedef std::int32_t Ints __attribute__((vector_size(16)));
+  typedef std::uint32_t Words __attribute__((vector_size(16)));
+  typedef std::uint16_t Shorts __attribute__((vector_size(8)));
+
+  static Float LoadHalf(const std::uint16_t* x) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
+  }
+
+  static void StoreHalf(std::uint16_t* to, Float x) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+  }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_SIMD_NEON_H_

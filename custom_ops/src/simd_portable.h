@@ -1,0 +1,34 @@
+// Any processor: vectors of 4 numbers that the compiler maps to what there is.
+
+#ifndef KERAS_MP_SRC_SIMD_PORTABLE_H_
+#define KERAS_MP_SRC_SIMD_PORTABLE_H_
+
+#include <cstdint>
+
+#include "half.h"
+
+namespace keras_mp {
+
+struct Portable {
+  static constexpr int kWidth = 4;
+  static constexpr int kRows = 6;
+  static constexpr int kDepth = 256;  // of a block: its panel of B fits into L1
+
+  typedef float Float __attribute__((vector_size(16)));
+  typedef std::int32_t Ints __attribute__((vector_size(16)));
+  typedef std::uint32_t Words __attribute__((vector_size(16)));
+  typedef std::uint16_t Shorts __attribute__((vector_size(8)));
+
+  static Float LoadHalf(const std::uint16_t* x) {
+    return Float{HalfToFloat(x[0]), HalfToFloat(x[1]), HalfToFloat(x[2]),
+                 HalfToFloat(x[3])};
+  }
+
+  static void StoreHalf(std::uint16_t* to, Float x) {
+    for (int i = 0; i < kWidth; ++i) to[i] = FloatToHalf(x[i]);
+  }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_SIMD_PORTABLE_H_

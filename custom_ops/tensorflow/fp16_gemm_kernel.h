@@ -1,0 +1,35 @@
+// What the kernels of KerasMp>Fp16Gemm for CPU and GPU share: they turn tensors into the
+// struct of gemm.h.
+
+#ifndef KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_
+#define KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_
+
+#include <string>
+
+#include "keras_mp/gemm.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace keras_mp {
+
+class Fp16GemmOp : public tensorflow::OpKernel {
+ public:
+  explicit Fp16GemmOp(tensorflow::OpKernelConstruction* ctx);
+
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ protected:
+  // Computes one product, or several at constant strides.
+  virtual Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) = 0;
+
+ private:
+  bool transpose_a_, transpose_b_;
+  Activation activation_;
+};
+
+DataType TypeOf(tensorflow::DataType type);
+
+absl::Status ToAbsl(const Status& status);
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_

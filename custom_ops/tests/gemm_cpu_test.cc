@@ -1,0 +1,484 @@
+// gemm_cpu.h against double precision, for every instruction set of this machine.
+//
+// Tolerance of an element: one rounding of the output (2^-11 of it for half, 2^-8 for
+// bfloat16, 2^-24 for FP32; at least half the spacing of subnormal numbers), plus the
+// bound of the accumulator, k * 2^-24 * sum |a| |b|, plus two FP32 roundings for alpha
+// and bias, plus what ActivationError states.
+
+#include "keras_mp/gemm_cpu.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "half.h"
+
+namespace keras_mp {
+namespace {
+
+int failures = 0;
+
+#define EXPECT(condition, ...)                                \
+  do {                                                        \
+    if (!(condition) && ++failures <= 20) {                   \
+      std::printf("%s:%d: %s\n  ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                               \
+      std::printf("\n");                                      \
+    }                                                         \
+  } while (false)
+
+constexpr DataType kTypes[] = {DataType::kHalf, DataType::kBfloat16};
+constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
+                                       Activation::kTanh, Activation::kSigmoid,
+                                       Activation::kGelu};
+
+std::vector<Isa> SupportedIsas() {
+  std::vector<Isa> found;
+  for (Isa isa : {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
+    if (IsSupported(isa)) found.push_back(isa);
+  }
+  return found;
+}
+
+float From16(DataType type, std::uint16_t bits) {
+  return type == DataType::kHalf ? HalfToFloat(bits) : Bfloat16ToFloat(bits);
+}
+
+double ToDouble(DataType type, const void* data, std::int64_t i) {
+  if (type == DataType::kFloat) return static_cast<const float*>(data)[i];
+  return From16(type, static_cast<const std::uint16_t*>(data)[i]);
+}
+
+std::uint16_t To16(DataType type, float x) {
+  return type == DataType::kHalf ? FloatToHalf(x) : FloatToBfloat16(x);
+}
+
+double Activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return x < 0 ? 0 : x;
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
+  }
+  return x;
+}
+
+// The relative error of an activation: 2^-20, and for gelu of x, whose e^(-x^2 / 2)
+// magnifies the rounding of x^2, another x^2 * 2^-22.
+double ActivationError(Activation activation, double x) {
+  if (activation == Activation::kNone) return 0;
+  return 0x1p-20 + (activation == Activation::kGelu ? x * x * 0x1p-22 : 0);
+}
+
+// Threads for a test: `count` of them take the indices as they come.
+void RunOnThreads(void* state, std::int64_t count, void* context, Parallel::Body body) {
+  std::atomic<std::int64_t> next{0};
+  const auto work = [&] {
+    for (std::int64_t i; (i = next++) < count;) body(context, i);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < *static_cast<int*>(state); ++i) threads.emplace_back(work);
+  work();
+  for (auto& thread : threads) thread.join();
+}
+
+// A product with its matrices, laid out with gaps and off alignment, and a guard around
+// C that must not be written.
+class Case {
+ public:
+  Case(std::int64_t m, std::int64_t n, std::int64_t k, std::mt19937& random)
+      : random_(random) {
+    gemm.m = m;
+    gemm.n = n;
+    gemm.k = k;
+  }
+
+  void Allocate() {
+    const std::int64_t gap = Pick(3), offset = Pick(2);
+    gemm.lda = (gemm.transpose_a ? gemm.m : gemm.k) + gap;
+    gemm.ldb = (gemm.transpose_b ? gemm.k : gemm.n) + gap;
+    gemm.ldc = gemm.n + gap;
+    gemm.stride_a = (gemm.transpose_a ? gemm.k : gemm.m) * gemm.lda;
+    gemm.stride_b = (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb;
+    gemm.stride_c = gemm.m * gemm.ldc;
+    if (gemm.batch > 1 && Pick(2)) gemm.stride_b = 0;
+    a_ = Numbers(gemm.batch * gemm.stride_a + offset);
+    b_ = Numbers(gemm.batch * gemm.stride_b + gemm.stride_b + offset +
+                 (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb);
+    gemm.a = a_.data() + offset;
+    gemm.b = b_.data() + offset;
+    c_.assign((gemm.batch * gemm.stride_c + 2 * kGuard) * Size(), kUnwritten);
+    gemm.c = c_.data() + kGuard * Size();
+  }
+
+  void AddBias(DataType type) {
+    gemm.bias_type = type;
+    bias_ = Numbers(gemm.n);
+    for (std::uint16_t bits : bias_) {
+      bias_float_.push_back(From16(gemm.input, bits));
+    }
+    gemm.bias = type == DataType::kFloat ? static_cast<void*>(bias_float_.data())
+                                         : bias_.data();
+    if (gemm.n == 0) gemm.bias = nullptr;
+  }
+
+  void Check(Isa isa, int threads) {
+    const Parallel parallel = {threads, &threads, RunOnThreads};
+    const Status status = GemmCpu(gemm, parallel, isa);
+    EXPECT(status.ok(), "%s", status.message);
+    for (std::int64_t index = 0; index < gemm.batch; ++index) {
+      for (std::int64_t i = 0; i < gemm.m; ++i) {
+        for (std::int64_t j = 0; j < gemm.n; ++j) CheckElement(isa, index, i, j);
+      }
+    }
+    CheckGuard();
+  }
+
+  const std::vector<unsigned char>& result() const { return c_; }
+
+  Gemm gemm;
+
+ private:
+  static constexpr std::int64_t kGuard = 64;
+  static constexpr unsigned char kUnwritten = 0xa5;
+
+  std::int64_t Pick(int count) { return static_cast<std::int64_t>(random_() % count); }
+
+  std::int64_t Size() const { return gemm.output == DataType::kFloat ? 4 : 2; }
+
+  std::vector<std::uint16_t> Numbers(std::int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<std::uint16_t> numbers(count);
+    for (auto& number : numbers) number = To16(gemm.input, normal(random_));
+    return numbers;
+  }
+
+  void CheckElement(Isa isa, std::int64_t index, std::int64_t i, std::int64_t j) {
+    double sum = 0, magnitude = 0;
+    for (std::int64_t p = 0; p < gemm.k; ++p) {
+      const std::int64_t at_a = index * gemm.stride_a +
+                                (gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p);
+      const std::int64_t at_b = index * gemm.stride_b +
+                                (gemm.transpose_b ? j * gemm.ldb + p : p * gemm.ldb + j);
+      const double product =
+          ToDouble(gemm.input, gemm.a, at_a) * ToDouble(gemm.input, gemm.b, at_b);
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    const double alpha = gemm.alpha ? *gemm.alpha : 1;
+    const double bias = gemm.bias ? ToDouble(gemm.bias_type, gemm.bias, j) : 0;
+    const double linear = alpha * sum + bias;
+    const double expected = Activate(gemm.activation, linear);
+    const double actual = ToDouble(
+        gemm.output, gemm.c, index * gemm.stride_c + i * gemm.ldc + j);
+    const double unit = gemm.output == DataType::kHalf       ? 0x1p-11
+                        : gemm.output == DataType::kBfloat16 ? 0x1p-8
+                                                             : 0x1p-24;
+    const double smallest = gemm.output == DataType::kHalf ? 0x1p-25 : 0x1p-127;
+    // No activation here has a slope above 1.13, which is that of gelu.
+    const double before = 1.13 * (gemm.k * 0x1p-24 * std::abs(alpha) * magnitude +
+                                  0x1p-23 * (std::abs(linear) + std::abs(bias)));
+    const double error =
+        before + ActivationError(gemm.activation, linear) * std::abs(expected);
+    const double tolerance =
+        error + std::max(unit * (std::abs(expected) + error), smallest);
+    EXPECT(std::abs(actual - expected) <= tolerance,
+           "%s m=%ld n=%ld k=%ld ta=%d tb=%d in=%d out=%d act=%d (%ld, %ld): %.9g, "
+           "expected %.9g within %.3g",
+           Name(isa), gemm.m, gemm.n, gemm.k, gemm.transpose_a, gemm.transpose_b,
+           static_cast<int>(gemm.input), static_cast<int>(gemm.output),
+           static_cast<int>(gemm.activation), i, j, actual, expected, tolerance);
+  }
+
+  void CheckGuard() {
+    const auto* begin = reinterpret_cast<const unsigned char*>(gemm.c);
+    for (std::size_t at = 0; at < c_.size(); ++at) {
+      const std::int64_t element = (c_.data() + at - begin) / Size();
+      const bool before = c_.data() + at < begin;
+      const bool after = element >= gemm.batch * gemm.stride_c;
+      const bool gap = !before && !after && element % gemm.ldc >= gemm.n;
+      if (!before && !after && !gap) continue;
+      EXPECT(c_[at] == kUnwritten, "m=%ld n=%ld k=%ld wrote outside of C", gemm.m,
+             gemm.n, gemm.k);
+    }
+  }
+
+  std::mt19937& random_;
+  std::vector<std::uint16_t> a_, b_, bias_;
+  std::vector<float> bias_float_;
+  std::vector<unsigned char> c_;
+};
+
+void TestConversions() {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    const float value = HalfToFloat(half);
+    if (std::isnan(value)) {
+      EXPECT(std::isnan(HalfToFloat(FloatToHalf(value))), "NaN %04x", bits);
+      EXPECT(std::isnan(Bfloat16ToFloat(FloatToBfloat16(value))), "NaN %04x", bits);
+      continue;
+    }
+    EXPECT(FloatToHalf(value) == half, "%04x came back as %04x", bits,
+           FloatToHalf(value));
+    if ((bits & 0x7fff) >= 0x7c00) continue;
+    // Halfway to the next number goes to the even one; a little less goes back.
+    const float next = (bits & 0x7fff) == 0x7bff
+                           ? std::copysign(65536.0f, value)
+                           : HalfToFloat(static_cast<std::uint16_t>(half + 1));
+    const float middle = (value + next) / 2;
+    EXPECT(FloatToHalf(middle) == half + (half & 1), "middle above %04x", bits);
+    EXPECT(FloatToHalf(std::nextafter(middle, value)) == half, "below that %04x", bits);
+  }
+  EXPECT(FloatToBfloat16(1.00390625f) == 0x3f80, "a tie goes to even");
+  EXPECT(FloatToBfloat16(1.01171875f) == 0x3f82, "a tie goes to even");
+}
+
+void TestSizes(Isa isa) {
+  const std::int64_t sizes[] = {0, 1, 7, 16, 17, 64, 111, 217, 989};
+  std::mt19937 random(1);
+  for (std::int64_t m : sizes) {
+    for (std::int64_t n : sizes) {
+      // Every third k, so that each pair of sizes meets small and large ones in turn.
+      for (std::size_t at = (m + n) % 3; at < std::size(sizes); at += 3) {
+        const std::int64_t k = sizes[at];
+        if (m * n * k > 3'000'000) continue;
+        Case one(m, n, k, random);
+        one.gemm.transpose_a = random() % 2;
+        one.gemm.transpose_b = random() % 2;
+        one.gemm.output = random() % 2 ? DataType::kHalf : DataType::kFloat;
+        one.Allocate();
+        one.Check(isa, 2);
+      }
+    }
+  }
+}
+
+void TestOptions(Isa isa) {
+  std::mt19937 random(2);
+  for (DataType input : kTypes) {
+    for (DataType output : {input, DataType::kFloat}) {
+      for (Activation activation : kActivations) {
+        for (int bits = 0; bits < 16; ++bits) {
+          Case one(1 + random() % 40, 1 + random() % 70, random() % 90, random);
+          one.gemm.transpose_a = bits & 1;
+          one.gemm.transpose_b = bits & 2;
+          one.gemm.input = input;
+          one.gemm.output = output;
+          one.gemm.activation = activation;
+          one.gemm.batch = bits & 4 ? 3 : 1;
+          const float alpha = bits & 8 ? 0.25f : 1.0f;
+          one.gemm.alpha = bits & 8 ? &alpha : nullptr;
+          one.Allocate();
+          if (bits % 3) one.AddBias(bits % 3 == 1 ? input : DataType::kFloat);
+          one.Check(isa, 1 + random() % 3);
+        }
+      }
+    }
+  }
+}
+
+float MultiplyOne(Isa isa, const std::vector<float>& a, const std::vector<float>& b,
+                  DataType output, Activation activation = Activation::kNone) {
+  std::vector<std::uint16_t> halves_a, halves_b;
+  for (float x : a) halves_a.push_back(FloatToHalf(x));
+  for (float x : b) halves_b.push_back(FloatToHalf(x));
+  float single = 0;
+  std::uint16_t half = 0;
+  Gemm gemm;
+  gemm.m = gemm.n = gemm.ldb = gemm.ldc = 1;
+  gemm.k = gemm.lda = static_cast<std::int64_t>(a.size());
+  gemm.a = halves_a.data();
+  gemm.b = halves_b.data();
+  gemm.output = output;
+  gemm.activation = activation;
+  gemm.c = output == DataType::kFloat ? static_cast<void*>(&single) : &half;
+  EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+  return output == DataType::kFloat ? single : HalfToFloat(half);
+}
+
+void TestSpecialValues(Isa isa) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto both = [&](std::vector<float> a, std::vector<float> b, float half,
+                        float single) {
+    for (DataType output : {DataType::kHalf, DataType::kFloat}) {
+      const float actual = MultiplyOne(isa, a, b, output);
+      const float expected = output == DataType::kHalf ? half : single;
+      const bool same =
+          std::isnan(expected) ? std::isnan(actual) : actual == expected;
+      EXPECT(same, "%s: %g, expected %g", Name(isa), actual, expected);
+    }
+  };
+  both({1, nan}, {1, 1}, nan, nan);
+  both({0, 1}, {inf, 1}, nan, nan);
+  both({inf, 1}, {1, -inf}, nan, nan);
+  both({inf, 1}, {2, 1}, inf, inf);
+  both({256, 0}, {256, 0}, inf, 65536);  // beyond 65504 only in half
+  both({32736, 32768}, {1, 1}, 65504, 65504);
+  both({32752, 32768}, {1, 1}, inf, 65520);  // a tie, and 65504 is odd
+  both({0x1p-12f, 0}, {0x1p-12f, 0}, 0x1p-24f, 0x1p-24f);  // the smallest subnormal
+  both({0x1p-24f, 0}, {0x1p-24f, 0}, 0, 0x1p-48f);         // exact in FP32
+  both({2048, 1, -2048}, {1, 1, 1}, 1, 1);                 // half cannot hold 2049
+  both({300, 300}, {300, -300}, 0, 0);  // 90,000 is beyond half, and cancels
+  for (Activation activation : kActivations) {
+    const float actual = MultiplyOne(isa, {nan}, {1}, DataType::kHalf, activation);
+    EXPECT(std::isnan(actual), "%s: NaN became %g", Name(isa), actual);
+  }
+  // 4096 terms of 1/8: an accumulator in half stops at 256.
+  const std::vector<float> ones(4096, 1.0f), eighths(4096, 0.125f);
+  both(ones, eighths, 512, 512);
+}
+
+void TestEveryActivation(Isa isa) {
+  // Every finite half number through each activation, 64 to a row.
+  std::vector<std::uint16_t> x;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    if ((bits & 0x7fff) < 0x7c00) x.push_back(static_cast<std::uint16_t>(bits));
+  }
+  const std::uint16_t one = FloatToHalf(1.0f);
+  std::vector<float> y(x.size());
+  for (Activation activation : kActivations) {
+    Gemm gemm;
+    gemm.m = static_cast<std::int64_t>(x.size());
+    gemm.n = gemm.k = gemm.lda = gemm.ldb = gemm.ldc = 1;
+    gemm.a = x.data();
+    gemm.b = &one;
+    gemm.c = y.data();
+    gemm.output = DataType::kFloat;
+    gemm.activation = activation;
+    EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double argument = HalfToFloat(x[i]);
+      const double expected = Activate(activation, argument);
+      // Below 2^-126 FP32 has no full precision, and e^-z is 0 beyond z = 87.
+      const double tolerance =
+          ActivationError(activation, argument) * std::abs(expected) + 0x1p-110;
+      EXPECT(std::abs(y[i] - expected) <= tolerance, "%s activation %d of %g: %g, not %g",
+             Name(isa), static_cast<int>(activation), argument, y[i], expected);
+    }
+  }
+}
+
+void TestDeterminism(Isa isa) {
+  for (std::int64_t n : {3L, 40L, 700L}) {
+    for (int bits = 0; bits < 4; ++bits) {
+      std::vector<unsigned char> first;
+      for (int threads : {1, 2, 3, 7, 1}) {
+        std::mt19937 random(3);
+        Case one(200, n, 1100, random);
+        one.gemm.transpose_a = bits & 1;
+        one.gemm.transpose_b = bits & 2;
+        one.gemm.output = DataType::kFloat;
+        one.Allocate();
+        const Parallel parallel = {threads, &threads, RunOnThreads};
+        EXPECT(GemmCpu(one.gemm, parallel, isa).ok(), "%s", Name(isa));
+        if (first.empty()) first = one.result();
+        EXPECT(first == one.result(), "%s n=%ld: other bits with %d threads",
+               Name(isa), n, threads);
+      }
+    }
+  }
+}
+
+void TestConcurrentCalls(Isa isa) {
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([isa, caller] {
+      std::mt19937 random(caller);
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        Case one(33 + caller, 65, 130, random);
+        one.Allocate();
+        one.Check(isa, 2);
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+}
+
+// Two rows of A, 2^31 + 8 elements apart: an offset in 32 bits would miss the second.
+void TestFarRows(Isa isa) {
+  const std::int64_t distance = (std::int64_t{1} << 31) + 8;
+  const std::size_t bytes = (distance + 1) * sizeof(std::uint16_t);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  EXPECT(memory != MAP_FAILED, "no %zu bytes of address space", bytes);
+  if (memory == MAP_FAILED) return;
+  auto* a = static_cast<std::uint16_t*>(memory);
+  a[0] = FloatToHalf(2.0f);
+  a[distance] = FloatToHalf(3.0f);
+  const std::uint16_t b = FloatToHalf(5.0f);
+  float c[2] = {};
+  Gemm gemm;
+  gemm.m = 2;
+  gemm.n = gemm.k = gemm.ldb = gemm.ldc = 1;
+  gemm.lda = distance;
+  gemm.a = a;
+  gemm.b = &b;
+  gemm.c = c;
+  gemm.output = DataType::kFloat;
+  EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+  EXPECT(c[0] == 10 && c[1] == 15, "%s: %g, %g", Name(isa), c[0], c[1]);
+  munmap(memory, bytes);
+}
+
+void TestRefusals() {
+  std::uint16_t numbers[4] = {};
+  Gemm good;
+  good.m = good.n = good.k = good.lda = good.ldb = good.ldc = 2;
+  good.a = good.b = good.c = numbers;
+  EXPECT(Validate(good).ok(), "%s", Validate(good).message);
+  const auto refused = [&](auto change) {
+    Gemm bad = good;
+    change(bad);
+    EXPECT(GemmCpu(bad).code == StatusCode::kInvalidArgument, "not refused");
+  };
+  refused([](Gemm& g) { g.m = -1; });
+  refused([](Gemm& g) { g.lda = 1; });
+  refused([](Gemm& g) { g.ldb = 1; });
+  refused([](Gemm& g) { g.ldc = 1; });
+  refused([](Gemm& g) { g.a = nullptr; });
+  refused([](Gemm& g) { g.c = nullptr; });
+  refused([](Gemm& g) { g.input = DataType::kFloat; });
+  refused([](Gemm& g) { g.output = DataType::kBfloat16; });
+  refused([](Gemm& g) {
+    g.bias = g.b;
+    g.bias_type = DataType::kBfloat16;
+  });
+  refused([](Gemm& g) { g.stride_a = -1; });
+  refused([](Gemm& g) { g.m = g.lda = std::int64_t{1} << 61; });
+}
+
+}  // namespace
+}  // namespace keras_mp
+
+int main() {
+  using namespace keras_mp;
+  TestConversions();
+  TestRefusals();
+  for (Isa isa : SupportedIsas()) {
+    TestSizes(isa);
+    TestOptions(isa);
+    TestSpecialValues(isa);
+    TestEveryActivation(isa);
+    TestDeterminism(isa);
+    TestConcurrentCalls(isa);
+    TestFarRows(isa);
+    std::printf("%s: %d failures so far\n", Name(isa), failures);
+  }
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,25 @@
+"""`python -m keras_mp.info`: what to put into a bug report."""
+
+import importlib.metadata
+import platform
+
+import keras
+
+from keras_mp.ops import build_info
+
+
+def main() -> None:
+    """Prints versions, and how the ops run on this machine."""
+    info = {
+        "keras_mp": importlib.metadata.version("keras_mp"),
+        "python": platform.python_version(),
+        "keras": keras.__version__,
+        "machine": f"{platform.machine()}, {platform.system()}",
+        **build_info(),
+    }
+    for name, value in info.items():
+        print(f"{name + ':':14}{value}")
+
+
+if __name__ == "__main__":
+    main()

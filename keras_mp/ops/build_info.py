@@ -1,0 +1,37 @@
+"""`build_info`: which routes the ops have on this machine, and why one is missing."""
+
+import tensorflow as tf
+
+from keras_mp.ops import native
+
+
+def build_info() -> dict[str, str]:
+    """Tells how the ops run here; `python -m keras_mp.info` prints it.
+
+    Returns:
+        Texts by name: the versions of `tensorflow` and, where there is a native
+        library, the `compiler` and the TensorFlow it was `built_for`; the `mode` that
+        `KERAS_MP_OPS` asks for; the `route` that `fp16_gemm` takes; the `cpu`
+        instruction set and the `cuda` architectures of the native kernels; and under
+        `missing` why the native library cannot be used.
+
+    Example:
+
+    >>> keras_mp.ops.build_info()["route"] in ("native", "reference")
+    True
+    """
+    info = {"tensorflow": tf.__version__, "mode": native.mode(), "route": "reference"}
+    try:
+        facts = native.build_facts()
+        info |= {
+            "library": str(native.LIBRARY),
+            "built_for": facts["tensorflow"],
+            "compiler": facts["compiler"],
+            "cuda": facts["cuda"] or "none: built without CUDA",
+        }
+        if info["mode"] != "reference":
+            native.load()
+            info |= {"route": "native", "cpu": native.cpu_instructions()}
+    except native.NativeLibraryError as error:
+        info["missing"] = str(error)
+    return info
