@@ -140,7 +140,16 @@ class Machine {
       all_.members.push_back(i);
       order.push_back(i);
     }
+    // Every other block runs each warp as far as it comes before the next, so that one
+    // is a barrier ahead of another; the rest run all threads in turn.
+    const bool warp_by_warp = seed % 2 == 1;
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+    if (warp_by_warp) {
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+        return (a / 32 * 5 + static_cast<int>(seed)) % 8 <
+               (b / 32 * 5 + static_cast<int>(seed)) % 8;
+      });
+    }
     for (bool ran = true; ran;) {
       ran = false;
       for (const int i : order) {
@@ -148,8 +157,10 @@ class Machine {
         if (fiber.done || fiber.waiting) continue;
         current_ = i;
         threadIdx = fiber.index;
+        released_ = false;
         swapcontext(&scheduler_, &fiber.context);
         ran = true;
+        if (warp_by_warp && released_) break;  // on with the first that can run
       }
     }
     for (const int i : order) {
@@ -165,6 +176,7 @@ class Machine {
     if (++barrier.arrived == static_cast<int>(barrier.members.size())) {
       complete();
       barrier.arrived = 0;
+      released_ = true;
       for (const int i : barrier.members) {
         fibers_[static_cast<std::size_t>(i)]->waiting = false;
       }
@@ -204,6 +216,7 @@ class Machine {
   std::unique_ptr<unsigned char, Free> shared_;
   std::size_t shared_bytes_ = 0;
   int current_ = 0;
+  bool released_ = false;  // whether someone came last to a barrier
 };
 
 inline void CheckSameOperation(const Warp& warp) {

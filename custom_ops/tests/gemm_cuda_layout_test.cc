@@ -2,8 +2,6 @@
 // ISA's words, the plans, and the kernels themselves in an emulator, against double
 // precision. Needs neither a GPU nor CUDA.
 
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
-
 #include <math.h>
 
 #include <algorithm>

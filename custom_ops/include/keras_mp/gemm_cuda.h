@@ -25,7 +25,9 @@ bool IsAvailable(CudaRoute route, const char** why = nullptr);
 std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route);
 
 // Puts `gemm` on `stream` (a cudaStream_t) of the current device. `workspace` has
-// WorkspaceBytes(gemm, route) bytes, aligned to 256.
+// WorkspaceBytes(gemm, route) bytes, aligned to 256; the own route also runs with less,
+// or none. kUnimplemented: nothing was put on the stream, another route may do it
+// (cuBLASLt may know no algorithm; own has no bfloat16 before compute capability 8.0).
 Status GemmCuda(const Gemm& gemm, CudaRoute route, void* workspace,
                 std::size_t workspace_bytes, void* stream);
 
