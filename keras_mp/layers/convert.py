@@ -127,7 +127,11 @@ def _converted_config(config: Any) -> Any:
         return type(config)(_converted_config(item) for item in config)
     if not isinstance(config, dict):
         return config
-    config = {key: _converted_config(value) for key, value in config.items()}
+    # What was built is built again by the wrapper, which gives the weights their paths.
+    dropped = "build_config" if "class_name" in config else None
+    config = {
+        key: _converted_config(value) for key, value in config.items() if key != dropped
+    }
     for old, new in COUNTERPARTS.items():
         if config.get("module") == "keras.layers" and (
             config.get("class_name") == old.__name__

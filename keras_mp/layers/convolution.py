@@ -50,7 +50,7 @@ class FP32OnCPU:
 
     def in_fp32(self: Any, name: str) -> Any:
         """Returns a weight as the 16-bit number it would be, in FP32."""
-        kernel = stored(lambda: ops.convert_to_tensor(getattr(self, name)))
+        kernel = stored(lambda: getattr(self, name))
         return _as_half(ops.cast(kernel, "float32"), self.compute_dtype)
 
 

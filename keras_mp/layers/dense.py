@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_mp.layers.precision import fused, gemm, stored, uses_gemm
 
@@ -35,7 +34,7 @@ class Dense(keras.layers.Dense):
         activation = fused(self.activation)
         outputs = gemm(
             inputs,
-            stored(lambda: ops.convert_to_tensor(self.kernel)),
+            stored(lambda: self.kernel),
             bias=stored(self.bias),
             activation=activation,
         )

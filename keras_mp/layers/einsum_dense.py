@@ -36,7 +36,7 @@ class EinsumDense(keras.layers.EinsumDense):
         a, b, output = parse(self.equation, len(inputs.shape))
         if not is_product(a, b, output):
             return super().call(inputs, training=training)
-        kernel = stored(lambda: ops.convert_to_tensor(self.kernel))
+        kernel = stored(lambda: self.kernel)
         bias = stored(self.bias)
         if bias is None or set(self.bias_axes) == set(output) - set(a):
             activation = fused(self.activation)

@@ -72,7 +72,8 @@ class _WithoutAutocast(keras.layers.Layer):
         super().__init__(dtype="float32", autocast=False, name="stored")
 
     def call(self, read: Callable[[], Any]) -> Any:
-        return read()
+        value = read()
+        return value.value if isinstance(value, keras.Variable) else value
 
 
 _without_autocast = _WithoutAutocast()
@@ -87,16 +88,17 @@ def stored(variable: Any) -> Any:
     its own computations with them (LoRA, quantization, cuDNN) are not touched.
 
     Args:
-        variable: `keras.Variable`, None, or a function that reads variables.
+        variable: `keras.Variable`, None, or a function that returns a variable or
+            computes with some.
 
     Returns:
         Tensor, or None.
     """
     if variable is None:
         return None
-    if callable(variable):
-        return _without_autocast(read=variable)
-    return _without_autocast(read=lambda: ops.convert_to_tensor(variable))
+    # A variable is callable too.
+    is_variable = isinstance(variable, keras.Variable)
+    return _without_autocast(read=(lambda: variable) if is_variable else variable)
 
 
 def fused(activation: Any) -> str | None:

@@ -64,7 +64,7 @@ def test_an_activation_is_applied_before_the_rounding():
     # relu(2049 - 2048) is 1; rounded before the bias, 2049 is 2048.
     layer = layers.Dense(1, activation="relu", dtype="float16")
     layer.build((None, 3))
-    layer.set_weights([np.ones((3, 1)), [-2048.0]])
+    layer.set_weights([np.ones((3, 1)), np.array([-2048.0])])
     assert layer(np.float16([[1024, 1024, 1]])).numpy() == 1.0
 
 
@@ -88,13 +88,13 @@ def test_lora_is_that_of_keras():
 
 
 @EACH
-@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+@pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_quantized_is_what_keras_computes(name, mode):
-    x = np.float16(np.random.default_rng(0).uniform(-1, 1, (4, 8)))
+    x = np.float32(np.random.default_rng(0).uniform(-1, 1, (4, 8)))
     results = []
     for package in (keras.layers, layers):
         keras.utils.set_random_seed(0)
-        layer = LAYERS[name](package, "mixed_float16")
+        layer = LAYERS[name](package, "mixed_bfloat16")
         layer.build(x.shape)
         layer.quantize(mode)
         results.append(layer(x).numpy())

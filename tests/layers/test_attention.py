@@ -1,0 +1,121 @@
+"""The attention layers: scores that FP16 has no number for."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp import layers
+
+
+def attend(package, policy, jit):
+    """Scores of 180,000 and 90,000: the first key takes all the attention."""
+    query = np.full((1, 2, 2), 300.0, "float16")
+    key = np.float16([[[300, 300], [150, 150]]])
+    value = np.float16([[[1, 2], [3, 4]]])
+    layer = package.Attention(dtype=policy)
+    run = tf.function(lambda: layer([query, value, key]), jit_compile=jit)
+    return run().numpy()
+
+
+def attend_with_heads(package, policy, jit, **arguments):
+    """The same with one head, whose projections are the identity."""
+    query = np.full((1, 2, 2), 300.0, "float16")
+    key = np.float16([[[300, 300], [150, 150]]])
+    value = np.float16([[[1, 2], [3, 4]]])
+    layer = package.MultiHeadAttention(1, 2, use_bias=False, dtype=policy)
+    layer.build(query.shape, value.shape)
+    layer.set_weights([np.eye(2).reshape(w.shape) for w in layer.weights])
+    run = tf.function(lambda: layer(query, value, key, **arguments), jit_compile=jit)
+    return run()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+@pytest.mark.parametrize("attention", [attend, attend_with_heads])
+def test_scores_beyond_65504(attention, policy):
+    assert np.isnan(attention(keras.layers, policy, False)).any()
+    for jit in (False, True):
+        result = np.array(attention(layers, policy, jit))
+        assert result.dtype == np.float16
+        assert result.tolist() == [[[1, 2], [1, 2]]]
+
+
+@pytest.mark.parametrize("hidden", [[0, 1], [1, 0]])
+def test_masked_scores_beyond_65504(hidden):
+    mask = np.array([[hidden, hidden]], bool)
+    output, weights = attend_with_heads(
+        layers, "float16", False, attention_mask=mask, return_attention_scores=True
+    )
+    row = [1, 2] if hidden[0] else [3, 4]
+    assert output.numpy().tolist() == [[row, row]]
+    assert weights.numpy().tolist() == [[[hidden, hidden]]]
+    assert weights.dtype == tf.float16
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_query_without_keys_is_what_it_is_in_keras(scores):
+    x = np.float16([[[1, 0], [0, 1]]])
+    mask = np.array([[[0, 0], [1, 1]]], bool)
+    results = []
+    for package in (keras.layers, layers):
+        layer = package.MultiHeadAttention(1, 2, dtype="mixed_float16")
+        layer.build(x.shape, x.shape)
+        layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
+        found = layer(x, x, attention_mask=mask, return_attention_scores=scores)
+        results.append(found[0] if scores else found)
+    # Numbers of few bits: nothing is rounded.
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_sum_of_4096_values():
+    # Weights of 2**-12; an FP16 sum of 4096 products of 2**-12 is exact, so have one
+    # value of 2048 in front: 2048 * 2**-12 + 4095 * 2**-12 = 1.4997.
+    value = np.ones((1, 4096, 1), "float16")
+    value[0, 0] = 2048
+    zeros = np.zeros_like(value)
+    layer = layers.AdditiveAttention(use_scale=False, dtype="float16")
+    result = np.float64(layer([zeros[:, :1], value, zeros]))
+    expected = (2048 + 4095) / 4096
+    assert abs(result - expected) <= expected * (2.0**-11 + 4096 * 2.0**-24)
+
+
+@pytest.mark.parametrize("name", ["Attention", "AdditiveAttention"])
+def test_dropout_has_the_masks_of_keras(name):
+    x = np.float16(np.random.default_rng(0).uniform(-1, 1, (2, 5, 3)))
+    made = [
+        getattr(package, name)(dropout=0.5, seed=1, dtype="float16")
+        for package in (keras.layers, layers)
+    ]
+    for layer in made:
+        layer.build([x.shape, x.shape])
+        layer.set_weights([np.ones(w.shape) for w in layer.weights])
+    theirs, ours = (layer([x, x], training=True) for layer in made)
+    # Keras rounds scores (at most 3), weights and each of the 5 terms, doubled.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 12 * 2.0**-11)
+    assert np.any(np.abs(ours - made[1]([x, x])) > 0.05)
+
+
+def test_dropout_of_heads_has_the_masks_of_keras():
+    x = np.float16(np.random.default_rng(0).uniform(-1, 1, (2, 5, 3)))
+    made = [
+        package.MultiHeadAttention(2, 3, dropout=0.5, seed=1, dtype="mixed_float16")
+        for package in (keras.layers, layers)
+    ]
+    for layer in made:
+        layer.build(x.shape, x.shape)
+        layer.set_weights([np.full(w.shape, 0.25) for w in layer.weights])
+    theirs, ours = (layer(x, x, training=True) for layer in made)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 12 * 2.0**-11)
+
+
+def test_masks_of_an_embedding_reach_the_attention():
+    tokens = np.array([[3, 1, 0, 0], [2, 0, 0, 0]])
+    results = []
+    for package in (keras.layers, layers):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        x = keras.layers.Embedding(5, 4, mask_zero=True, dtype="mixed_float16")(inputs)
+        x = package.MultiHeadAttention(2, 2, dtype="mixed_float16")(x, x)
+        x = package.LSTM(3, dtype="mixed_float16")(x)
+        results.append(keras.Model(inputs, x)(tokens).numpy())
+    np.testing.assert_allclose(*results, rtol=0, atol=60 * 2.0**-11)

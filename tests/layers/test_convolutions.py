@@ -1,0 +1,90 @@
+"""The convolutions: what the contract's table has no column for."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp import layers
+
+# Name: options, shape of the inputs.
+LAYERS = {
+    "Conv1D": ({"filters": 2, "kernel_size": 2}, (1, 3, 2)),
+    "Conv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "Conv3D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 3, 2)),
+    "Conv2DTranspose": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "SeparableConv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "DepthwiseConv2D": ({"kernel_size": 2}, (1, 3, 3, 2)),
+}
+EACH = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu():
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("needs a machine without a GPU")
+
+
+@EACH
+def test_it_computes_in_fp32(name):
+    options, shape = LAYERS[name]
+    layer = getattr(layers, name)(dtype="mixed_float16", **options)
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec(shape, tf.float16))
+    convolutions = [
+        op for op in graph.graph.get_operations() if op.type.startswith(("Conv", "Dep"))
+    ]
+    assert convolutions
+    assert {op.get_attr("T") for op in convolutions} == {tf.float32}
+
+
+@EACH
+def test_small_gradients_of_a_kernel_are_not_flushed(name):
+    # 2**-15 * 2**-15, for each of the places where the kernel is applied.
+    options, shape = LAYERS[name]
+    x = tf.fill(shape, tf.constant(2.0**-15, "float16"))
+    layer = getattr(layers, name)(dtype="mixed_float16", use_bias=False, **options)
+    layer(x)
+    layer.set_weights([np.ones(w.shape) for w in layer.weights])
+    with tf.GradientTape() as tape:
+        y = layer(x)
+    slopes = tf.fill(y.shape, tf.constant(2.0**-15, "float16"))
+    gradients = tape.gradient(y, layer.trainable_variables, slopes)
+    for gradient in gradients:
+        assert gradient.dtype == tf.float32
+        assert np.min(gradient) >= 2.0**-30
+
+
+def test_a_kernel_is_rounded_to_16_bits():
+    # 1 + 2**-11 is between two FP16 numbers; times 2048 it would be 2049, then 2048.
+    layer = layers.Conv1D(1, 2, use_bias=False, dtype="mixed_float16")
+    layer.build((None, 2, 1))
+    layer.set_weights([np.full((2, 1, 1), 1 + 2.0**-12)])
+    x = np.float16([[[2048], [-2047]]])
+    assert layer(x).numpy().item() == 1.0
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_a_bias_of_either_data_format(data_format):
+    # Under XLA, which has both on a CPU.
+    shape = (1, 3, 3, 2) if data_format == "channels_last" else (1, 2, 3, 3)
+    layer = layers.Conv2D(
+        2, 3, data_format=data_format, kernel_initializer="zeros", dtype="float16"
+    )
+    layer.build(shape)
+    layer.bias.assign([1.0, 2.0])
+    run = tf.function(layer, jit_compile=True)
+    assert run(tf.ones(shape, "float16")).numpy().ravel().tolist() == [1.0, 2.0]
+
+
+def test_lora_is_that_of_keras():
+    x = np.float16(np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 2)))
+    made = [
+        package.Conv2D(2, 2, lora_rank=1, dtype="mixed_float16")
+        for package in (keras.layers, layers)
+    ]
+    for layer in made:
+        layer.build(x.shape)
+        layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
+    theirs, ours = (layer(x) for layer in made)
+    # Of numbers of few bits; at most a rounding of a result, in each.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 8 * 2.0**-11)

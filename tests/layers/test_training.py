@@ -1,0 +1,111 @@
+"""Models of these layers, trained; and where the layers do not apply."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+from keras_mp import layers
+from keras_mp.layers import precision
+
+
+def dense_model():
+    return [layers.Dense(8, activation="relu"), layers.Dense(1)]
+
+
+def sequence_model():
+    return [
+        keras.layers.Reshape((3, 2)),
+        layers.LSTM(4, return_sequences=True),
+        layers.GRU(4),
+        layers.Dense(1),
+    ]
+
+
+def image_model():
+    return [
+        keras.layers.Reshape((3, 2, 1)),
+        layers.Conv2D(4, 2),
+        keras.layers.Flatten(),
+        layers.Dense(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "jit"),
+    [("mixed_float16", False), ("mixed_float16", True), ("float16", False)],
+)
+@pytest.mark.parametrize("make", [dense_model, sequence_model, image_model])
+def test_a_wrapped_optimizer_trains(make, policy, jit):
+    keras.config.set_dtype_policy(policy)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (16, 6)).astype("float32")
+    y = np.sum(x, axis=1, keepdims=True) / 4
+    model = keras.Sequential([keras.Input((6,)), *make()])
+    optimizer = keras_mp.wrap(keras.optimizers.Adam(0.02))
+    model.compile(optimizer, "mse", jit_compile=jit)
+    history = model.fit(x, y, batch_size=16, epochs=12, verbose=0).history["loss"]
+    assert np.all(np.isfinite(history))
+    assert history[-1] < history[0] / 2
+    assert int(optimizer.skipped_steps) == 0
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__(dtype="mixed_float16")
+        self.heads = layers.MultiHeadAttention(2, 2, dtype="mixed_float16")
+        self.out = layers.Dense(1, dtype="mixed_float16")
+
+    def call(self, x):
+        return self.out(self.heads(x, x, use_causal_mask=True))
+
+
+def test_a_subclassed_model_trains_at_changing_batch_sizes():
+    model = Subclassed()
+    model.compile(keras_mp.wrap("sgd"), "mse", jit_compile=False)
+    x = np.random.default_rng(0).uniform(-1, 1, (7, 5, 3)).astype("float32")
+    y = np.ones((7, 5, 1), "float32")
+    losses = model.fit(x, y, batch_size=4, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["mirrored", "one-device"])
+def test_under_a_strategy(name):
+    strategy = {
+        "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        "one-device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+    }[name]()
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3, 2)),
+                layers.LSTM(2, dtype="mixed_float16"),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras_mp.wrap("sgd"), "mse")
+    x, y = np.ones((4, 3, 2), "float32"), np.ones((4, 1), "float32")
+    losses = model.fit(x, y, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+
+
+@pytest.fixture
+def another_backend(monkeypatch):
+    precision._warn_of_backend.cache_clear()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    yield
+    precision._warn_of_backend.cache_clear()
+
+
+def test_on_another_backend_it_is_the_layer_of_keras(another_backend):
+    x = np.float16(np.eye(3))
+    results = []
+    for package in (keras.layers, layers):
+        keras.utils.set_random_seed(0)
+        layer = package.Dense(2, dtype="mixed_float16")
+        if package is layers:
+            with pytest.warns(UserWarning, match="backend='jax'"):
+                layer(x)
+        results.append(layer(x).numpy())  # and no second warning, which is an error
+    np.testing.assert_array_equal(*results)
