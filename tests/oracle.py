@@ -215,3 +215,67 @@ def make_step(optimizer, weights, mode):
     if mode == "eager":
         return step
     return tf.function(step, jit_compile=mode == "xla")
+
+
+ACTIVATIONS = {
+    None: lambda x: x,
+    "relu": tf.nn.relu,
+    "tanh": tf.tanh,
+    "sigmoid": tf.sigmoid,
+    "gelu": lambda x: 0.5 * x * tf.math.erfc(-(0.5**0.5) * x),
+}
+
+
+def gemm(
+    a, b, transpose_a=False, transpose_b=False, bias=0.0, activation=None, alpha=1
+):
+    """activation(alpha * op(a) op(b) + bias) in float64, and the error FP32 may have.
+
+    An FP32 sum of K exact products errs by at most K * 2^-24 * sum |a| |b|, in
+    whatever order; alpha and bias add a rounding each. No activation has a slope above
+    1.13, that of gelu. Their own error is 2^-20 of the value, and gelu's e^(-x^2 / 2)
+    magnifies the rounding of x^2. What is below 2^-126 may be flushed to zero.
+
+    Returns:
+        The value and the bound of the error, without the rounding to the output dtype.
+    """
+    bias = 0.0 if bias is None else np.asarray(bias, "float64")
+    a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+    a = np.swapaxes(a, -1, -2) if transpose_a else a
+    b = np.swapaxes(b, -1, -2) if transpose_b else b
+    alpha = np.float64(np.float32(alpha))
+    with np.errstate(all="ignore"):
+        x = alpha * (a @ b) + bias
+        magnitude = np.abs(alpha) * (np.abs(a) @ np.abs(b)) + np.abs(bias)
+        bound = (a.shape[-1] + 3) * 2.0**-24 * magnitude + 2.0**-126
+        if activation is None:
+            return x, bound
+        y = ACTIVATIONS[activation](tf.constant(x)).numpy()
+        own = 2.0**-20 + (x * x * 2.0**-22 if activation == "gelu" else 0.0)
+        return y, 1.13 * bound + own * np.abs(y) + 2.0**-126
+
+
+def assert_rounded(actual, expected, bound, dtype):
+    """Asserts that `actual` is some number within `bound` of `expected`, rounded once.
+
+    Rounding is monotonic: it lies between the two ends of that interval, rounded.
+    NaN and inf are where they are in `expected`.
+    """
+    actual = value(actual)
+    numpy_dtype = HALVES[dtype][0] if dtype in HALVES else np.dtype(dtype)
+    assert actual.dtype == numpy_dtype
+    assert actual.shape == expected.shape
+    bound = np.where(np.isfinite(expected), bound, 0.0)
+    with np.errstate(all="ignore"):
+        low, high = (
+            (expected + sign * bound).astype(numpy_dtype).astype("float64")
+            for sign in (-1, 1)
+        )
+    found = actual.astype("float64")
+    right = (low <= found) & (found <= high) | np.isnan(found) & np.isnan(expected)
+    if not np.all(right):
+        at = tuple(np.argwhere(~right)[0])
+        raise AssertionError(
+            f"{np.sum(~right)} of {right.size} are wrong, the first at {at}: "
+            f"{found[at]!r}, expected {low[at]!r} to {high[at]!r}"
+        )
