@@ -33,10 +33,14 @@ def image_model():
 
 
 @pytest.mark.parametrize(
-    ("policy", "jit"),
-    [("mixed_float16", False), ("mixed_float16", True), ("float16", False)],
+    ("make", "policy", "jit"),
+    [
+        (dense_model, "mixed_float16", True),
+        (dense_model, "float16", False),
+        (sequence_model, "mixed_float16", False),
+        (image_model, "mixed_float16", False),
+    ],
 )
-@pytest.mark.parametrize("make", [dense_model, sequence_model, image_model])
 def test_a_wrapped_optimizer_trains(make, policy, jit):
     keras.config.set_dtype_policy(policy)
     rng = np.random.default_rng(0)
@@ -70,12 +74,8 @@ def test_a_subclassed_model_trains_at_changing_batch_sizes():
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["mirrored", "one-device"])
-def test_under_a_strategy(name):
-    strategy = {
-        "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        "one-device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
-    }[name]()
+def test_on_two_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential(
             [
