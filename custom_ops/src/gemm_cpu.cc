@@ -42,7 +42,18 @@ bool MachineHas(Isa isa) {
   return isa == Isa::kPortable || isa == Isa::kNeon;
 }
 
-Product ProductOf(const Gemm& g) {
+// Whether to compute C^T = op(B)^T op(A)^T instead.
+bool IsBetterSwapped(const Gemm& g, const TileKernel& kernel) {
+  const std::int64_t fewest = std::min(g.m, g.n);
+  if (fewest <= kernel.few_rows) return g.n < g.m;
+  // Packing is cheap along the rows in memory and dear across them: the larger matrix
+  // takes the side where it is read along its rows.
+  if (g.transpose_a && g.transpose_b) return true;
+  if (g.transpose_a) return g.n < g.m;
+  return g.transpose_b && g.m < g.n;
+}
+
+Product ProductOf(const Gemm& g, const TileKernel& kernel) {
   const auto* a = static_cast<const std::uint16_t*>(g.a);
   const auto* b = static_cast<const std::uint16_t*>(g.b);
   Product product;
@@ -60,11 +71,7 @@ Product ProductOf(const Gemm& g) {
   product.bias = g.bias;
   product.bias_type = g.bias_type;
   product.activation = g.activation;
-  // Packing is cheap along the rows in memory and dear across them: the larger matrix
-  // takes the side where it is read along its rows.
-  const bool swap = g.transpose_b && (g.transpose_a || g.m < g.n);
-  const bool swap_a = g.transpose_a && (g.transpose_b || g.n < g.m);
-  if (swap || swap_a) {
+  if (IsBetterSwapped(g, kernel)) {
     std::swap(product.m, product.n);
     std::swap(product.a, product.b);
     product.a = product.a.Transposed();
@@ -80,6 +87,14 @@ struct Grid {
   std::int64_t row_tiles, column_tiles;
 
   Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
+    if (product.m <= kernel.few_rows) {
+      rows = product.m;
+      row_tiles = 1;
+      const std::int64_t share = RoundUp(CeilDiv(product.n, threads), kernel.panel);
+      columns = std::min(share, kernel.few_rows_max_columns);
+      column_tiles = CeilDiv(product.n, columns);
+      return;
+    }
     // Equal tiles, as many in a row as the threads can share evenly.
     column_tiles = CeilDiv(product.n, kernel.max_columns);
     if (product.m <= kernel.max_rows) column_tiles = RoundUp(column_tiles, threads);
@@ -122,7 +137,8 @@ struct Job {
     one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
     const Tile tile = {i, std::min(grid.rows, one.m - i), j,
                        std::min(grid.columns, one.n - j)};
-    kernel.tile(one, tile, workspace);
+    const bool few_rows = one.m <= kernel.few_rows;
+    (few_rows ? kernel.few_rows_tile : kernel.tile)(one, tile, workspace);
   }
 };
 
@@ -160,7 +176,7 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   const Gemm gemm = FoldBatch(given);
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
   const TileKernel& kernel = *KernelOf(isa);
-  const Product product = ProductOf(gemm);
+  const Product product = ProductOf(gemm, kernel);
   Job job = {gemm, product, kernel, Grid(product, kernel, std::max(1, parallel.threads))};
   const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;
   const auto body = [](void* context, std::int64_t task) {

@@ -92,28 +92,38 @@ void PackRows(View a, std::int64_t rows, std::int64_t depth, float* to) {
 // zeros beyond the last column. Panels follow each other at depth * kColumns.
 template <class Simd, class Format, int kColumns>
 void PackPanels(View b, std::int64_t depth, std::int64_t columns, float* to) {
+  // Few rows at a time, for all panels: rows whose distance is a power of two share a
+  // set of the cache, which does not hold many.
+  constexpr std::int64_t kRows = 4;
+  const std::int64_t whole = columns / kColumns * kColumns;
+  if (b.column == 1) {
+    for (std::int64_t p = 0; p < depth; p += kRows) {
+      for (std::int64_t j = 0; j < whole; j += kColumns) {
+        for (std::int64_t q = p; q < std::min(p + kRows, depth); ++q) {
+          Convert<Simd, Format>(b.data + q * b.row + j, kColumns,
+                                to + j * depth + q * kColumns);
+        }
+      }
+    }
+  }
+  // Transposed, or with zeros beside it, through a block of 16-bit numbers.
   constexpr std::int64_t kBlock = 32;
   std::uint16_t block[kBlock * kColumns] = {};
-  for (std::int64_t j = 0; j < columns; j += kColumns, to += depth * kColumns) {
+  for (std::int64_t j = b.column == 1 ? whole : 0; j < columns; j += kColumns) {
     const std::int64_t width = std::min<std::int64_t>(kColumns, columns - j);
-    if (b.column == 1 && width == kColumns) {
-      for (std::int64_t p = 0; p < depth; ++p) {
-        Convert<Simd, Format>(b.data + p * b.row + j, kColumns, to + p * kColumns);
-      }
-      continue;
-    }
+    if (width < kColumns) std::memset(block, 0, sizeof block);
     for (std::int64_t p = 0; p < depth; p += kBlock) {
       const std::int64_t count = std::min(kBlock, depth - p);
-      if (width < kColumns) std::memset(block, 0, sizeof block);
+      const View from = b.At(p, j);
       if (b.column == 1) {
         for (std::int64_t q = 0; q < count; ++q) {
-          std::memcpy(block + q * kColumns, b.data + (p + q) * b.row + j,
+          std::memcpy(block + q * kColumns, from.data + q * b.row,
                       width * sizeof *block);
         }
       } else {
-        Transpose(b.data + p + j * b.column, b.column, width, count, block, kColumns);
+        Transpose(from.data, b.column, width, count, block, kColumns);
       }
-      Convert<Simd, Format>(block, count * kColumns, to + p * kColumns);
+      Convert<Simd, Format>(block, count * kColumns, to + j * depth + p * kColumns);
     }
   }
 }

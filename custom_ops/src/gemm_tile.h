@@ -49,10 +49,13 @@ struct TileKernel {
   std::int64_t max_rows;     // of a Tile
   std::int64_t max_columns;  // of a Tile
   std::int64_t panel;        // tiles are best a multiple of this many columns wide
+  std::int64_t few_rows;     // products of up to so many rows go to `few_rows_tile`
+  std::int64_t few_rows_max_columns;
   std::size_t workspace_bytes;
 
-  // Computes one tile; `workspace` is aligned to 64 bytes.
+  // Compute one tile; `workspace` is aligned to 64 bytes.
   void (*tile)(const Product& product, const Tile& tile, void* workspace);
+  void (*few_rows_tile)(const Product& product, const Tile& tile, void* workspace);
 };
 
 // Null where the library was built without it.

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "gemm_epilogue.h"
+#include "gemm_few_rows.h"
 #include "gemm_micro.h"
 #include "gemm_pack.h"
 #include "gemm_tile.h"
@@ -27,22 +28,41 @@ class TileOf {
   static constexpr std::int64_t kStride = kDepth + 16;  // rows of A in different sets
   static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
 
+  static constexpr std::int64_t kFewRows = 8;
+  static constexpr std::int64_t kFewRowsMaxColumns = 2048;
+  static constexpr std::int64_t kFewRowsDepth = 2048;
+
   struct Workspace {
     alignas(64) float a[kBlockRows * kStride];
     alignas(64) float b[kDepth * kMaxColumns];
     alignas(64) float c[kMaxRows * kMaxColumns];
     alignas(64) float transposed[kMaxRows * kMaxColumns];
-    alignas(64) float bias[kMaxRows > kMaxColumns ? kMaxRows : kMaxColumns];
+    alignas(64) float bias[kFewRowsMaxColumns];
   };
+  static_assert(kFewRows * kFewRowsDepth <= kBlockRows * kStride);
+  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxRows * kMaxColumns);
+  static_assert(std::max(kMaxRows, kMaxColumns) <= kFewRowsMaxColumns);
 
   static void Tile(const Product& product, const keras_mp::Tile& tile, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     if (product.input == DataType::kHalf) {
       Multiply<Half<Simd>>(product, tile, workspace);
-      Finish<Half<Simd>>(product, tile, workspace);
+      Finish<Half<Simd>>(product, tile, workspace, kMaxColumns, kMaxRows);
     } else {
       Multiply<Bfloat16<Simd>>(product, tile, workspace);
-      Finish<Bfloat16<Simd>>(product, tile, workspace);
+      Finish<Bfloat16<Simd>>(product, tile, workspace, kMaxColumns, kMaxRows);
+    }
+  }
+
+  static void FewRowsTile(const Product& product, const keras_mp::Tile& tile,
+                          void* memory) {
+    Workspace& workspace = *static_cast<Workspace*>(memory);
+    if (product.input == DataType::kHalf) {
+      MultiplyFewRows<Half<Simd>>(product, tile, workspace);
+      Finish<Half<Simd>>(product, tile, workspace, kFewRowsMaxColumns, kFewRows);
+    } else {
+      MultiplyFewRows<Bfloat16<Simd>>(product, tile, workspace);
+      Finish<Bfloat16<Simd>>(product, tile, workspace, kFewRowsMaxColumns, kFewRows);
     }
   }
 
@@ -69,22 +89,39 @@ class TileOf {
     }
   }
 
+  // workspace.c [rows, kFewRowsMaxColumns] = A B
+  template <class Format>
+  static void MultiplyFewRows(const Product& product, const keras_mp::Tile& tile,
+                              Workspace& workspace) {
+    std::fill_n(workspace.c, tile.rows * kFewRowsMaxColumns, 0.0f);
+    for (std::int64_t p = 0; p < product.k; p += kFewRowsDepth) {
+      const std::int64_t depth = std::min(kFewRowsDepth, product.k - p);
+      PackRows<Simd, Format, kFewRowsDepth>(product.a.At(tile.i, p), tile.rows, depth,
+                                            workspace.a);
+      const View b = product.b.At(p, tile.j);
+      const auto multiply = b.column == 1 ? Sweep<Simd, Format> : Dots<Simd, Format>;
+      multiply(workspace.a, kFewRowsDepth, tile.rows, b, depth, tile.columns,
+               workspace.c, kFewRowsMaxColumns);
+    }
+  }
+
+  // C = what the epilogue makes of workspace.c, whose rows are `sums_row` apart.
   template <class Format>
   static void Finish(const Product& product, const keras_mp::Tile& tile,
-                     Workspace& workspace) {
+                     Workspace& workspace, std::int64_t sums_row,
+                     std::int64_t transposed_row) {
     // In the orientation that was asked for.
     keras_mp::Tile out = tile;
     const float* sums = workspace.c;
-    std::int64_t sums_row = kMaxColumns;
     if (product.swapped) {
       out = {tile.j, tile.columns, tile.i, tile.rows};
       for (std::int64_t i = 0; i < tile.rows; ++i) {
         for (std::int64_t j = 0; j < tile.columns; ++j) {
-          workspace.transposed[j * kMaxRows + i] = workspace.c[i * kMaxColumns + j];
+          workspace.transposed[j * transposed_row + i] = workspace.c[i * sums_row + j];
         }
       }
       sums = workspace.transposed;
-      sums_row = kMaxRows;
+      sums_row = transposed_row;
     }
     const float* bias = nullptr;
     if (product.bias != nullptr) {
@@ -115,9 +152,14 @@ template <class Simd>
 const TileKernel* MakeTileKernel() {
   using Kernel = TileOf<Simd>;
   static constexpr TileKernel kKernel = {
-      Kernel::kMaxRows,  Kernel::kMaxColumns,
-      Kernel::kPanel,    sizeof(typename Kernel::Workspace),
+      Kernel::kMaxRows,
+      Kernel::kMaxColumns,
+      Kernel::kPanel,
+      Kernel::kFewRows,
+      Kernel::kFewRowsMaxColumns,
+      sizeof(typename Kernel::Workspace),
       Kernel::Tile,
+      Kernel::FewRowsTile,
   };
   return &kKernel;
 }

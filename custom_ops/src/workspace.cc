@@ -1,5 +1,9 @@
 #include "workspace.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <cstdlib>
 
 namespace keras_mp {
@@ -18,11 +22,16 @@ thread_local Buffer buffer;
 
 void* ThreadWorkspace(std::size_t bytes) {
   if (bytes > buffer.size) {
-    constexpr std::size_t kPage = 4096;
-    const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
+    // In one huge page where the system has them: small ones lie anywhere, and some
+    // sets of the cache would get more of them than they hold.
+    constexpr std::size_t kHugePage = std::size_t{1} << 21;
+    const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     std::free(buffer.data);
-    buffer.data = std::aligned_alloc(kPage, size);
+    buffer.data = std::aligned_alloc(kHugePage, size);
     buffer.size = buffer.data ? size : 0;
+#ifdef __linux__
+    if (buffer.data) madvise(buffer.data, size, MADV_HUGEPAGE);
+#endif
   }
   return buffer.data;
 }

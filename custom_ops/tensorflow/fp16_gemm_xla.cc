@@ -66,6 +66,19 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
                 a_shape.dim_size(a_shape.dims() - (transpose_a_ ? 2 : 1)) ==
                     b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 1 : 2)),
                 misfit("the inner sizes of a and b must be equal"));
+    TensorShape alpha_shape, bias_shape;
+    OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(2), &alpha_shape));
+    OP_REQUIRES(ctx, alpha_shape.dims() == 0, misfit("alpha must be a scalar"));
+    const TensorShape columns({b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 2 : 1))});
+    for (int i = 0; i < num_bias_; ++i) {
+      OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(3 + i), &bias_shape));
+      OP_REQUIRES(ctx, num_bias_ == 1 && bias_shape == columns,
+                  misfit("there is at most one bias, of shape [N]"));
+    }
+    OP_REQUIRES(ctx,
+                ctx->expected_output_dtype(0) == ctx->input_type(0) ||
+                    ctx->expected_output_dtype(0) == tensorflow::DT_FLOAT,
+                misfit("the result has the dtype of a, or float32"));
 
     XlaOp a = ctx->Input(0), b = ctx->Input(1);
     xla::DotDimensionNumbers dims;

@@ -1,0 +1,152 @@
+"""How fast is `fp16_gemm` on this CPU, beside `tf.matmul` in FP32 and in FP16?
+
+    python benchmarks/gemm.py [--seconds 0.3] > benchmarks/results/gemm_MACHINE.md
+
+Each product runs in all four ways, in turn, in one process; a figure is the median of
+the rounds. Each call is one step of a loop in a graph, as in training.
+"""
+
+import argparse
+import math
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import keras_mp
+
+SIZES = [  # M, N, K
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (2048, 2048, 2048),
+    (1, 4096, 1024),
+    (32, 4096, 1024),
+    (128, 4096, 2048),
+    (64, 1024, 4096),
+    (1760, 16, 1760),
+    (1760, 128, 1760),
+    (2560, 64, 2560),
+    (4096, 32, 4096),
+    (5124, 700, 2048),
+    (35, 700, 2048),
+    (16, 1760, 1760),
+    (32, 4096, 4096),
+]
+LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
+PEAK = Path(__file__).parents[1] / "build" / "cpp-sanitize-OFF" / "fma_peak"
+
+
+def repeated(product, a, b):
+    """Returns a function that computes the product `times` times, for the timing."""
+
+    @tf.function(reduce_retracing=True)
+    def run(times):
+        def step(i, _):
+            return i + 1, product(a, b)[0, 0]
+
+        zero = tf.zeros([], product(a, b).dtype)
+        return tf.while_loop(
+            lambda i, _: i < times, step, (0, zero), parallel_iterations=1
+        )[1]
+
+    return run
+
+
+def measure(functions, seconds):
+    """Returns the median seconds of one product, for each of the functions."""
+    times = []
+    for run in functions:
+        run(tf.constant(1)).numpy()
+        start = time.perf_counter()
+        run(tf.constant(3)).numpy()
+        one = (time.perf_counter() - start) / 3
+        times.append(max(1, round(0.02 / one)))
+    rounds = []
+    end = time.perf_counter() + seconds * len(functions)
+    while time.perf_counter() < end or len(rounds) < 5:
+        row = []
+        for run, count in zip(functions, times, strict=True):
+            argument = tf.constant(count)
+            start = time.perf_counter()
+            run(argument).numpy()
+            row.append((time.perf_counter() - start) / count)
+        rounds.append(row)
+    return np.median(rounds, axis=0)
+
+
+def measure_size(m, n, k, transpose_a, transpose_b, seconds):
+    rng = np.random.default_rng(0)
+    a = tf.constant(rng.normal(size=(k, m) if transpose_a else (m, k)), tf.float32)
+    b = tf.constant(rng.normal(size=(n, k) if transpose_b else (k, n)), tf.float32)
+
+    def matmul(a, b):
+        return tf.matmul(a, b, transpose_a, transpose_b)
+
+    def ours(dtype):
+        def product(a, b):
+            return keras_mp.ops.fp16_gemm(
+                a, b, transpose_a, transpose_b, output_dtype=dtype
+            )
+
+        return product
+
+    half_a, half_b = tf.cast(a, tf.float16), tf.cast(b, tf.float16)
+    functions = [
+        repeated(matmul, a, b),
+        repeated(matmul, half_a, half_b),
+        repeated(ours("float32"), half_a, half_b),
+        repeated(ours("float16"), half_a, half_b),
+    ]
+    return measure(functions, seconds)
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def processor():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(": ")[2]
+    return platform.processor()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
+    args = parser.parse_args()
+    info = keras_mp.ops.build_info()
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    cores = len(__import__("os").sched_getaffinity(0))
+    print(f"{processor()}, {threads or cores} threads; TensorFlow {tf.__version__}; ")
+    print(f"route {info['route']}, {info.get('cpu', 'no native kernel')}.")
+    peak = None
+    if PEAK.is_file():
+        peak = float(subprocess.check_output([PEAK, str(threads or cores)]))
+        print(f"\nPeak of FP32 multiply-adds: {peak:.0f} GFLOP/s.")
+    print("\nGFLOP/s, and the ratio to `tf.matmul` of the same output dtype:\n")
+    print("| M, N, K | | tf FP32 | tf FP16 | FP32 out | FP16 out | / tf FP32 | / tf FP16 |")
+    print("|---|---|---|---|---|---|---|---|")
+    ratios = []
+    for m, n, k in SIZES:
+        for layout, (transpose_a, transpose_b) in LAYOUTS.items():
+            times = measure_size(m, n, k, transpose_a, transpose_b, args.seconds)
+            flops = 2 * m * n * k / times / 1e9
+            ratios.append((times[0] / times[2], times[1] / times[3]))
+            figures = " | ".join(f"{x:.0f}" for x in flops)
+            both = " | ".join(f"{x:.2f}" for x in ratios[-1])
+            print(f"| {m}, {n}, {k} | {layout} | {figures} | {both} |", flush=True)
+            if (m, n, k) == (2048, 2048, 2048) and peak:
+                share = f"{m}, {n}, {k} {layout}: {flops[2] / peak:.0%} of the peak"
+                print(share, file=sys.stderr)
+    for name, column in zip(("FP32", "FP16"), zip(*ratios, strict=True), strict=True):
+        print(f"\n{name} output: geometric mean {geometric_mean(column):.2f}, ", end="")
+        print(f"smallest {min(column):.2f}.")
+
+
+if __name__ == "__main__":
+    main()
