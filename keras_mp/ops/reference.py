@@ -28,14 +28,15 @@ def fp16_gemm(
     output_dtype: str,
 ) -> tf.Tensor:
     """Returns round(activation(alpha * op(a) op(b) + bias)), computed in FP32."""
-    result = alpha * tf.matmul(
+    result = tf.ensure_shape(alpha, []) * tf.matmul(
         tf.cast(a, tf.float32),
         tf.cast(b, tf.float32),
         transpose_a=transpose_a,
         transpose_b=transpose_b,
     )
     for bias in biases:
-        result += tf.cast(bias, tf.float32)
+        # Unlike a sum, bias_add refuses what is not [N].
+        result = tf.nn.bias_add(result, tf.cast(bias, tf.float32))
     if activation is not None:
         result = ACTIVATIONS[activation](result)
     return tf.cast(result, output_dtype)
