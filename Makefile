@@ -11,6 +11,8 @@ RUN := $(VENV)/bin/python
 FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 
+# The CUDA kernels take minutes to compile: make CUDA=ON where there is no GPU.
+CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
@@ -36,7 +38,8 @@ test-cpp: $(VENV)/.created
 	@set -e; for sanitize in OFF ON; do \
 	  build=build/cpp-sanitize-$$sanitize; \
 	  $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-	    -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_SANITIZE=$$sanitize \
+	    -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF \
+	    -DKERAS_MP_SANITIZE=$$sanitize \
 	    -S custom_ops -B $$build; \
 	  $(VENV)/bin/cmake --build $$build; \
 	  $(VENV)/bin/ctest --test-dir $$build --output-on-failure; \
@@ -45,7 +48,7 @@ test-cpp: $(VENV)/.created
 $(NATIVE): $(SOURCES) setup.py
 	@echo "Building the native library; this takes 1 to 3 minutes."
 	@rm -f $@
-	@$(RUN) setup.py --quiet build_ext --inplace
+	@KERAS_MP_CUDA=$(CUDA) $(RUN) setup.py --quiet build_ext --inplace
 	@test -f $@ || { \
 	  echo >&2; \
 	  echo "error: the native library was not built; the reason is above." >&2; \

@@ -16,7 +16,9 @@ from setuptools.errors import CompileError
 
 SOURCE = Path(__file__).resolve().parent / "custom_ops"
 BUILD = SOURCE.parent / "build" / "custom_ops"
-PYTHON = f"-DPython3_EXECUTABLE={sys.executable}"
+OPTIONS = [f"-DPython3_EXECUTABLE={sys.executable}", "-DKERAS_MP_TESTS=OFF"]
+if "KERAS_MP_CUDA" in os.environ:  # ON or OFF; else ON where there is nvcc
+    OPTIONS.append(f"-DKERAS_MP_CUDA={os.environ['KERAS_MP_CUDA']}")
 
 
 class BuildWithCMake(build_ext):
@@ -31,7 +33,7 @@ class BuildWithCMake(build_ext):
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
         env = {"CMAKE_GENERATOR": "Ninja", **os.environ, "PATH": path}
         commands = (
-            ("-S", SOURCE, "-B", BUILD, "-DKERAS_MP_TESTS=OFF", PYTHON),
+            ("-S", SOURCE, "-B", BUILD, *OPTIONS),
             ("--build", BUILD),
             ("--install", BUILD, "--prefix", target),
         )

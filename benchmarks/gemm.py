@@ -8,6 +8,7 @@ the rounds. Each call is one step of a loop in a graph, as in training.
 
 import argparse
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def main():
     args = parser.parse_args()
     info = keras_mp.ops.build_info()
     threads = tf.config.threading.get_intra_op_parallelism_threads()
-    cores = len(__import__("os").sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
     print(f"{processor()}, {threads or cores} threads; TensorFlow {tf.__version__}; ")
     print(f"route {info['route']}, {info.get('cpu', 'no native kernel')}.")
     peak = None
@@ -129,8 +130,9 @@ def main():
         peak = float(subprocess.check_output([PEAK, str(threads or cores)]))
         print(f"\nPeak of FP32 multiply-adds: {peak:.0f} GFLOP/s.")
     print("\nGFLOP/s, and the ratio to `tf.matmul` of the same output dtype:\n")
-    print("| M, N, K | | tf FP32 | tf FP16 | FP32 out | FP16 out | / tf FP32 | / tf FP16 |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["tf FP32", "tf FP16", "FP32 out", "FP16 out", "/ tf FP32", "/ tf FP16"]
+    print("| M, N, K | | " + " | ".join(columns) + " |")
+    print("|---|---" + "|---" * len(columns) + "|")
     ratios = []
     for m, n, k in SIZES:
         for layout, (transpose_a, transpose_b) in LAYOUTS.items():

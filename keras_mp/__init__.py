@@ -1,7 +1,6 @@
 """Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
 
-import importlib
-from typing import Any
+import importlib as _importlib
 
 from keras_mp.callbacks import (
     LossScaleCallback,
@@ -38,10 +37,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> object:
     """Imports what needs TensorFlow, or takes time, when it is first used."""
     if name in ("layers", "ops"):
-        return importlib.import_module(f"keras_mp.{name}")
+        return _importlib.import_module(f"keras_mp.{name}")
     if name == "convert":
-        return importlib.import_module("keras_mp.layers").convert
+        return _importlib.import_module("keras_mp.layers").convert
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,13 +55,16 @@ def test_public_names():
 
 def test_nothing_else_is_public():
     modules = {module.name for module in pkgutil.iter_modules(keras_mp.__path__)}
-    public = {name for name in vars(keras_mp) if not name.startswith("_")}
-    assert public - modules == set(keras_mp.__all__)
+    public = {name for name in dir(keras_mp) if not name.startswith("_")}
+    assert public - modules == set(keras_mp.__all__) - modules
 
 
 def test_a_public_name_is_what_its_module_defines():
     for name in keras_mp.__all__:
         item = getattr(keras_mp, name)
+        if inspect.ismodule(item):
+            assert item.__name__ == f"keras_mp.{name}"
+            continue
         assert item.__name__ == name
         assert item.__module__.startswith("keras_mp.")
         assert getattr(sys.modules[item.__module__], name) is item

@@ -1,0 +1,56 @@
+// KerasMp>Fp16Gemm on a GPU: the kernels of gemm_cuda.h on TensorFlow's stream.
+
+#include <cstdlib>
+#include <string>
+
+#include "fp16_gemm_kernel.h"
+#include "keras_mp/gemm_cuda.h"
+#include "xla/stream_executor/stream.h"
+
+namespace keras_mp {
+namespace {
+
+class Fp16GemmGpuOp : public Fp16GemmOp {
+ public:
+  explicit Fp16GemmGpuOp(tensorflow::OpKernelConstruction* ctx) : Fp16GemmOp(ctx) {
+    const char* chosen = std::getenv("KERAS_MP_GEMM");
+    const std::string name = chosen ? chosen : "auto";
+    OP_REQUIRES(ctx, name == "auto" || name == "own" || name == "cublaslt",
+                absl::InvalidArgumentError(absl::StrCat(
+                    "KERAS_MP_GEMM must be auto, own or cublaslt. Received: ", name)));
+    const bool found = IsAvailable(CudaRoute::kCublasLt);
+    if (name == "cublaslt" || (name == "auto" && found)) route_ = CudaRoute::kCublasLt;
+    may_fall_back_ = name == "auto";
+  }
+
+ protected:
+  Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) override {
+    const Status status = MultiplyOn(route_, ctx, gemm);
+    // Where cuBLASLt knows no algorithm, the own kernel has one.
+    if (status.code == StatusCode::kUnimplemented && may_fall_back_) {
+      return MultiplyOn(CudaRoute::kOwn, ctx, gemm);
+    }
+    return status;
+  }
+
+ private:
+  static Status MultiplyOn(CudaRoute route, tensorflow::OpKernelContext* ctx,
+                           const Gemm& gemm) {
+    const auto bytes = static_cast<std::int64_t>(WorkspaceBytes(gemm, route));
+    tensorflow::Tensor workspace;
+    if (!ctx->allocate_temp(tensorflow::DT_INT8, {bytes}, &workspace).ok()) {
+      return {StatusCode::kOutOfMemory, "no device memory for the partial sums"};
+    }
+    void* stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    return GemmCuda(gemm, route, workspace.data(), bytes, stream);
+  }
+
+  CudaRoute route_ = CudaRoute::kOwn;
+  bool may_fall_back_ = false;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device(tensorflow::DEVICE_GPU),
+                        Fp16GemmGpuOp);
+
+}  // namespace
+}  // namespace keras_mp
