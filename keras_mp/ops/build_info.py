@@ -8,6 +8,9 @@ from keras_mp.ops import native
 def build_info() -> dict[str, str]:
     """Tells how the ops run here; `python -m keras_mp.info` prints it.
 
+    It also loads the native library, which otherwise the first call of an op does:
+    call it before `tf.saved_model.load` reads a model that was saved with the ops.
+
     Returns:
         Texts by name: the versions of `tensorflow` and, where there is a native
         library, the `compiler` and the TensorFlow it was `built_for`; the `mode` that

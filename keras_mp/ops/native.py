@@ -70,12 +70,16 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
             f"{HOW_TO_BUILD}"
         )
     build = re.search(rb"keras_mp build ({.*?})\0", path.read_bytes())
-    if build is None:
+    try:
+        facts = json.loads(build[1]) if build else {}
+    except ValueError:
+        facts = {}
+    if not {"tensorflow", "compiler", "cuda"} <= facts.keys():
         raise NativeLibraryError(
             "The native library of keras_mp must say what it was built for. "
             f"Received: {path}, which does not. {HOW_TO_BUILD}"
         )
-    return json.loads(build[1])
+    return facts
 
 
 def cpu_instructions() -> str:

@@ -7,6 +7,7 @@ of an FP32 sum, K * 2^-24 * sum |a| |b|, rounded once to the output dtype.
 import concurrent.futures
 import itertools
 
+import keras
 import ml_dtypes
 import numpy as np
 import oracle
@@ -172,6 +173,13 @@ def test_alpha(library, alpha):
     found = fp16_gemm(a, b, alpha=alpha, output_dtype="float32")
     expected, bound = oracle.gemm(a, b, alpha=float(alpha))
     oracle.assert_rounded(found, expected, bound, "float32")
+
+
+def test_keras_variables(library):
+    a = keras.Variable([[2.0, 3.0]], dtype="float16")
+    b, bias = keras.Variable([[5.0], [7.0]]), keras.Variable([0.5])
+    found = fp16_gemm(a, b, bias=bias, alpha=2.0)
+    np.testing.assert_array_equal(found, np.float16([[62.5]]))
 
 
 def test_a_large_alpha_is_applied_in_fp32(route):
