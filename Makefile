@@ -10,9 +10,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
+# A process for each core; four fill the memory of a small machine.
+PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4
 
-# The CUDA kernels take minutes to compile: make CUDA=ON where there is no GPU.
-CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
+# Read by setup.py. The CUDA kernels take minutes to compile; to do so without a GPU:
+# make KERAS_MP_CUDA=ON
+export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
@@ -28,10 +31,11 @@ help:
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
-# The ops and layers run twice: on the native library, and in plain TensorFlow.
+# The layers run twice: in plain TensorFlow, and on the native library. The tests of the
+# ops choose the library themselves.
 test: $(VENV)/.installed-test $(NATIVE) test-cpp
-	@$(TF_QUIET) KERAS_MP_OPS=reference $(RUN) -m pytest tests/ops tests/layers $(ARGS)
-	@$(TF_QUIET) KERAS_MP_OPS=native $(RUN) -m pytest $(ARGS)
+	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) tests/layers $(ARGS)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
 
 # The kernels in plain C++, once more under AddressSanitizer and UBSan.
 test-cpp: $(VENV)/.created
@@ -48,7 +52,7 @@ test-cpp: $(VENV)/.created
 $(NATIVE): $(SOURCES) setup.py
 	@echo "Building the native library; this takes 1 to 3 minutes."
 	@rm -f $@
-	@KERAS_MP_CUDA=$(CUDA) $(RUN) setup.py --quiet build_ext --inplace
+	@$(RUN) setup.py --quiet build_ext --inplace
 	@test -f $@ || { \
 	  echo >&2; \
 	  echo "error: the native library was not built; the reason is above." >&2; \

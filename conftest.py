@@ -39,6 +39,14 @@ def fresh_keras():
     keras.utils.set_random_seed(0)
 
 
+# One for all tests: the collective operations of several strategies on the same
+# devices would be taken for one another.
+@pytest.fixture(scope="session")
+def strategy():
+    """Two replicas on two logical CPUs."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace):
     """What an `Example:` may use without importing it."""

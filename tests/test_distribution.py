@@ -13,13 +13,6 @@ import keras_mp
 from keras_mp import DynamicLossScale
 
 
-# One for all tests: the collective operations of several strategies on the same
-# devices would be taken for one another.
-@pytest.fixture(scope="module")
-def strategy():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def mean_output(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 

@@ -83,7 +83,7 @@ Product ProductOf(const Gemm& g, const TileKernel& kernel) {
 
 // The tiles of a product, for a number of threads that share them.
 struct Grid {
-  std::int64_t rows, columns;             // of a tile
+  std::int64_t rows, columns;  // of a tile
   std::int64_t row_tiles, column_tiles;
 
   Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
@@ -177,7 +177,10 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
   const TileKernel& kernel = *KernelOf(isa);
   const Product product = ProductOf(gemm, kernel);
-  Job job = {gemm, product, kernel, Grid(product, kernel, std::max(1, parallel.threads))};
+  const std::int64_t threads = std::max(1, parallel.threads);
+  // The products of a batch are shared out before the tiles of one.
+  const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
+  Job job = {gemm, product, kernel, grid};
   const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;
   const auto body = [](void* context, std::int64_t task) {
     static_cast<Job*>(context)->Run(task);

@@ -10,13 +10,15 @@ import tensorflow as tf
 from encoder import uniform
 from keras import layers, ops
 
+import keras_mp
+
 
 def dense(units: int, **kwargs: Any) -> layers.Dense:
-    return layers.Dense(units, kernel_initializer=uniform(), **kwargs)
+    return keras_mp.layers.Dense(units, kernel_initializer=uniform(), **kwargs)
 
 
 def lstm_cell(units: int) -> layers.LSTMCell:
-    return layers.LSTMCell(
+    return keras_mp.layers.LSTMCell(
         units, kernel_initializer=uniform(), recurrent_initializer=uniform()
     )
 

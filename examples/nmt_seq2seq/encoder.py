@@ -4,6 +4,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+import keras_mp
+
 
 def uniform() -> keras.initializers.Initializer:
     """Returns the tutorials' initializer of every weight: uniform in [-0.1, 0.1]."""
@@ -11,7 +13,7 @@ def uniform() -> keras.initializers.Initializer:
 
 
 def lstm(units: int, backwards: bool = False) -> layers.LSTM:
-    return layers.LSTM(
+    return keras_mp.layers.LSTM(
         units,
         kernel_initializer=uniform(),
         recurrent_initializer=uniform(),

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_mp
 from keras_mp import layers
@@ -74,8 +73,7 @@ def test_a_subclassed_model_trains_at_changing_batch_sizes():
     assert losses[-1] < losses[0]
 
 
-def test_on_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def test_on_two_replicas(strategy):
     with strategy.scope():
         model = keras.Sequential(
             [

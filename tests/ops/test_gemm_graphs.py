@@ -215,9 +215,8 @@ def test_saved_model_in_a_new_process(ops_mode, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_two_replicas(library):
+def test_two_replicas(library, strategy):
     """Each has its own rows; the weight gradients are added."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         w = tf.Variable([[1.0], [2.0]])
 
