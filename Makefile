@@ -41,7 +41,7 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 test-cpp: $(VENV)/.created
 	@set -e; for sanitize in OFF ON; do \
 	  build=build/cpp-sanitize-$$sanitize; \
-	  $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	  $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	    -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF \
 	    -DKERAS_MP_SANITIZE=$$sanitize \
 	    -S custom_ops -B $$build; \
