@@ -81,6 +81,14 @@ Product ProductOf(const Gemm& g, const TileKernel& kernel) {
   return product;
 }
 
+// How many threads are worth waking: each should have this many multiply-adds, which
+// take tens of microseconds.
+std::int64_t ThreadsFor(const Gemm& gemm, int threads) {
+  constexpr double kWorkOfAThread = 2e6;
+  const double work = 1.0 * gemm.m * gemm.n * gemm.k * gemm.batch;
+  return std::max(1.0, std::min<double>(threads, work / kWorkOfAThread));
+}
+
 // The tiles of a product, for a number of threads that share them.
 struct Grid {
   std::int64_t rows, columns;  // of a tile
@@ -177,7 +185,7 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
   const TileKernel& kernel = *KernelOf(isa);
   const Product product = ProductOf(gemm, kernel);
-  const std::int64_t threads = std::max(1, parallel.threads);
+  const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
   // The products of a batch are shared out before the tiles of one.
   const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
   Job job = {gemm, product, kernel, grid};
@@ -185,7 +193,7 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   const auto body = [](void* context, std::int64_t task) {
     static_cast<Job*>(context)->Run(task);
   };
-  if (parallel.run == nullptr || tasks == 1) {
+  if (parallel.run == nullptr || threads == 1) {
     for (std::int64_t task = 0; task < tasks; ++task) body(&job, task);
   } else {
     parallel.run(parallel.state, tasks, &job, body);

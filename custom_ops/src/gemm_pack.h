@@ -68,6 +68,9 @@ static inline void Transpose(const std::uint16_t* from, std::int64_t from_row,
   }
 }
 
+// Rows that are far apart, each read for a few cache lines only, are nothing the machine
+// foresees: the packing asks for those that come next.
+
 // Rows of A: to[i * kStride + p] = A(i, p) for i < rows, p < depth <= kStride.
 template <class Simd, class Format, std::int64_t kStride>
 void PackRows(View a, std::int64_t rows, std::int64_t depth, float* to) {
@@ -77,11 +80,18 @@ void PackRows(View a, std::int64_t rows, std::int64_t depth, float* to) {
     }
     return;
   }
-  constexpr std::int64_t kBlock = 32;
+  constexpr std::int64_t kBlock = 32, kStep = 8, kAhead = 2 * kStep;
   std::uint16_t block[kBlock * kStride];
   for (std::int64_t i = 0; i < rows; i += kBlock) {
     const std::int64_t count = std::min(kBlock, rows - i);
-    Transpose(a.data + i, a.column, depth, count, block, kStride);
+    for (std::int64_t p = 0; p < depth; p += kStep) {
+      for (std::int64_t q = p + kAhead; q < std::min(p + kAhead + kStep, depth); ++q) {
+        __builtin_prefetch(a.data + q * a.column + i);
+        __builtin_prefetch(a.data + q * a.column + i + count - 1);
+      }
+      Transpose(a.data + p * a.column + i, a.column, std::min(kStep, depth - p), count,
+                block + p, kStride);
+    }
     for (std::int64_t j = 0; j < count; ++j) {
       Convert<Simd, Format>(block + j * kStride, depth, to + (i + j) * kStride);
     }
@@ -94,12 +104,13 @@ template <class Simd, class Format, int kColumns>
 void PackPanels(View b, std::int64_t depth, std::int64_t columns, float* to) {
   // Few rows at a time, for all panels: rows whose distance is a power of two share a
   // set of the cache, which does not hold many.
-  constexpr std::int64_t kRows = 4;
+  constexpr std::int64_t kRows = 4, kAhead = 2 * kRows;
   const std::int64_t whole = columns / kColumns * kColumns;
   if (b.column == 1) {
     for (std::int64_t p = 0; p < depth; p += kRows) {
       for (std::int64_t j = 0; j < whole; j += kColumns) {
         for (std::int64_t q = p; q < std::min(p + kRows, depth); ++q) {
+          if (q + kAhead < depth) __builtin_prefetch(b.data + (q + kAhead) * b.row + j);
           Convert<Simd, Format>(b.data + q * b.row + j, kColumns,
                                 to + j * depth + q * kColumns);
         }

@@ -32,11 +32,15 @@ class TileOf {
   static constexpr std::int64_t kFewRowsMaxColumns = 2048;
   static constexpr std::int64_t kFewRowsDepth = 2048;
 
+  // A few columns of C as rows, in different sets of the cache.
+  static constexpr std::int64_t kStrip = 8;
+  static constexpr std::int64_t kStripRow = kMaxRows + 16;
+
   struct Workspace {
     alignas(64) float a[kBlockRows * kStride];
     alignas(64) float b[kDepth * kMaxColumns];
     alignas(64) float c[kMaxRows * kMaxColumns];
-    alignas(64) float transposed[kMaxRows * kMaxColumns];
+    alignas(64) float strip[kStrip * kStripRow];
     alignas(64) float bias[kFewRowsMaxColumns];
   };
   static_assert(kFewRows * kFewRowsDepth <= kBlockRows * kStride);
@@ -47,10 +51,10 @@ class TileOf {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     if (product.input == DataType::kHalf) {
       Multiply<Half<Simd>>(product, tile, workspace);
-      Finish<Half<Simd>>(product, tile, workspace, kMaxColumns, kMaxRows);
+      Finish<Half<Simd>>(product, tile, workspace, kMaxColumns);
     } else {
       Multiply<Bfloat16<Simd>>(product, tile, workspace);
-      Finish<Bfloat16<Simd>>(product, tile, workspace, kMaxColumns, kMaxRows);
+      Finish<Bfloat16<Simd>>(product, tile, workspace, kMaxColumns);
     }
   }
 
@@ -59,10 +63,10 @@ class TileOf {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     if (product.input == DataType::kHalf) {
       MultiplyFewRows<Half<Simd>>(product, tile, workspace);
-      Finish<Half<Simd>>(product, tile, workspace, kFewRowsMaxColumns, kFewRows);
+      Finish<Half<Simd>>(product, tile, workspace, kFewRowsMaxColumns);
     } else {
       MultiplyFewRows<Bfloat16<Simd>>(product, tile, workspace);
-      Finish<Bfloat16<Simd>>(product, tile, workspace, kFewRowsMaxColumns, kFewRows);
+      Finish<Bfloat16<Simd>>(product, tile, workspace, kFewRowsMaxColumns);
     }
   }
 
@@ -108,31 +112,42 @@ class TileOf {
   // C = what the epilogue makes of workspace.c, whose rows are `sums_row` apart.
   template <class Format>
   static void Finish(const Product& product, const keras_mp::Tile& tile,
-                     Workspace& workspace, std::int64_t sums_row,
-                     std::int64_t transposed_row) {
-    // In the orientation that was asked for.
-    keras_mp::Tile out = tile;
-    const float* sums = workspace.c;
-    if (product.swapped) {
-      out = {tile.j, tile.columns, tile.i, tile.rows};
+                     Workspace& workspace, std::int64_t sums_row) {
+    if (!product.swapped) {
+      const float* bias = Bias<Format>(product, tile.j, tile.columns, workspace);
+      Write<Format>(product, tile, workspace.c, sums_row, bias);
+      return;
+    }
+    const float* bias = Bias<Format>(product, tile.i, tile.rows, workspace);
+    for (std::int64_t j = 0; j < tile.columns; j += kStrip) {
+      const std::int64_t width = std::min(kStrip, tile.columns - j);
       for (std::int64_t i = 0; i < tile.rows; ++i) {
-        for (std::int64_t j = 0; j < tile.columns; ++j) {
-          workspace.transposed[j * transposed_row + i] = workspace.c[i * sums_row + j];
+        for (std::int64_t q = 0; q < width; ++q) {
+          workspace.strip[q * kStripRow + i] = workspace.c[i * sums_row + j + q];
         }
       }
-      sums = workspace.transposed;
-      sums_row = transposed_row;
+      const keras_mp::Tile out = {tile.j + j, width, tile.i, tile.rows};
+      Write<Format>(product, out, workspace.strip, kStripRow, bias);
     }
-    const float* bias = nullptr;
-    if (product.bias != nullptr) {
-      if (product.bias_type == DataType::kFloat) {
-        bias = static_cast<const float*>(product.bias) + out.j;
-      } else {
-        Convert<Simd, Format>(static_cast<const std::uint16_t*>(product.bias) + out.j,
-                              out.columns, workspace.bias);
-        bias = workspace.bias;
-      }
+  }
+
+  // The bias of columns [j, j + columns) of C in FP32; null where there is none.
+  template <class Format>
+  static const float* Bias(const Product& product, std::int64_t j, std::int64_t columns,
+                           Workspace& workspace) {
+    if (product.bias == nullptr) return nullptr;
+    if (product.bias_type == DataType::kFloat) {
+      return static_cast<const float*>(product.bias) + j;
     }
+    Convert<Simd, Format>(static_cast<const std::uint16_t*>(product.bias) + j, columns,
+                          workspace.bias);
+    return workspace.bias;
+  }
+
+  // Rows and columns `out` of C, as it was asked for.
+  template <class Format>
+  static void Write(const Product& product, const keras_mp::Tile& out, const float* sums,
+                    std::int64_t sums_row, const float* bias) {
     const std::int64_t offset = out.i * product.c_row + out.j;
     if (product.output == DataType::kFloat) {
       FinishRows<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
