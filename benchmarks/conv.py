@@ -11,14 +11,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import argparse
-import platform
 import statistics
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from machine import processor
 
 import keras_mp
 
@@ -76,19 +75,13 @@ def medians(steps, rounds):
 
 def machine():
     """One line: processor, cores, GPU, versions."""
-    info = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in (info.read_text().splitlines() if info.is_file() else [])
-        if line.startswith("model name")
-    ]
     gpus = [
         tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
         for gpu in tf.config.list_physical_devices("GPU")
     ]
     return ", ".join(
         [
-            names[0] if names else platform.machine(),
+            processor(),
             f"{os.cpu_count()} cores",
             *(gpus or ["no GPU"]),
             f"TensorFlow {tf.__version__}",

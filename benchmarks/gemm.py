@@ -9,7 +9,6 @@ the rounds. Each call is one step of a loop in a graph, as in training.
 import argparse
 import math
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from machine import processor
 
 import keras_mp
 
@@ -109,13 +109,6 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def processor():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(": ")[2]
-    return platform.processor()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
@@ -123,7 +116,7 @@ def main():
     info = keras_mp.ops.build_info()
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     cores = len(os.sched_getaffinity(0))
-    print(f"{processor()}, {threads or cores} threads; TensorFlow {tf.__version__}; ")
+    print(f"{processor()}, {threads or cores} threads; TensorFlow {tf.__version__};")
     print(f"route {info['route']}, {info.get('cpu', 'no native kernel')}.")
     peak = None
     if PEAK.is_file():

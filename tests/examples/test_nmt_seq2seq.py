@@ -369,6 +369,15 @@ def test_legacy_preset_runs(corpus, tmp_path):
     assert math.isfinite(result["held_out_perplexity"][-1])
 
 
+def test_step_time(corpus, capsys):
+    from step_time import RUNS, main
+
+    main(["--steps=1", "--units=8", "--batch=16", *corpus])
+    rows = capsys.readouterr().out.splitlines()[-len(RUNS) :]
+    assert [row.split("|")[1].strip() for row in rows] == list(RUNS)
+    assert rows[0].endswith("| 1.00 |")
+
+
 @pytest.mark.parametrize(
     ("flags", "scale"),
     [

@@ -1,40 +1,33 @@
-"""How long is a training step of examples/nmt_seq2seq, and what do its layers save?
+"""How long is a training step, and what do the layers of keras_mp save?
 
-`python benchmarks/nmt_step.py` prints a Markdown table: the median step of the preset
-`demo` in FP32, and in FP16 with FP32 masters and loss scaling, with the layers of Keras
-and with those of keras_mp. In each round the models train one after the other on the
-same batch, so that what else the machine does slows all of them.
+    python step_time.py --steps 60 --units 512
+
+Prints a Markdown table: the median step in FP32, and in FP16 with FP32 masters and loss
+scaling, with the layers of Keras and with those of keras_mp. In each round the models
+train one after the other on the same batch, so that what else the machine does slows
+all of them. Flags that are not listed here are those of train.py.
 """
-
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import argparse
 import itertools
+import os
 import statistics
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
-
-import keras
-
-import keras_mp
-
-EXAMPLE = Path(__file__).parents[1] / "examples" / "nmt_seq2seq"
-sys.path.insert(0, str(EXAMPLE))
 
 import batches
 import data
 import decoder
 import encoder
+import keras
+import tensorflow as tf
 import train
-from gemm import processor
 from model import Translator
 from vocabulary import Vocabulary
+
+import keras_mp
 
 RUNS = {
     "FP32": ("fp32", keras_mp.layers),
@@ -43,20 +36,21 @@ RUNS = {
 }
 
 
-def make_batches(args, count):
-    """Returns `count` batches of the longest sentences, and the vocabularies' sizes."""
+def make_batches(args: argparse.Namespace, count: int) -> tuple[list[Any], int, int]:
+    """Returns `count` batches padded to the longest, and the vocabularies' sizes."""
     max_source, max_target = args.buckets[-1]
     pairs = data.load_pairs(args.data)
     tokens = data.prepare(pairs, max_source, max_target, args.overlong, args.lowercase)
     source = Vocabulary((english for english, _ in tokens), args.source_vocab)
     target = Vocabulary((french for _, french in tokens), args.target_vocab)
     examples = batches.encode(tokens, source, target, args.reverse)
-    dataset = batches.training_batches(examples, args.buckets, args.batch, seed=0)
-    long = (b for b in dataset if b[0][0].shape[1] == max_source)
-    return list(itertools.islice(long, count)), len(source), len(target)
+    dataset = batches.training_batches(examples, args.buckets[-1:], args.batch, seed=0)
+    return list(itertools.islice(dataset, count)), len(source), len(target)
 
 
-def make_model(args, package, source_size, target_size):
+def make_model(
+    args: argparse.Namespace, package: Any, source_size: int, target_size: int
+) -> Translator:
     """Returns the compiled model, with the LSTMs and Denses of `package`."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("float32" if args.precision == "fp32" else "float16")
@@ -82,10 +76,10 @@ def make_model(args, package, source_size, target_size):
     return model
 
 
-def main():
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30)
-    options, flags = parser.parse_known_args()
+    options, flags = parser.parse_known_args(argv)
     models = {}
     for name, (precision, package) in RUNS.items():
         args = train.parse_args(["--precision", precision, *flags])
@@ -100,8 +94,9 @@ def main():
             times[name].append(time.perf_counter() - start)
     # The first step traces.
     medians = {name: statistics.median(t[1:]) for name, t in times.items()}
-    print(f"{processor()}, {os.cpu_count()} threads; preset {args.preset}, ", end="")
-    print(f"batch {args.batch}, {args.units} units, median of {len(steps) - 1} steps.\n")
+    devices = tf.config.list_physical_devices("GPU") or f"{os.cpu_count()} CPU cores"
+    print(f"{devices}; batch {args.batch}, {args.units} units, ", end="")
+    print(f"median of {options.steps} steps.\n")
     print("| | step, ms | / FP32 |\n|---|---|---|")
     for name, seconds in medians.items():
         ratio = seconds / medians["FP32"]
