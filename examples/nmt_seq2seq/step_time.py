@@ -48,9 +48,7 @@ def make_batches(args: argparse.Namespace, count: int) -> tuple[list[Any], int, 
     return list(itertools.islice(dataset, count)), len(source), len(target)
 
 
-def make_model(
-    args: argparse.Namespace, package: Any, source_size: int, target_size: int
-) -> Translator:
+def make_model(args: argparse.Namespace, package: Any, *sizes: int) -> Translator:
     """Returns the compiled model, with the LSTMs and Denses of `package`."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("float32" if args.precision == "fp32" else "float16")
@@ -59,21 +57,7 @@ def make_model(
         mock.patch.object(encoder, "keras_mp", layers),
         mock.patch.object(decoder, "keras_mp", layers),
     ):
-        model = Translator(
-            source_size,
-            target_size,
-            units=args.units,
-            num_layers=args.layers,
-            bidirectional=args.bidirectional,
-            attention=args.attention,
-            dropout=args.dropout,
-            output_bias=args.output_bias,
-            sampled_softmax=args.sampled_softmax,
-            loss=args.loss,
-        )
-        model.build()
-    model.compile(optimizer=train.make_optimizer(args), jit_compile=False)
-    return model
+        return train.make_model(args, *sizes)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -86,6 +86,28 @@ def make_optimizer(args: argparse.Namespace) -> keras.optimizers.Optimizer:
     return sgd
 
 
+def make_model(
+    args: argparse.Namespace, source_size: int, target_size: int
+) -> Translator:
+    """Returns the compiled model for so many source and target words."""
+    model = Translator(
+        source_size,
+        target_size,
+        units=args.units,
+        num_layers=args.layers,
+        bidirectional=args.bidirectional,
+        attention=args.attention,
+        dropout=args.dropout,
+        output_bias=args.output_bias,
+        sampled_softmax=args.sampled_softmax,
+        loss=args.loss,
+    )
+    model.build()
+    # XLA would compile again for every shape of a batch.
+    model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    return model
+
+
 class StepTimer(keras.callbacks.Callback):
     """Takes the time of every training step."""
 
@@ -144,21 +166,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     held_out = held_out_batches(held_out, args.batch)
 
     # Model.
-    model = Translator(
-        len(source),
-        len(target),
-        units=args.units,
-        num_layers=args.layers,
-        bidirectional=args.bidirectional,
-        attention=args.attention,
-        dropout=args.dropout,
-        output_bias=args.output_bias,
-        sampled_softmax=args.sampled_softmax,
-        loss=args.loss,
-    )
-    model.build()
-    # XLA would compile again for every shape of a batch.
-    model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    model = make_model(args, len(source), len(target))
     print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
     print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")
 
