@@ -2,12 +2,14 @@
 
 import importlib as _importlib
 
+from keras_mp import layers
 from keras_mp.callbacks import (
     LossScaleCallback,
     LossScaleCollapseError,
     SwapEMAWeights,
 )
 from keras_mp.export import export_weights
+from keras_mp.layers import convert
 from keras_mp.loss_scale import (
     ConstantLossScale,
     DynamicLossScale,
@@ -42,9 +44,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Imports what needs TensorFlow, or takes time, when it is first used."""
-    if name in ("layers", "ops"):
-        return _importlib.import_module(f"keras_mp.{name}")
-    if name == "convert":
-        return _importlib.import_module("keras_mp.layers").convert
+    """Imports `ops`, which needs TensorFlow, when it is first used."""
+    if name == "ops":
+        return _importlib.import_module("keras_mp.ops")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,6 +59,9 @@ def contract(
         bias: of as many values as the dimensions that the result has of `b` alone;
             default None.
         **options: of `fp16_gemm`: `activation`, `output_dtype`, `alpha`.
+
+    Raises:
+        ValueError: a label has two sizes.
     """
     if bias is None and a.dtype == b.dtype and _comes_first(b_labels, a_labels, output):
         # As in Keras's attention: this saves the transpose of the result.
@@ -67,11 +70,14 @@ def contract(
     free_a = [label for label in output if label not in b_labels]
     free_b = [label for label in output if label not in a_labels]
     inner = [label for label in b_labels if label not in output]
-    sizes = dict(zip(a_labels, ops.shape(a), strict=True))
-    sizes |= dict(zip(b_labels, ops.shape(b), strict=True))
+    a_sizes = dict(zip(a_labels, ops.shape(a), strict=True))
+    b_sizes = dict(zip(b_labels, ops.shape(b), strict=True))
+    for label in inner:
+        # A reshape would take 6 x 4 for 4 x 6.
+        a = _ensure_size(a, a_labels.index(label), b_sizes[label], (a, b))
 
-    a, transpose_a = _as_matrix(a, a_labels, batch, free_a, inner, sizes)
-    b, not_transpose_b = _as_matrix(b, b_labels, batch, free_b, inner, sizes)
+    a, transpose_a = _as_matrix(a, a_labels, batch, free_a, inner, a_sizes)
+    b, not_transpose_b = _as_matrix(b, b_labels, batch, free_b, inner, b_sizes)
     result = gemm(
         a,
         b,
@@ -81,8 +87,27 @@ def contract(
         **options,
     )
     found = [*batch, *free_a, *free_b]
+    # A batch of one matrix goes with one of many, as in `fp16_gemm`.
+    sizes = a_sizes | b_sizes | dict(zip(batch, ops.shape(result), strict=False))
     result = ops.reshape(result, [sizes[label] for label in found])
     return _transposed(result, found, output)
+
+
+def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any:
+    """Returns `x`, checked to have this size; at run time, if need be."""
+    import tensorflow as tf
+
+    if not isinstance(size, int) or x.shape[axis] == size:
+        return x
+    if x.shape[axis] is not None:
+        raise ValueError(
+            f"Dimensions that are summed over must have one size. Received: {size} and "
+            f"{x.shape[axis]}, for operands of shapes {operands[0].shape} and "
+            f"{operands[1].shape}. Transpose or reshape the inputs of the layer."
+        )
+    shape: list[int | None] = [None] * len(x.shape)
+    shape[axis] = size
+    return tf.ensure_shape(x, shape)
 
 
 def _comes_first(b_labels: str, a_labels: str, output: str) -> bool:

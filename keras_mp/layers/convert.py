@@ -39,6 +39,15 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.SeparableConv2D: SeparableConv2D,
 }
 
+# What follows from arguments that Keras does not save.
+_NOT_IN_CONFIG = (
+    "use_cudnn",
+    "implementation",
+    "dropout_mask_count",
+    "supports_jit",
+    "_flash_attention",
+)
+
 
 def convert(model: keras.Model) -> keras.Model:
     """Returns the model with each layer replaced by that of `keras_mp.layers`.
@@ -47,7 +56,10 @@ def convert(model: keras.Model) -> keras.Model:
     is one; so does what is inside of nested models and of Keras's wrappers, such as
     `Bidirectional`, `TimeDistributed` and `RNN`. A subclass of yours stays what it is.
     Names, dtype policies, weights and seeds are kept. The new model shares none with
-    the old one, and is compiled as that was, with an optimizer that starts anew.
+    the old one, and is compiled as that was, with an optimizer that starts anew; so do
+    the states of a stateful RNN. The model is rebuilt from its config: functions and
+    classes of yours must be registered (`keras.saving.register_keras_serializable`),
+    or in a `keras.saving.custom_object_scope`.
 
     Args:
         model: `keras.Sequential`, or a functional `keras.Model`.
@@ -56,7 +68,8 @@ def convert(model: keras.Model) -> keras.Model:
         A model of the same kind.
 
     Raises:
-        ValueError: the model, or one nested in it, is of a class of its own.
+        ValueError: the model, or one nested in it, is of a class of its own, or has
+            other variables than its config says.
 
     Example:
 
@@ -67,18 +80,50 @@ def convert(model: keras.Model) -> keras.Model:
     Reference: Mixed Precision Training, section 3.3.
     """
     _check(model)
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "`convert` takes a model. "
+            f"Received: {model!r}. Make a single layer with `keras_mp.layers`, under "
+            "the same name and with the same arguments."
+        )
     converted = keras.models.clone_model(
         model, clone_function=_converted_layer, recursive=True
     )
     if model.built and not converted.built:
         converted.build(model.input_shape)
-    if not model.trainable:
-        converted.trainable = False
-    for old, new in zip(model.variables, converted.variables, strict=True):
+    _copy_state(model, converted)
+    if model.compiled:
+        # Again: an optimizer may copy the weights when it is built.
+        converted.compile_from_config(model.get_compile_config())
+    return converted
+
+
+def _copy_state(model: keras.Model, converted: keras.Model) -> None:
+    old_variables, new_variables = model.variables, converted.variables
+    found, expected = (
+        [(variable.name, tuple(variable.shape)) for variable in variables]
+        for variables in (new_variables, old_variables)
+    )
+    if found != expected:
+        raise ValueError(
+            "A model to convert must have the variables that Keras gives to one of its "
+            f"config; quantized and LoRA models may not. Received: {model.name!r} with "
+            f"{expected}, which was rebuilt with {found}. Convert first, then quantize "
+            "or call `enable_lora`."
+        )
+    for old, new in zip(_all_layers(model), _all_layers(converted), strict=True):
+        new.trainable = old.trainable
+        for name in _NOT_IN_CONFIG:
+            if name in vars(old):
+                setattr(new, name, getattr(old, name))
+    for old, new in zip(old_variables, new_variables, strict=True):
         new.assign(old)
         if new.trainable != old.trainable:
             new.trainable = old.trainable
-    return converted
+
+
+def _all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    return layer._flatten_layers()
 
 
 def _check(model: Any) -> None:
@@ -104,21 +149,10 @@ def _converted_layer(layer: Any) -> Any:
     config = layer.get_config()
     counterpart = COUNTERPARTS.get(type(layer))
     if counterpart is not None:
-        return counterpart.from_config(config | _left_out_of_config(layer))
+        return counterpart.from_config(config)
     if isinstance(layer, keras.layers.Layer) and _is_of_keras(type(layer)):
         config = _converted_config(config)
     return type(layer).from_config(config)
-
-
-def _left_out_of_config(layer: Any) -> dict[str, Any]:
-    """Returns the arguments of a recurrent layer that Keras does not save."""
-    left_out = {}
-    if hasattr(layer, "use_cudnn"):
-        left_out["use_cudnn"] = layer.use_cudnn
-    cell = getattr(layer, "cell", layer)
-    if hasattr(cell, "implementation"):
-        left_out["implementation"] = cell.implementation
-    return left_out
 
 
 def _converted_config(config: Any) -> Any:

@@ -10,6 +10,28 @@ from keras_mp.layers.contraction import contract, parse
 from keras_mp.layers.einsum_dense import EinsumDense
 from keras_mp.layers.precision import uses_gemm
 
+# Objects of the user's among them, which need not be serializable.
+_SHARED = (
+    "equation",
+    "activation",
+    "bias_axes",
+    "kernel_initializer",
+    "bias_initializer",
+    "kernel_regularizer",
+    "bias_regularizer",
+    "activity_regularizer",
+    "kernel_constraint",
+    "bias_constraint",
+    "name",
+)
+
+
+def _counterpart(projection: Any) -> EinsumDense:
+    """Returns an `EinsumDense` of ours for one of Keras's that is not yet built."""
+    shared = {name: getattr(projection, name) for name in _SHARED}
+    shape, dtype = projection.partial_output_shape, projection.dtype_policy
+    return EinsumDense(output_shape=shape, dtype=dtype, **shared)
+
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class MultiHeadAttention(keras.layers.MultiHeadAttention):
@@ -36,9 +58,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         # Keras makes the projections in `build`, and builds each after it has set it:
         # here is where the class of one is chosen, whatever the release of Keras.
         if type(value) is keras.layers.EinsumDense and not value.built:
-            initializers = ("kernel_initializer", "bias_initializer")
-            config = {key: getattr(value, key) for key in initializers}
-            value = EinsumDense(**(value.get_config() | config))
+            value = _counterpart(value)
         super().__setattr__(name, value)
 
     def _compute_attention(

@@ -25,7 +25,7 @@ class NativeLibraryError(ImportError):
 
 def mode() -> str:
     """Returns `KERAS_MP_OPS`: `"auto"` (default), `"native"` or `"reference"`."""
-    chosen = os.environ.get("KERAS_MP_OPS", "auto")
+    chosen = os.environ.get("KERAS_MP_OPS") or "auto"
     if chosen not in MODES:
         raise ValueError(
             f"The environment variable KERAS_MP_OPS must be one of {MODES}. "

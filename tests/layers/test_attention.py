@@ -108,6 +108,33 @@ def test_dropout_of_heads_has_the_masks_of_keras():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 12 * 2.0**-11)
 
 
+class Regularizer(keras.regularizers.Regularizer):
+    """One that nobody registered, and that cannot be saved."""
+
+    def __call__(self, x):
+        return keras.ops.sum(x)
+
+
+def test_heads_take_objects_that_cannot_be_saved():
+    layer = layers.MultiHeadAttention(
+        1,
+        2,
+        kernel_initializer="ones",
+        kernel_regularizer=Regularizer(),
+        dtype="mixed_float16",
+    )
+    layer(np.ones((1, 1, 2)), np.ones((1, 1, 2)))
+    assert [float(loss) for loss in layer.losses] == [4.0] * 4  # four kernels of 2 x 2
+
+
+@pytest.mark.parametrize("batches", [(1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_heads_broadcast_a_batch_of_one(batches, dtype):
+    query, value = (np.ones((batch, 2, 4)) for batch in batches)
+    outputs = layers.MultiHeadAttention(2, 3, dropout=0.1, dtype=dtype)(query, value)
+    assert outputs.shape == (3, 2, 4)
+
+
 def test_masks_of_an_embedding_reach_the_attention():
     tokens = np.array([[3, 1, 0, 0], [2, 0, 0, 0]])
     results = []

@@ -123,12 +123,31 @@ def test_the_inside_of_wrappers(make, inside, expected):
     assert [type(layer) for layer in inside(converted.layers[0])] == expected
 
 
-def test_what_keras_does_not_save_is_kept():
-    layer = keras.layers.LSTM(2, use_cudnn=False, implementation=1)
-    model = keras.Sequential([keras.Input((5, 3)), layer])
-    (converted,) = keras_mp.convert(model).layers
-    assert converted.use_cudnn is False
-    assert converted.cell.implementation == 1
+# A layer with an argument that Keras does not save, and where to find it.
+UNSAVED = {
+    "lstm": (
+        lambda: keras.layers.LSTM(2, use_cudnn=False, implementation=1),
+        lambda layer: (layer.use_cudnn, layer.cell.implementation),
+        (False, 1),
+    ),
+    "inside-bidirectional": (
+        lambda: keras.layers.Bidirectional(keras.layers.GRU(2, use_cudnn=False)),
+        lambda layer: (layer.forward_layer.use_cudnn, layer.backward_layer.use_cudnn),
+        (False, False),
+    ),
+    "inside-rnn": (
+        lambda: keras.layers.RNN(keras.layers.LSTMCell(2, implementation=1)),
+        lambda layer: (layer.cell.implementation, layer.cell.dropout_mask_count),
+        (1, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "find", "expected"), UNSAVED.values(), ids=UNSAVED)
+def test_what_keras_does_not_save_is_kept(make, find, expected):
+    model = keras.Sequential([keras.Input((5, 3)), make()])
+    assert find(model.layers[0]) == expected
+    assert find(keras_mp.convert(model).layers[0]) == expected
 
 
 def test_attention():
@@ -166,6 +185,60 @@ def test_a_compiled_model_stays_compiled():
     assert isinstance(converted.optimizer, keras_mp.FP32MasterOptimizer)
     assert float(converted.optimizer.learning_rate) == 0.25
     converted.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+def test_a_trained_model_is_converted_with_its_metrics():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    x, y = np.ones((4, 3)), np.ones((4, 1))
+    model.fit(x, y, verbose=0)
+    converted = keras_mp.convert(model)
+    np.testing.assert_array_equal(
+        converted.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0)
+    )
+
+
+def test_an_optimizer_that_copies_weights_copies_those_that_were_kept():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(keras_mp.wrap(keras.optimizers.ScheduleFreeAdamW(1e-5)), "mse")
+    converted = keras_mp.convert(model)
+    before = converted.get_weights()[0]
+    converted.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
+    np.testing.assert_allclose(converted.get_weights()[0], before, atol=1.1e-5)
+
+
+def test_a_nested_model_stays_frozen():
+    inputs = keras.Input((3,))
+    nested = keras.Model(inputs, keras.layers.Dense(3)(inputs), name="nested")
+    nested.trainable = False
+    model = keras.Sequential([keras.Input((3,)), nested, keras.layers.Dense(1)])
+    converted = keras_mp.convert(model)
+    assert [layer.trainable for layer in converted.layers] == [False, True]
+
+
+def quantized():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.layers[0].quantize("float8")
+    return model
+
+
+def with_lora():
+    inputs = keras.Input((5, 4))
+    heads = keras.layers.MultiHeadAttention(2, 2)
+    model = keras.Model(inputs, heads(inputs, inputs))
+    heads.query_dense.enable_lora(2)
+    return model
+
+
+@pytest.mark.parametrize("make", [quantized, with_lora])
+def test_a_model_that_its_config_does_not_describe_is_refused(make):
+    with pytest.raises(ValueError, match="Convert first, then quantize"):
+        keras_mp.convert(make())
+
+
+def test_a_layer_is_refused():
+    with pytest.raises(ValueError, match=r"takes a model.*Received: <Dense"):
+        keras_mp.convert(keras.layers.Dense(3))
 
 
 class Mine(keras.layers.Dense):

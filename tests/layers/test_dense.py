@@ -125,6 +125,18 @@ def test_inside_a_layer_of_another_policy(outer):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_summed_dimensions_that_changed_places_are_refused(known):
+    """24 values are 24 values, but 6 x 4 of them are not 4 x 6."""
+    layer = layers.EinsumDense("abc,bcd->ad", (5,), dtype="mixed_float16")
+    layer.build((None, 4, 6))
+    shape = [2, 6, 4] if known else [None, None, None]
+    call = tf.function(layer, input_signature=[tf.TensorSpec(shape, tf.float16)])
+    message = "one size. Received: 4 and 6" if known else "not compatible"
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=message):
+        call(tf.ones((2, 6, 4), tf.float16))
+
+
 def test_sparse_inputs_are_those_of_keras():
     x = tf.sparse.from_dense(tf.constant([[0.0, 2.0]], "float16"))
     layer = layers.Dense(1, kernel_initializer="ones", dtype="float16")

@@ -1,5 +1,8 @@
 """Models of these layers, trained; and where the layers do not apply."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -71,6 +74,21 @@ def test_a_subclassed_model_trains_at_changing_batch_sizes():
     y = np.ones((7, 5, 1), "float32")
     losses = model.fit(x, y, batch_size=4, epochs=5, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
+
+
+def test_a_saved_model_loads_where_keras_mp_is_imported(tmp_path):
+    path = tmp_path / "model.keras"
+    model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(3), layers.Dense(1)])
+    model.save(path)
+    code = f"""
+import keras, keras_mp, numpy
+model = keras.models.load_model({str(path)!r})
+numpy.save({str(tmp_path / "y.npy")!r}, model(numpy.ones((1, 5, 4))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = np.load(tmp_path / "y.npy")
+    np.testing.assert_array_equal(found, model(np.ones((1, 5, 4))))
 
 
 def test_on_two_replicas(strategy):

@@ -166,7 +166,14 @@ def test_2000_random_shapes(library):
 
 
 @pytest.mark.parametrize(
-    "alpha", [0.0, -1.0, 3, np.float32(2**-20), tf.constant(ALPHA)]
+    "alpha",
+    [
+        0.0,
+        -1.0,
+        3,
+        np.float32(2**-20),
+        *(tf.constant(0.5, d) for d in (HALF, "float64")),
+    ],
 )
 def test_alpha(library, alpha):
     a, b = operands(7, 17, 16)

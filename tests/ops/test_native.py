@@ -115,7 +115,7 @@ def test_the_other_tensorflow_is_named_beside_this_one(ops_mode, library_at):
     assert tf.__version__ in str(error.value)
 
 
-@pytest.mark.parametrize("mode", ["", "cuda", "Native"])
+@pytest.mark.parametrize("mode", ["cuda", "Native"])
 def test_an_unknown_mode_is_refused(ops_mode, mode):
     ops_mode(mode)
     with pytest.raises(ValueError, match="KERAS_MP_OPS") as error:
@@ -130,6 +130,11 @@ def test_auto_is_the_default(ops_mode, monkeypatch):
     monkeypatch.delenv("KERAS_MP_OPS")
     assert native.mode() == "auto"
     assert native.library() is native.load()
+
+
+def test_an_empty_mode_is_the_default(ops_mode):
+    ops_mode("")
+    assert native.mode() == "auto"
 
 
 def test_the_library_is_loaded_when_an_op_is_called():
