@@ -29,9 +29,8 @@ def fp16_gemm(
     The gradient uses the same op: the gradient of the output times the slope of the
     activation is rounded once, to the dtype of `a`, before `alpha`, and the products
     with it accumulate in FP32. `alpha` gets no gradient. The slopes of tanh and sigmoid
-    are computed from their result, as TensorFlow does: where that was rounded to FP16,
-    they err by up to
-    2**-11 (bfloat16: 2**-8).
+    are computed from their result, as TensorFlow does: where that was rounded, they err
+    by up to 2**-11 (bfloat16: 2**-8).
 
     Args:
         a: float16 or bfloat16, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
