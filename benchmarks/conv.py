@@ -11,13 +11,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import argparse
-import statistics
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from machine import processor
+from machine import machine, medians
 
 import keras_mp
 
@@ -57,37 +55,6 @@ def make_step(package, policy, name, options, shape, jit):
             gradient.numpy()  # waits for a GPU
 
     return run
-
-
-def medians(steps, rounds):
-    """Milliseconds of each step, after one run that compiles and one that warms up."""
-    for step in steps:
-        step()
-        step()
-    times = [[] for _ in steps]
-    for _ in range(rounds):
-        for step, spent in zip(steps, times, strict=True):
-            start = time.perf_counter()
-            step()
-            spent.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(spent) for spent in times]
-
-
-def machine():
-    """One line: processor, cores, GPU, versions."""
-    gpus = [
-        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
-    return ", ".join(
-        [
-            processor(),
-            f"{os.cpu_count()} cores",
-            *(gpus or ["no GPU"]),
-            f"TensorFlow {tf.__version__}",
-            f"Keras {keras.__version__}",
-        ]
-    )
 
 
 def main():

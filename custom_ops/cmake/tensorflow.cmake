@@ -20,16 +20,21 @@ message(STATUS
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_xla.cc
+  tensorflow/in_xla_xla.cc
   tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_kernel.cc
   tensorflow/fp16_gemm_op.cc
+  tensorflow/in_xla_op.cc
   tensorflow/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
 # together; those of XLA, which take as long again, beside them.
 set_target_properties(keras_mp_ops PROPERTIES
-  PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON)
-set_source_files_properties(tensorflow/fp16_gemm_xla.cc PROPERTIES
-  SKIP_UNITY_BUILD_INCLUSION ON)
+  PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
+  PROPERTIES UNITY_GROUP xla)
+set_source_files_properties(tensorflow/fp16_gemm_cpu.cc tensorflow/fp16_gemm_kernel.cc
+  tensorflow/fp16_gemm_op.cc tensorflow/in_xla_op.cc
+  PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}
   ${tensorflow_include}/external/highwayhash

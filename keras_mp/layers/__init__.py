@@ -1,7 +1,11 @@
-"""Keras layers whose 16-bit products accumulate in FP32."""
+"""Keras layers whose 16-bit products and sums accumulate in FP32."""
 
 from keras_mp.layers.additive_attention import AdditiveAttention
 from keras_mp.layers.attention import Attention
+from keras_mp.layers.average_pooling1d import AveragePooling1D
+from keras_mp.layers.average_pooling2d import AveragePooling2D
+from keras_mp.layers.average_pooling3d import AveragePooling3D
+from keras_mp.layers.batch_normalization import BatchNormalization
 from keras_mp.layers.conv1d import Conv1D
 from keras_mp.layers.conv2d import Conv2D
 from keras_mp.layers.conv2d_transpose import Conv2DTranspose
@@ -10,18 +14,31 @@ from keras_mp.layers.convert import convert as convert
 from keras_mp.layers.dense import Dense
 from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
 from keras_mp.layers.einsum_dense import EinsumDense
+from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
+from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
+from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.group_normalization import GroupNormalization
 from keras_mp.layers.gru import GRU
 from keras_mp.layers.gru_cell import GRUCell
+from keras_mp.layers.layer_normalization import LayerNormalization
 from keras_mp.layers.lstm import LSTM
 from keras_mp.layers.lstm_cell import LSTMCell
 from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.rms_normalization import RMSNormalization
 from keras_mp.layers.separable_conv2d import SeparableConv2D
+from keras_mp.layers.softmax import Softmax
+from keras_mp.layers.spectral_normalization import SpectralNormalization
+from keras_mp.layers.unit_normalization import UnitNormalization
 
 __all__ = [
     "GRU",
     "LSTM",
     "AdditiveAttention",
     "Attention",
+    "AveragePooling1D",
+    "AveragePooling2D",
+    "AveragePooling3D",
+    "BatchNormalization",
     "Conv1D",
     "Conv2D",
     "Conv2DTranspose",
@@ -30,7 +47,16 @@ __all__ = [
     "DepthwiseConv2D",
     "EinsumDense",
     "GRUCell",
+    "GlobalAveragePooling1D",
+    "GlobalAveragePooling2D",
+    "GlobalAveragePooling3D",
+    "GroupNormalization",
     "LSTMCell",
+    "LayerNormalization",
     "MultiHeadAttention",
+    "RMSNormalization",
     "SeparableConv2D",
+    "Softmax",
+    "SpectralNormalization",
+    "UnitNormalization",
 ]

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention import apply_scores
-from keras_mp.layers.precision import stored, uses_gemm
+from keras_mp.layers.precision import stored, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -30,7 +30,7 @@ class AdditiveAttention(keras.layers.AdditiveAttention):
     """
 
     def _calculate_scores(self, query: Any, key: Any) -> Any:
-        if not uses_gemm(self, query, key):
+        if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
         query = ops.cast(ops.expand_dims(query, -2), "float32")
         key = ops.cast(ops.expand_dims(key, -3), "float32")
@@ -42,6 +42,6 @@ class AdditiveAttention(keras.layers.AdditiveAttention):
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
     ) -> tuple[Any, Any]:
-        if not uses_gemm(self, value):
+        if not uses_ops(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
         return apply_scores(self, scores, value, scores_mask, training)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention_weights import weights_of
-from keras_mp.layers.precision import gemm, stored, uses_gemm
+from keras_mp.layers.precision import gemm, stored, uses_ops
 
 
 def apply_scores(
@@ -52,7 +52,7 @@ class Attention(keras.layers.Attention):
     """
 
     def _calculate_scores(self, query: Any, key: Any) -> Any:
-        if not uses_gemm(self, query, key):
+        if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
         scale = 1.0 if self.scale is None else ops.cast(stored(self.scale), "float32")
         if self.score_mode == "dot":
@@ -65,6 +65,6 @@ class Attention(keras.layers.Attention):
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
     ) -> tuple[Any, Any]:
-        if not uses_gemm(self, value):
+        if not uses_ops(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
         return apply_scores(self, scores, value, scores_mask, training)

@@ -6,6 +6,10 @@ import keras
 
 from keras_mp.layers.additive_attention import AdditiveAttention
 from keras_mp.layers.attention import Attention
+from keras_mp.layers.average_pooling1d import AveragePooling1D
+from keras_mp.layers.average_pooling2d import AveragePooling2D
+from keras_mp.layers.average_pooling3d import AveragePooling3D
+from keras_mp.layers.batch_normalization import BatchNormalization
 from keras_mp.layers.conv1d import Conv1D
 from keras_mp.layers.conv2d import Conv2D
 from keras_mp.layers.conv2d_transpose import Conv2DTranspose
@@ -13,17 +17,30 @@ from keras_mp.layers.conv3d import Conv3D
 from keras_mp.layers.dense import Dense
 from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
 from keras_mp.layers.einsum_dense import EinsumDense
+from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
+from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
+from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.group_normalization import GroupNormalization
 from keras_mp.layers.gru import GRU
 from keras_mp.layers.gru_cell import GRUCell
+from keras_mp.layers.layer_normalization import LayerNormalization
 from keras_mp.layers.lstm import LSTM
 from keras_mp.layers.lstm_cell import LSTMCell
 from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.rms_normalization import RMSNormalization
 from keras_mp.layers.separable_conv2d import SeparableConv2D
+from keras_mp.layers.softmax import Softmax
+from keras_mp.layers.spectral_normalization import SpectralNormalization
+from keras_mp.layers.unit_normalization import UnitNormalization
 
 # A new layer is one line here.
 COUNTERPARTS: dict[Any, Any] = {
     keras.layers.AdditiveAttention: AdditiveAttention,
     keras.layers.Attention: Attention,
+    keras.layers.AveragePooling1D: AveragePooling1D,
+    keras.layers.AveragePooling2D: AveragePooling2D,
+    keras.layers.AveragePooling3D: AveragePooling3D,
+    keras.layers.BatchNormalization: BatchNormalization,
     keras.layers.Conv1D: Conv1D,
     keras.layers.Conv2D: Conv2D,
     keras.layers.Conv2DTranspose: Conv2DTranspose,
@@ -33,10 +50,19 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.EinsumDense: EinsumDense,
     keras.layers.GRU: GRU,
     keras.layers.GRUCell: GRUCell,
+    keras.layers.GlobalAveragePooling1D: GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D: GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D: GlobalAveragePooling3D,
+    keras.layers.GroupNormalization: GroupNormalization,
     keras.layers.LSTM: LSTM,
     keras.layers.LSTMCell: LSTMCell,
+    keras.layers.LayerNormalization: LayerNormalization,
     keras.layers.MultiHeadAttention: MultiHeadAttention,
+    keras.layers.RMSNormalization: RMSNormalization,
     keras.layers.SeparableConv2D: SeparableConv2D,
+    keras.layers.Softmax: Softmax,
+    keras.layers.SpectralNormalization: SpectralNormalization,
+    keras.layers.UnitNormalization: UnitNormalization,
 }
 
 # What follows from arguments that Keras does not save.
@@ -147,12 +173,9 @@ def _converted_layer(layer: Any) -> Any:
     if isinstance(layer, keras.layers.Lambda):
         return layer  # has no weights, and Keras does not rebuild one from its config
     config = layer.get_config()
-    counterpart = COUNTERPARTS.get(type(layer))
-    if counterpart is not None:
-        return counterpart.from_config(config)
     if isinstance(layer, keras.layers.Layer) and _is_of_keras(type(layer)):
         config = _converted_config(config)
-    return type(layer).from_config(config)
+    return COUNTERPARTS.get(type(layer), type(layer)).from_config(config)
 
 
 def _converted_config(config: Any) -> Any:

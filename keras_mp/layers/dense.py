@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import fused, gemm, stored, uses_gemm
+from keras_mp.layers.precision import fused, gemm, stored, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -29,7 +29,7 @@ class Dense(keras.layers.Dense):
     """
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not uses_gemm(self, inputs):
+        if not uses_ops(self, inputs):
             return super().call(inputs, training=training)
         activation = fused(self.activation)
         outputs = gemm(

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.contraction import contract, is_product, parse
-from keras_mp.layers.precision import finish, fused, stored, uses_gemm
+from keras_mp.layers.precision import finish, fused, stored, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -31,7 +31,7 @@ class EinsumDense(keras.layers.EinsumDense):
     """
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not uses_gemm(self, inputs):
+        if not uses_ops(self, inputs):
             return super().call(inputs, training=training)
         a, b, output = parse(self.equation, len(inputs.shape))
         if not is_product(a, b, output):

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.gru_cell import GRUStep, project_gru
-from keras_mp.layers.precision import uses_gemm
+from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.recurrence import keeps_cudnn, loop
 
 
@@ -33,7 +33,7 @@ class GRU(keras.layers.GRU):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        if not uses_gemm(self.cell, sequences) or keeps_cudnn(self, self.reset_after):
+        if not uses_ops(self.cell, sequences) or keeps_cudnn(self, self.reset_after):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = GRUStep(self.cell, initial_state[0], training)
         projected = project_gru(self.cell, sequences, training)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import stored, uses_gemm
+from keras_mp.layers.precision import stored, uses_ops
 from keras_mp.layers.recurrence import RecurrentKernel, project, recurrent_masks
 
 
@@ -119,7 +119,7 @@ class GRUCell(keras.layers.GRUCell):
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         is_nested = isinstance(states, list | tuple)
         h = states[0] if is_nested else states
-        if not uses_gemm(self, inputs, h):
+        if not uses_ops(self, inputs, h):
             return super().call(inputs, states, training=training)
         step = GRUStep(self, h, training)
         output, states = step.call(project_gru(self, inputs, training), [h])

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.lstm_cell import LSTMStep, project_lstm
-from keras_mp.layers.precision import uses_gemm
+from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.recurrence import keeps_cudnn, loop
 
 
@@ -33,7 +33,7 @@ class LSTM(keras.layers.LSTM):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        if not uses_gemm(self.cell, sequences) or keeps_cudnn(self):
+        if not uses_ops(self.cell, sequences) or keeps_cudnn(self):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = LSTMStep(self.cell, initial_state[0], training)
         projected = project_lstm(self.cell, sequences, training)

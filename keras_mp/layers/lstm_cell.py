@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import stored, uses_gemm
+from keras_mp.layers.precision import stored, uses_ops
 from keras_mp.layers.recurrence import RecurrentKernel, project, recurrent_masks
 
 
@@ -77,7 +77,7 @@ class LSTMCell(keras.layers.LSTMCell):
     """
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
-        if not uses_gemm(self, inputs, *states):
+        if not uses_ops(self, inputs, *states):
             return super().call(inputs, states, training=training)
         step = LSTMStep(self, states[0], training)
         return step.call(project_lstm(self, inputs, training), states)

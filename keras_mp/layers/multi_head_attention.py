@@ -8,7 +8,7 @@ from keras import ops
 from keras_mp.layers.attention_weights import weights_of
 from keras_mp.layers.contraction import contract, parse
 from keras_mp.layers.einsum_dense import EinsumDense
-from keras_mp.layers.precision import uses_gemm
+from keras_mp.layers.precision import uses_ops
 
 # Objects of the user's among them, which need not be serializable.
 _SHARED = (
@@ -71,7 +71,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         return_attention_scores: bool = False,
         **options: Any,
     ) -> tuple[Any, Any]:
-        if self._flash_attention or not uses_gemm(self, query, key, value):
+        if self._flash_attention or not uses_ops(self, query, key, value):
             return super()._compute_attention(
                 query,
                 key,

@@ -1,4 +1,4 @@
-"""What the layers share: when a product goes through the op, and with which weight."""
+"""What the layers share: when they use the ops, and with which weight."""
 
 import functools
 import warnings
@@ -18,8 +18,8 @@ _FUSED = (
 )
 
 
-def uses_gemm(layer: keras.Layer, *inputs: Any) -> bool:
-    """Tells whether a layer multiplies these inputs with `fp16_gemm`.
+def uses_ops(layer: keras.Layer, *inputs: Any) -> bool:
+    """Tells whether a layer computes with these inputs in `keras_mp.ops`.
 
     It does so where its compute dtype has 16 bits and the inputs have that dtype.
     Inputs of another dtype reach a layer that does not cast, or that is called inside
@@ -36,8 +36,9 @@ def uses_gemm(layer: keras.Layer, *inputs: Any) -> bool:
 @functools.cache
 def _warn_of_backend(backend: str) -> None:
     warnings.warn(
-        "The layers of keras_mp accumulate 16-bit products in FP32 on the TensorFlow "
-        "backend only; here each computes as the Keras layer of its name. Received: "
+        "The layers of keras_mp accumulate 16-bit products and sums in FP32 on the "
+        "TensorFlow backend only; here each computes as the Keras layer of its name. "
+        "Received: "
         f"backend={backend!r}. Set the environment variable KERAS_BACKEND=tensorflow "
         "before Keras is imported.",
         stacklevel=2,
@@ -63,6 +64,20 @@ def gemm(a: Any, b: Any, **options: Any) -> Any:
 
     options.setdefault("output_dtype", _dtype(a))
     return fp16_gemm(a, b, **options)
+
+
+class FP32Weights:
+    """Mixed into a Keras layer: its weights have at least 32 bits, whatever the policy.
+
+    A moving variance of 1.6e5 is inf in FP16, and an average with momentum 0.9999 moves
+    by less than half of the distance to the next number.
+    """
+
+    def add_weight(self: Any, *args: Any, dtype: Any = None, **options: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(dtype or self.variable_dtype)
+        return super().add_weight(  # type: ignore[misc]
+            *args, dtype="float32" if dtype in HALVES else dtype, **options
+        )
 
 
 class _WithoutAutocast(keras.layers.Layer):
@@ -99,6 +114,25 @@ def stored(variable: Any) -> Any:
     # A variable is callable too.
     is_variable = isinstance(variable, keras.Variable)
     return _without_autocast(read=(lambda: variable) if is_variable else variable)
+
+
+def lying_along(axes: list[int], inputs: Any, weight: Any) -> Any:
+    """Returns a weight that lies along axes of the inputs in FP32 and of their rank.
+
+    Args:
+        axes: as many as the weight has dimensions.
+        inputs: tensor.
+        weight: `keras.Variable`, or None.
+
+    Returns:
+        Tensor, or None.
+    """
+    if weight is None:
+        return None
+    shape = [1] * len(inputs.shape)
+    for axis, size in zip(axes, weight.shape, strict=True):
+        shape[axis] = size
+    return ops.reshape(ops.cast(stored(weight), "float32"), shape)
 
 
 def fused(activation: Any) -> str | None:

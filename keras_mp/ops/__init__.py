@@ -1,6 +1,28 @@
 """Operations that accumulate in FP32, whatever the dtype of their inputs."""
 
+from keras_mp.ops import exponentials, reductions, statistics
 from keras_mp.ops.build_info import build_info
 from keras_mp.ops.gemm import fp16_gemm
+from keras_mp.ops.symbolic import symbolic
 
-__all__ = ["build_info", "fp16_gemm"]
+cumsum = symbolic(reductions.cumsum, "x")
+log_softmax = symbolic(exponentials.log_softmax, "x")
+logsumexp = symbolic(exponentials.logsumexp, "x")
+mean = symbolic(reductions.mean, "x")
+moments = symbolic(statistics.moments, "x")
+segment_sum = symbolic(reductions.segment_sum, "data", "segment_ids")
+softmax = symbolic(exponentials.softmax, "x", "mask")
+sum = symbolic(reductions.sum, "x")
+
+__all__ = [
+    "build_info",
+    "cumsum",
+    "fp16_gemm",
+    "log_softmax",
+    "logsumexp",
+    "mean",
+    "moments",
+    "segment_sum",
+    "softmax",
+    "sum",
+]

@@ -1,5 +1,6 @@
-"""What `fp16_gemm` says to arguments that do not fit."""
+"""What the ops say to arguments that do not fit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,18 +9,70 @@ import tensorflow as tf
 HALVES = ("float16", "bfloat16")
 
 
-def to_tensor(x: Any, name: str) -> tf.Tensor:
+def to_tensor(x: Any, name: str, rule: str = "of dtype float16 or bfloat16") -> Any:
     """Converts an argument, and never its dtype: a number lost there stays lost."""
     if isinstance(x, keras.Variable):
         x = x.value
     tensor = tf.convert_to_tensor(x)
     if not tensor.dtype.is_floating:
         raise ValueError(
-            f"`{name}` must be of dtype float16 or bfloat16. Received: "
+            f"`{name}` must be {rule}. Received: "
             f"{name}.dtype={tensor.dtype.name}, shape {tensor.shape}. "
             "Cast it first."
         )
     return tensor
+
+
+def to_floating(x: Any, name: str) -> tf.Tensor:
+    """Converts an argument of any floating dtype."""
+    return to_tensor(x, name, "of a floating dtype")
+
+
+def axes_of(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
+    """Returns the axes as numbers from 0, sorted; all of them for None."""
+    if x.shape.rank is None:
+        raise ValueError(
+            "The number of dimensions must be known. Received: a tensor of shape "
+            f"{x.shape}. Give it one with `set_shape` or `tf.ensure_shape`."
+        )
+    if axis is None:
+        return list(range(x.shape.rank))
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    rank = x.shape.rank
+    found = sorted({a % rank for a in axes if -rank <= a < rank}) if rank else []
+    if len(found) < len(axes):
+        raise ValueError(
+            f"`axis` must be from {-rank} to {rank - 1}, and none twice, for a tensor "
+            f"of {rank} dimensions. Received: axis={axis!r} and shape {x.shape}."
+        )
+    return found
+
+
+def output_dtype_of(output_dtype: str | None, x: tf.Tensor) -> str:
+    """Returns the dtype of a result, that of `x` unless told otherwise."""
+    if output_dtype is None:
+        return str(x.dtype.name)
+    if not tf.as_dtype(output_dtype).is_floating:
+        raise ValueError(
+            "`output_dtype` must be a floating dtype, or None for that of the input. "
+            f"Received: output_dtype={output_dtype!r}, input {x.dtype.name} {x.shape}."
+        )
+    return str(tf.as_dtype(output_dtype).name)
+
+
+def mask_for(x: tf.Tensor, mask: Any) -> tf.Tensor:
+    """Returns a mask as bool, checked to broadcast to `x`."""
+    mask = tf.convert_to_tensor(mask)
+    fits = len(mask.shape) <= len(x.shape) and all(
+        m in (1, None) or size in (m, None)
+        for m, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            "`mask` must broadcast to the input: no more dimensions, each of the same "
+            f"size or 1. Received: mask.shape={mask.shape} for the shape {x.shape}."
+        )
+    return mask if mask.dtype == tf.bool else mask > tf.cast(0.5, mask.dtype)
 
 
 def check_dtypes(

@@ -1,0 +1,96 @@
+"""BatchNormalization, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import FP32Weights, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
+    """`keras.layers.BatchNormalization`, with FP32 statistics and weights.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`: 16 bits are read and
+    written, everything inside of `round` is FP32, and so are gamma, beta and the moving
+    statistics, under the policy `float16` too. Outside of XLA one fused kernel does it,
+    unless there is a mask or `synchronized=True`. The inputs are held for the backward
+    pass in their 16 bits. The mean errs by at most `N * 2**-24 * mean(|x|)`, N being
+    the numbers in a channel.
+
+    A batch whose mean or variance is not finite (an overflow, or a replica without
+    examples) leaves the moving statistics of that channel as they are: a step that a
+    loss scaler skips leaves nothing behind. With both a mask and `synchronized=True`
+    the unmasked elements of all replicas count.
+
+    Args: those of `keras.layers.BatchNormalization`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.BatchNormalization(momentum=0, dtype="float16")
+    >>> layer(np.array([[-500.0], [1100.0]], "float16"), training=True).numpy()
+    array([[-1.],
+           [ 1.]], dtype=float16)
+    >>> layer.moving_variance.numpy()    # float16 ends at 65504
+    array([640000.], dtype=float32)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs, training=training, mask=mask)
+        from keras_mp.ops import batch_normalization
+
+        mask = _mask_for(inputs, mask)
+        axis = self.axis % len(inputs.shape)
+        channels = self.moving_mean.shape
+        gamma = ops.ones(channels) if self.gamma is None else self.gamma.value
+        beta = ops.zeros(channels) if self.beta is None else self.beta.value
+        if not (training and self.trainable):
+            mean, variance = self.moving_mean.value, self.moving_variance.value
+            return batch_normalization.apply_statistics(
+                inputs, gamma, beta, mean, variance, axis, self.epsilon
+            )
+        renorm = getattr(self, "renorm", False)
+        if renorm:
+            batch = batch_normalization.batch_statistics(
+                inputs, axis, mask, self.synchronized
+            )
+            r, d, _, _ = self._renorm_correction_and_moments(*batch)
+            gamma, beta = gamma * r, gamma * d + beta
+        outputs, mean, variance = batch_normalization.normalize_batch(
+            inputs, gamma, beta, axis, self.epsilon, mask, self.synchronized
+        )
+        finite = ops.logical_and(ops.isfinite(mean), ops.isfinite(variance))
+        if renorm:
+            deviation = ops.sqrt(variance + self.epsilon)
+            _follow(self.renorm_mean, mean, self.renorm_momentum, finite)
+            _follow(self.renorm_stddev, deviation, self.renorm_momentum, finite)
+            _follow(self.moving_stddev, deviation, self.momentum, finite)
+            square = ops.square(self.moving_stddev.value)
+            self.moving_variance.assign(ops.relu(square - self.epsilon))
+        else:
+            _follow(self.moving_variance, variance, self.momentum, finite)
+        _follow(self.moving_mean, mean, self.momentum, finite)
+        return outputs
+
+
+def _follow(average: Any, batch: Any, momentum: float, finite: Any) -> None:
+    moved = average.value * momentum + batch * (1.0 - momentum)
+    average.assign(ops.where(finite, moved, average.value))
+
+
+def _mask_for(inputs: Any, mask: Any) -> Any:
+    """Returns the mask in the shape of the inputs, or None."""
+    if mask is None:
+        return None
+    if len(mask.shape) != len(inputs.shape) - 1:
+        raise ValueError(
+            "The mask must have one dimension less than the inputs, without that of "
+            f"the channels. Received: mask.shape={mask.shape}, "
+            f"inputs.shape={inputs.shape}."
+        )
+    mask = ops.expand_dims(ops.cast(mask, "bool"), axis=-1)
+    return ops.broadcast_to(mask, ops.shape(inputs))

@@ -1,0 +1,43 @@
+"""GroupNormalization, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import FP32Weights, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
+    """`keras.layers.GroupNormalization`, with FP32 weights and FP32 gradients of them.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)` with the mean and the
+    variance of each example and group of channels, everything inside of `round` in
+    FP32. The inputs are held for the backward pass in their 16 bits. Gamma and beta are
+    FP32 under the policy `float16` too.
+
+    Args: those of `keras.layers.GroupNormalization`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GroupNormalization(groups=1, dtype="float16")
+    >>> layer(np.array([[[-500.0], [1100.0]]], "float16")).numpy()
+    array([[[-1.],
+            [ 1.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs)
+        from keras_mp.ops import normalization
+
+        axis = self.axis % len(inputs.shape)
+        channels = (inputs.shape[axis],)
+        gamma = ops.ones(channels) if self.gamma is None else self.gamma.value
+        beta = ops.zeros(channels) if self.beta is None else self.beta.value
+        return normalization.normalize_groups(
+            inputs, gamma, beta, self.groups, axis, self.epsilon
+        )

@@ -1,0 +1,40 @@
+"""LayerNormalization, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.layers.precision import FP32Weights, lying_along, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
+    """`keras.layers.LayerNormalization`, with FP32 weights and FP32 gradients of them.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, everything inside of
+    `round` in FP32, in two passes. The inputs are held for the backward pass in their
+    16 bits. Gamma and beta are FP32 under the policy `float16` too.
+
+    Args: those of `keras.layers.LayerNormalization`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.LayerNormalization(dtype="float16")
+    >>> layer(np.array([[-500.0, 1100.0]], "float16")).numpy()
+    array([[-1.,  1.]], dtype=float16)
+    >>> layer.gamma.dtype
+    'float32'
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        if not uses_ops(self, inputs) or self.rms_scaling:
+            return super().call(inputs)
+        from keras_mp.ops import normalization
+
+        gamma, beta = (
+            lying_along(self.axis, inputs, weight) for weight in (self.gamma, self.beta)
+        )
+        axes = [axis % len(inputs.shape) for axis in self.axis]
+        return normalization.normalize_features(inputs, gamma, beta, axes, self.epsilon)

@@ -1,0 +1,44 @@
+"""What the pooling layers share: averages in FP32 of 16-bit inputs."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_mp.layers.precision import uses_ops
+
+
+class FP32AveragePooling:
+    """Mixed into a Keras average pooling: sums a window in FP32 and rounds once."""
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs)  # type: ignore[misc]
+        from keras_mp.ops import pooling
+
+        def pool(x: Any) -> Any:
+            return pooling.average_pool(x, self.pool_size, self.strides, self.padding)
+
+        if self.data_format == "channels_last":
+            return pool(inputs)
+        # TensorFlow pools channels-last inputs only.
+        last = len(inputs.shape) - 1
+        inside = list(range(2, last + 1))
+        outputs = pool(ops.transpose(inputs, [0, *inside, 1]))
+        return ops.transpose(outputs, [0, last, *range(1, last)])
+
+
+class FP32GlobalPooling:
+    """Mixed into a Keras global average pooling: sums in FP32 and rounds once."""
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs)  # type: ignore[misc]
+        from keras_mp.ops import mean
+
+        return mean(inputs, inner_axes(self, inputs), self.keepdims)
+
+
+def inner_axes(layer: Any, inputs: Any) -> list[int]:
+    """Returns the axes that are neither of the batch nor of the channels."""
+    first = 1 if layer.data_format == "channels_last" else 2
+    return list(range(first, first + len(inputs.shape) - 2))

@@ -1,0 +1,34 @@
+"""UnitNormalization, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.layers.precision import uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class UnitNormalization(keras.layers.UnitNormalization):
+    """`keras.layers.UnitNormalization`, whose squares are summed in FP32.
+
+    `round(x / sqrt(sum(x**2)))`, everything inside of `round` in FP32. The inputs are
+    held for the backward pass in their 16 bits. A vector of zeros stays one, and its
+    gradient, which does not exist, is 0; in the Keras layer it is NaN.
+
+    Args: those of `keras.layers.UnitNormalization`.
+
+    Example:
+
+    >>> x = np.array([[3000.0, 4000.0]], "float16")    # 3000**2 is inf in FP16
+    >>> keras_mp.layers.UnitNormalization(dtype="float16")(x).numpy()
+    array([[0.6, 0.8]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs)
+        from keras_mp.ops import normalization
+
+        return normalization.normalize_length(inputs, self.axis)

@@ -1,0 +1,200 @@
+"""`softmax`, `log_softmax`, `logsumexp`: 16 bits in and out, FP32 between."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mp.ops.checks import (
+    axes_of,
+    mask_for,
+    output_dtype_of,
+    to_floating,
+)
+from keras_mp.ops.reductions import accumulator_of
+
+
+def softmax(
+    x: Any,
+    axis: int | Sequence[int] | None = -1,
+    mask: Any = None,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Computes the softmax in FP32 and rounds once.
+
+    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. Before the rounding an element errs
+    by a few `2**-24` of its value, and the sum of N terms by `N * 2**-24` of its own.
+    The gradient is computed in FP32 from `x`, or, where that has more bits than the
+    result, from the result: one of them is held between forward and backward pass, the
+    one with fewer bits.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
+        axis: int or several, default -1: over which the result sums to 1. None: all.
+        mask: bool tensor that broadcasts to `x`, or numbers, where more than 0.5 is
+            True; default None. Where it is False the result is 0, and so it is in a
+            row without a True, in the gradient too.
+        output_dtype: default the dtype of `x`.
+
+    Returns:
+        A tensor of `output_dtype`, of the shape of `x`.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype or has no such axis; the mask does
+            not broadcast.
+
+    Example:
+
+    >>> logits = np.zeros(100_000, "float16")
+    >>> keras_mp.ops.softmax(logits)[:2].numpy()    # tf.nn.softmax: [0., 0.]
+    array([1.e-05, 1.e-05], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    axes = axes_of(axis, x)
+    output_dtype = output_dtype_of(output_dtype, x)
+    masks = () if mask is None else (mask_for(x, mask),)
+    holds_result = tf.as_dtype(output_dtype).size < x.dtype.size
+    dtype, accumulator = x.dtype, accumulator_of(x)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        y = tf.cast(_softmax(tf.cast(x, accumulator), axes, masks), output_dtype)
+        held = y if holds_result else x
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            p = tf.cast(held, accumulator)
+            if not holds_result:
+                p = _softmax(p, axes, masks)
+            weighted = p * tf.cast(upstream, accumulator)
+            total = tf.reduce_sum(weighted, axes, keepdims=True)
+            return tf.cast(weighted - p * total, dtype)
+
+        return y, gradient
+
+    return normalized(x)
+
+
+def _softmax(x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    for mask in masks:
+        x = tf.where(mask, x, tf.constant(float("-inf"), x.dtype))
+    if len(axes) == 1:
+        y = tf.nn.softmax(x, axes[0])
+    else:
+        y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
+        y /= tf.reduce_sum(y, axes, keepdims=True)
+    for mask in masks:
+        # A row without a True has become NaN.
+        y = tf.where(mask, y, tf.zeros([], y.dtype))
+    return y
+
+
+def log_softmax(
+    x: Any,
+    axis: int | Sequence[int] | None = -1,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Computes the logarithm of the softmax in FP32 and rounds once.
+
+    `round(x - max(x) - log(sum(exp(x - max(x)))))`. The gradient is computed in FP32
+    from `x`, which alone is held between forward and backward pass.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
+        axis: int or several, default -1; None: all dimensions.
+        output_dtype: default the dtype of `x`.
+
+    Returns:
+        A tensor of `output_dtype`, of the shape of `x`.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype, or has no such axis.
+
+    Example:
+
+    >>> logits = np.zeros(100_000, "float16")
+    >>> keras_mp.ops.log_softmax(logits)[:1].numpy()    # tf.nn.log_softmax: [-inf]
+    array([-11.516], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    axes = axes_of(axis, x)
+    output_dtype = output_dtype_of(output_dtype, x)
+    dtype, accumulator = x.dtype, accumulator_of(x)
+
+    @tf.custom_gradient
+    def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        y = _log_softmax(tf.cast(x, accumulator), axes)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            upstream = tf.cast(upstream, accumulator)
+            total = tf.reduce_sum(upstream, axes, keepdims=True)
+            p = _softmax(tf.cast(x, accumulator), axes, ())
+            return tf.cast(upstream - p * total, dtype)
+
+        return tf.cast(y, output_dtype), gradient
+
+    return logarithm(x)
+
+
+def _log_softmax(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    if len(axes) == 1:
+        return tf.nn.log_softmax(x, axes[0])
+    shifted = x - tf.reduce_max(x, axes, keepdims=True)
+    return shifted - tf.math.log(tf.reduce_sum(tf.exp(shifted), axes, keepdims=True))
+
+
+def logsumexp(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Computes `log(sum(exp(x)))` in FP32 and rounds once.
+
+    The gradient is computed in FP32 from `x`, which alone is held between forward and
+    backward pass, beside the FP32 result.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor. With float64, all is float64.
+        axis: int, several, or None (default): over all dimensions.
+        keepdims: bool, default False: whether what was summed keeps size 1.
+        output_dtype: default the dtype of `x`.
+
+    Returns:
+        A tensor of `output_dtype`.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype, or has no such axis.
+
+    Example:
+
+    >>> logits = np.zeros(100_000, "float16")
+    >>> keras_mp.ops.logsumexp(logits, keepdims=True).numpy()    # in FP16: inf
+    array([11.516], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    axes = axes_of(axis, x)
+    output_dtype = output_dtype_of(output_dtype, x)
+    dtype, accumulator = x.dtype, accumulator_of(x)
+
+    @tf.custom_gradient
+    def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        wide = tf.cast(x, accumulator)
+        result = tf.reduce_logsumexp(wide, axes, keepdims=True)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            upstream = tf.reshape(tf.cast(upstream, accumulator), tf.shape(result))
+            # exp(-inf - -inf), where all of a row is -inf, is 0 and not NaN.
+            finite = tf.where(tf.math.is_finite(result), result, tf.zeros_like(result))
+            slope = tf.exp(tf.cast(x, accumulator) - finite)
+            return tf.cast(slope * upstream, dtype)
+
+        y = result if keepdims else tf.squeeze(result, axes)
+        return tf.cast(y, output_dtype), gradient
+
+    return logarithm(x)

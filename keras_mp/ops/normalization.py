@@ -1,0 +1,242 @@
+"""Normalization of 16-bit numbers: statistics and arithmetic in FP32, one rounding.
+
+Between forward and backward pass each function holds its input, in 16 bits, and FP32
+numbers of the size of the statistics.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mp.ops.checks import axes_of
+from keras_mp.ops.statistics import Total
+
+# Outputs of `tf.custom_gradient` and the gradients that it asks for.
+_Results = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class ChannelNormalization:
+    """`round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)` and its gradient.
+
+    Args:
+        total: what the statistics are summed over; gamma and beta have size 1 along
+            its axes.
+        epsilon: number.
+        mask: bool, of the shape of the input, True for what the statistics count; or
+            None.
+    """
+
+    total: Total
+    epsilon: float
+    mask: tf.Tensor | None = None
+
+    def __call__(
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the result in the dtype of `x`, and FP32 mean and variance.
+
+        Those have size 1 along the axes of `total`, and get no gradient.
+
+        Args:
+            x: float16 or bfloat16 tensor.
+            gamma: FP32, of the rank of `x`.
+            beta: FP32, of the rank of `x`.
+        """
+
+        @tf.custom_gradient
+        def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> _Results:
+            y, mean, variance, count = self.forward(x, gamma, beta)
+
+            def gradient(upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, ...]:
+                return self.backward(x, gamma, mean, variance, count, upstream)
+
+            return (y, mean, variance), gradient
+
+        return normalized(x, gamma, beta)
+
+    def forward(
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the result, mean, variance, and how many numbers they are of."""
+        wide = tf.cast(x, tf.float32)
+        mean, variance, count = self.total.moments(wide, self.mask)
+        scale = gamma * tf.math.rsqrt(variance + self.epsilon)
+        # Not x * scale - mean * scale, whose error grows with the mean.
+        y = (wide - mean) * scale + beta
+        return tf.cast(y, x.dtype), mean, variance, count
+
+    def backward(
+        self,
+        x: tf.Tensor,
+        gamma: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        count: tf.Tensor,
+        upstream: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the gradients of x, gamma and beta."""
+        inverse = tf.math.rsqrt(variance + self.epsilon)
+        centered = tf.cast(x, tf.float32) - mean
+        upstream = tf.cast(upstream, tf.float32)
+        axes, pool = self.total.axes, self.total.pool
+        of_beta = tf.reduce_sum(upstream, axes, keepdims=True)
+        of_gamma = inverse * tf.reduce_sum(upstream * centered, axes, keepdims=True)
+        through_mean = inverse * pool(gamma * of_beta) / count
+        through_variance = inverse * inverse * pool(gamma * of_gamma) / count
+        through = through_mean + centered * through_variance
+        if self.mask is not None:
+            through = tf.where(self.mask, through, 0.0)
+        return (
+            tf.cast(upstream * (gamma * inverse) - through, x.dtype),
+            sum_like(of_gamma, gamma),
+            sum_like(of_beta, gamma),
+        )
+
+
+def normalize_features(
+    x: tf.Tensor,
+    gamma: tf.Tensor | None,
+    beta: tf.Tensor | None,
+    axes: list[int],
+    epsilon: float,
+    centered: bool = True,
+) -> tf.Tensor:
+    """Normalizes over the axes along which gamma and beta lie.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, or without `centered`
+    `round(gamma * x / sqrt(mean(x**2) + epsilon) + beta)`.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor.
+        gamma: FP32, of the rank of `x`; or None for 1.
+        beta: the same; or None for 0.
+        axes: those normalized over.
+        epsilon: number.
+        centered: bool.
+
+    Returns:
+        A tensor of the dtype and shape of `x`.
+    """
+    dtype = x.dtype
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> _Results:
+        wide = tf.cast(x, tf.float32)
+        mean = tf.reduce_mean(wide, axes, keepdims=True) if centered else 0.0
+        if centered:
+            wide -= mean
+        variance = tf.reduce_mean(tf.square(wide), axes, keepdims=True)
+        inverse = tf.math.rsqrt(variance + epsilon)
+        y = wide * inverse
+        if gamma is not None:
+            y *= gamma
+        if beta is not None:
+            y += beta
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            upstream = tf.cast(upstream, tf.float32)
+            y = tf.cast(x, tf.float32)
+            y = (y - mean if centered else y) * inverse
+            scaled = upstream if gamma is None else upstream * gamma
+            slope = scaled - y * tf.reduce_mean(scaled * y, axes, keepdims=True)
+            if centered:
+                slope -= tf.reduce_mean(scaled, axes, keepdims=True)
+            of_parameters = []
+            if gamma is not None:
+                of_parameters.append(sum_like(upstream * y, gamma))
+            if beta is not None:
+                of_parameters.append(sum_like(upstream, beta))
+            return [tf.cast(slope * inverse, dtype), *of_parameters]
+
+        return tf.cast(y, dtype), gradient
+
+    return normalized(x, *(p for p in (gamma, beta) if p is not None))
+
+
+def normalize_groups(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    groups: int,
+    axis: int,
+    epsilon: float,
+) -> tf.Tensor:
+    """Normalizes each example and group of channels.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`. Each channel is
+    summed where it lies, and then the sums of a group.
+
+    Args:
+        x: float16 or bfloat16 tensor.
+        gamma: FP32 `[channels]`.
+        beta: FP32 `[channels]`.
+        groups: how many.
+        axis: int from 1, that of the channels.
+        epsilon: number.
+
+    Returns:
+        A tensor of the dtype and shape of `x`.
+    """
+
+    members = gamma.shape[0] // groups
+
+    def pool(sums: tf.Tensor) -> tf.Tensor:
+        grouped = tf.reshape(sums, [-1, groups, members])
+        totals = tf.reduce_sum(grouped, axis=2, keepdims=True)
+        return tf.reshape(tf.repeat(totals, members, axis=2), tf.shape(sums))
+
+    gamma, beta = (
+        tf.reshape(tf.convert_to_tensor(p), [1, 1, -1, 1]) for p in (gamma, beta)
+    )
+    sizes = sizes_of(x)
+    between, after = math.prod(sizes[1:axis]), math.prod(sizes[axis + 1 :])
+    formula = ChannelNormalization(Total((1, 3), pool), epsilon)
+    y, _, _ = formula(
+        tf.reshape(x, [sizes[0], between, sizes[axis], after]), gamma, beta
+    )
+    return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
+
+
+def sizes_of(x: tf.Tensor) -> list[Any]:
+    """Returns the size of each dimension: an int, or a tensor where it is not known."""
+    dynamic = tf.shape(x)
+    return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]
+
+
+def normalize_length(
+    x: tf.Tensor, axis: int | Sequence[int], epsilon: float = 1e-12
+) -> tf.Tensor:
+    """Returns `round(x / max(norm(x), epsilon))`; a vector of zeros has gradient 0.
+
+    Args:
+        x: float16 or bfloat16 tensor.
+        axis: int or several, those of a vector.
+        epsilon: number, far below the norm of 16-bit numbers that are not all 0.
+    """
+    axes = axes_of(axis, x)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor) -> _Results:
+        wide = tf.cast(x, tf.float32)
+        square = tf.reduce_sum(tf.square(wide), axes, keepdims=True)
+        inverse = tf.minimum(tf.math.rsqrt(square), 1.0 / epsilon)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            upstream = tf.cast(upstream, tf.float32)
+            y = tf.cast(x, tf.float32) * inverse
+            slope = upstream - y * tf.reduce_sum(upstream * y, axes, keepdims=True)
+            return tf.cast(slope * tf.where(square > 0.0, inverse, 0.0), x.dtype)
+
+        return tf.cast(wide * inverse, x.dtype), gradient
+
+    return normalized(x)
+
+
+def sum_like(x: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
+    """Sums over the axes along which a parameter was repeated."""
+    axes = [i for i, size in enumerate(parameter.shape) if size == 1]
+    return tf.reshape(tf.reduce_sum(x, axes), parameter.shape)

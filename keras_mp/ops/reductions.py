@@ -1,0 +1,187 @@
+"""`sum`, `mean`, `cumsum` and `segment_sum`: 16 bits in and out, FP32 between."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
+
+
+def sum(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Sums in FP32 and rounds once.
+
+    `round(sum(x))`; a sum of N elements errs by at most `N * 2**-24 * sum(|x|)` before
+    the rounding. The gradient is that of the result, rounded to the dtype of `x` and
+    repeated.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor. A float64 one is summed in float64.
+        axis: int, several, or None (default): over all dimensions.
+        keepdims: bool, default False: whether what was summed keeps size 1.
+        output_dtype: default the dtype of `x`; `"float32"` where the sum may pass
+            65,504.
+
+    Returns:
+        A tensor of `output_dtype`.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype, or has no such axis.
+
+    Example:
+
+    >>> ones = np.ones((4096, 1), "float16")
+    >>> keras_mp.ops.sum(ones, axis=0).numpy().tolist()    # an FP16 sum stops at 2048
+    [4096.0]
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    axes = axes_of(axis, x)
+    return _linear(x, tf.reduce_sum, axes, keepdims, output_dtype_of(output_dtype, x))
+
+
+def mean(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Averages in FP32 and rounds once.
+
+    `round(sum(x) / N)`; the mean of N elements errs by at most
+    `N * 2**-24 * mean(|x|)` before the rounding.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor. A float64 one is averaged in float64.
+        axis: int, several, or None (default): over all dimensions.
+        keepdims: bool, default False: whether what was averaged keeps size 1.
+        output_dtype: default the dtype of `x`.
+
+    Returns:
+        A tensor of `output_dtype`.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype, or has no such axis.
+
+    Example:
+
+    >>> ones = np.ones(100_000, "float16")
+    >>> float(keras_mp.ops.mean(ones))    # tf.reduce_mean: nan
+    1.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    axes = axes_of(axis, x)
+    return _linear(x, tf.reduce_mean, axes, keepdims, output_dtype_of(output_dtype, x))
+
+
+def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> Any:
+    """Sums in FP32 along an axis, up to each element, and rounds each sum once.
+
+    The sum of the first N elements errs by at most `N * 2**-24 * sum(|x|)` before the
+    rounding.
+
+    Args:
+        x: float16, bfloat16 or float32 tensor. A float64 one is summed in float64.
+        axis: int, or None (default): along the flattened tensor.
+        output_dtype: default the dtype of `x`.
+
+    Returns:
+        A tensor of `output_dtype`, of the shape of `x` or flat.
+
+    Raises:
+        ValueError: `x` is not of a floating dtype, or has no such axis.
+
+    Example:
+
+    >>> ones = np.ones(4096, "float16")
+    >>> keras_mp.ops.cumsum(ones).numpy().tolist()[-1]    # tf.cumsum: 2048.0
+    4096.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    x = to_floating(x, "x")
+    if axis is None:
+        x, axis = tf.reshape(x, [-1]), 0
+    (axis,) = axes_of(axis, x)
+    total = tf.cumsum(tf.cast(x, accumulator_of(x)), axis)
+    return tf.cast(total, output_dtype_of(output_dtype, x))
+
+
+def segment_sum(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    sorted: bool = False,
+    output_dtype: str | None = None,
+) -> tf.Tensor:
+    """Sums the rows of each segment in FP32 and rounds each sum once.
+
+    The sum of N rows errs by at most `N * 2**-24 * sum(|data|)` before the rounding.
+
+    Args:
+        data: float16, bfloat16 or float32 tensor. A float64 one is summed in float64.
+        segment_ids: int tensor, one for each row of `data`.
+        num_segments: int, the rows of the result; default as many as there are
+            different `segment_ids`. XLA needs it.
+        sorted: bool, default False: whether the ids are sorted; `num_segments` is then
+            not given.
+        output_dtype: default the dtype of `data`.
+
+    Returns:
+        A tensor of `output_dtype`, `[num_segments, ...]`.
+
+    Raises:
+        ValueError: `data` is not of a floating dtype, or as `keras.ops.segment_sum`.
+
+    Example:
+
+    >>> ones = np.ones(4097, "float16")
+    >>> ids = np.arange(4097) // 4096
+    >>> keras_mp.ops.segment_sum(ones, ids).numpy().tolist()    # in FP16: [2048.0, 1.0]
+    [4096.0, 1.0]
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    data = to_floating(data, "data")
+    total = keras.ops.segment_sum(
+        tf.cast(data, accumulator_of(data)), segment_ids, num_segments, sorted
+    )
+    return tf.cast(total, output_dtype_of(output_dtype, data))
+
+
+def accumulator_of(x: tf.Tensor) -> tf.DType:
+    """Returns the dtype in which `x` is summed: FP32, and float64 for float64."""
+    return tf.float64 if x.dtype == tf.float64 else tf.float32
+
+
+def _linear(
+    x: tf.Tensor, reduce: Any, axes: list[int], keepdims: bool, output_dtype: str
+) -> tf.Tensor:
+    """Reduces by a sum or mean; between forward and backward pass nothing is held."""
+    shape, dtype, accumulator = tf.shape(x), x.dtype, accumulator_of(x)
+
+    @tf.custom_gradient
+    def reduced(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        y = reduce(tf.cast(x, accumulator), axes, keepdims=True)
+        kept = tf.shape(y)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            upstream = tf.reshape(tf.cast(upstream, accumulator), kept)
+            if reduce is tf.reduce_mean:
+                count = tf.reduce_prod(shape) // tf.maximum(tf.reduce_prod(kept), 1)
+                upstream /= tf.cast(count, accumulator)
+            return tf.broadcast_to(tf.cast(upstream, dtype), shape)
+
+        y = y if keepdims else tf.squeeze(y, axes)
+        return tf.cast(y, output_dtype), gradient
+
+    return reduced(x)
