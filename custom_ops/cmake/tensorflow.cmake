@@ -21,10 +21,13 @@ set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_xla.cc
   tensorflow/in_xla_xla.cc
+  tensorflow/batch_norm_cpu.cc
+  tensorflow/batch_norm_op.cc
   tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_kernel.cc
   tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc
+  tensorflow/status.cc
   tensorflow/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
 # together; those of XLA, which take as long again, beside them.
@@ -32,8 +35,10 @@ set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
   PROPERTIES UNITY_GROUP xla)
-set_source_files_properties(tensorflow/fp16_gemm_cpu.cc tensorflow/fp16_gemm_kernel.cc
-  tensorflow/fp16_gemm_op.cc tensorflow/in_xla_op.cc
+set_source_files_properties(
+  tensorflow/batch_norm_cpu.cc tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
+  tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
+  tensorflow/in_xla_op.cc tensorflow/status.cc
   PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gemm_tile.h"
+#include "kernels.h"
 #include "workspace.h"
 
 namespace keras_mp {
@@ -15,32 +16,6 @@ namespace {
 std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return CeilDiv(a, b) * b; }
-
-const TileKernel* KernelOf(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return Avx512Kernel();
-    case Isa::kAvx2:
-      return Avx2Kernel();
-    case Isa::kNeon:
-      return NeonKernel();
-    case Isa::kPortable:
-      return PortableKernel();
-  }
-  return nullptr;
-}
-
-bool MachineHas(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return __builtin_cpu_supports("avx512f");
-  if (isa == Isa::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-  }
-#endif
-  // NEON belongs to every aarch64, and is built for nothing else.
-  return isa == Isa::kPortable || isa == Isa::kNeon;
-}
 
 // Whether to compute C^T = op(B)^T op(A)^T instead.
 bool IsBetterSwapped(const Gemm& g, const TileKernel& kernel) {
@@ -152,29 +127,6 @@ struct Job {
 
 }  // namespace
 
-const char* Name(Isa isa) {
-  switch (isa) {
-    case Isa::kPortable:
-      return "portable";
-    case Isa::kNeon:
-      return "neon";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
-  }
-  return "unknown";
-}
-
-bool IsSupported(Isa isa) { return KernelOf(isa) != nullptr && MachineHas(isa); }
-
-Isa BestIsa() {
-  for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kNeon}) {
-    if (IsSupported(isa)) return isa;
-  }
-  return Isa::kPortable;
-}
-
 Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   const Status status = Validate(given);
   if (!status.ok()) return status;
@@ -183,7 +135,7 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   }
   const Gemm gemm = FoldBatch(given);
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
-  const TileKernel& kernel = *KernelOf(isa);
+  const TileKernel& kernel = *KernelsOf(isa)->gemm;
   const Product product = ProductOf(gemm, kernel);
   const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
   // The products of a batch are shared out before the tiles of one.

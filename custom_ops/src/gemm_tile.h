@@ -58,12 +58,6 @@ struct TileKernel {
   void (*few_rows_tile)(const Product& product, const Tile& tile, void* workspace);
 };
 
-// Null where the library was built without it.
-const TileKernel* PortableKernel();
-const TileKernel* NeonKernel();
-const TileKernel* Avx2Kernel();
-const TileKernel* Avx512Kernel();
-
 }  // namespace keras_mp
 
 #endif  // KERAS_MP_SRC_GEMM_TILE_H_

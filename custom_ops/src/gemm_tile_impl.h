@@ -1,5 +1,5 @@
-// The kernel of one instruction set, as a template: included once by each of
-// gemm_tile_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
+// The product of one instruction set, as a template: included once by each of
+// kernels_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
 // that the linker cannot take one set's code for another's.
 
 #ifndef KERAS_MP_SRC_GEMM_TILE_IMPL_H_
@@ -164,20 +164,16 @@ class TileOf {
 };
 
 template <class Simd>
-const TileKernel* MakeTileKernel() {
-  using Kernel = TileOf<Simd>;
-  static constexpr TileKernel kKernel = {
-      Kernel::kMaxRows,
-      Kernel::kMaxColumns,
-      Kernel::kPanel,
-      Kernel::kFewRows,
-      Kernel::kFewRowsMaxColumns,
-      sizeof(typename Kernel::Workspace),
-      Kernel::Tile,
-      Kernel::FewRowsTile,
-  };
-  return &kKernel;
-}
+constexpr TileKernel kTileKernel = {
+    TileOf<Simd>::kMaxRows,
+    TileOf<Simd>::kMaxColumns,
+    TileOf<Simd>::kPanel,
+    TileOf<Simd>::kFewRows,
+    TileOf<Simd>::kFewRowsMaxColumns,
+    sizeof(typename TileOf<Simd>::Workspace),
+    TileOf<Simd>::Tile,
+    TileOf<Simd>::FewRowsTile,
+};
 
 }  // namespace keras_mp
 

@@ -1,6 +1,6 @@
 // What the library says of itself.
 
-#include "keras_mp/gemm_cpu.h"
+#include "keras_mp/cpu.h"
 
 #define KERAS_MP_EXPORT __attribute__((visibility("default")))
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "status.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/util/matmul_bcast.h"
 
@@ -37,28 +38,6 @@ std::int64_t StepAt(const std::vector<std::int64_t>& indices, std::int64_t first
 }
 
 }  // namespace
-
-DataType TypeOf(tensorflow::DataType type) {
-  if (type == tensorflow::DT_HALF) return DataType::kHalf;
-  if (type == tensorflow::DT_BFLOAT16) return DataType::kBfloat16;
-  return DataType::kFloat;
-}
-
-absl::Status ToAbsl(const Status& status) {
-  switch (status.code) {
-    case StatusCode::kOk:
-      return absl::OkStatus();
-    case StatusCode::kInvalidArgument:
-      return absl::InvalidArgumentError(status.message);
-    case StatusCode::kUnimplemented:
-      return absl::UnimplementedError(status.message);
-    case StatusCode::kOutOfMemory:
-      return absl::ResourceExhaustedError(status.message);
-    case StatusCode::kInternal:
-      return absl::InternalError(status.message);
-  }
-  return absl::InternalError("unknown status");
-}
 
 Fp16GemmOp::Fp16GemmOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_a_));

@@ -26,10 +26,6 @@ class Fp16GemmOp : public tensorflow::OpKernel {
   Activation activation_;
 };
 
-DataType TypeOf(tensorflow::DataType type);
-
-absl::Status ToAbsl(const Status& status);
-
 }  // namespace keras_mp
 
 #endif  // KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_

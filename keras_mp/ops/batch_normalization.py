@@ -1,12 +1,14 @@
-"""Batch normalization of 16-bit numbers, by TensorFlow's fused kernel where it can."""
+"""Batch normalization of 16-bit numbers, by one kernel where there is one."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops import native
 from keras_mp.ops.normalization import ChannelNormalization, sizes_of
-from keras_mp.ops.routes import choose
+from keras_mp.ops.routes import choose, has_accelerator
 from keras_mp.ops.statistics import Total, over_replicas
 
 
@@ -22,10 +24,11 @@ def normalize_batch(
     """Normalizes each channel by the statistics of the batch.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, in FP32 inside of
-    `round`. Outside of XLA, and without mask and synchronization, it is one kernel,
-    FusedBatchNormV3, which reads and writes 16 bits. For that kernel XLA would compute
-    the variance as the mean of the squares less the square of the mean: negative, and
-    the result NaN, where a channel is nearly constant. So XLA compiles the formula.
+    `round`. Outside of XLA, and without mask and synchronization, it is one kernel that
+    reads and writes 16 bits: the native one on a CPU, TensorFlow's FusedBatchNormV3 on
+    a GPU. XLA compiles the formula. For FusedBatchNormV3 it would compute the variance
+    as the mean of the squares less the square of the mean: negative, and the result
+    NaN, where a channel is nearly constant.
 
     Args:
         x: float16 or bfloat16 tensor.
@@ -54,22 +57,22 @@ def normalize_batch(
             images, tf.reshape(gamma, channels), tf.reshape(beta, channels)
         )
     else:
-        y, mean, variance = _fused_or(formula, images, gamma, beta, data_format)
+        y, mean, variance = _by_kernel(formula, images, gamma, beta, data_format)
     y = tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
     return y, tf.reshape(mean, gamma.shape), tf.reshape(variance, gamma.shape)
 
 
-def _fused_or(
+def _by_kernel(
     formula: ChannelNormalization,
     images: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
     data_format: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs the fused kernel, and the formula where XLA compiles."""
-    nothing = tf.zeros([0])
+    """Runs the kernel, and the formula where XLA compiles."""
+    is_native = native.library() is not None and not has_accelerator()
+    kernel = (_Native if is_native else _Fused)(data_format, formula.epsilon)
     channels = [gamma.shape[0] if c == "C" else 1 for c in data_format]
-    attributes = {"epsilon": formula.epsilon, "data_format": data_format}
     size = tf.cast(tf.size(images) // gamma.shape[0], tf.float32)
 
     @tf.custom_gradient
@@ -78,25 +81,12 @@ def _fused_or(
 
         def compiled() -> tuple[tf.Tensor, ...]:
             y, mean, variance, _ = formula.forward(x, wide_gamma, wide_beta)
-            mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
-            return y, mean, variance, mean, variance, nothing
+            statistics = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+            return y, *statistics, *[tf.zeros([0])] * kernel.reserves
 
-        def fused() -> tuple[tf.Tensor, ...]:
-            result = tf.raw_ops.FusedBatchNormV3(
-                x=x,
-                scale=gamma,
-                offset=beta,
-                mean=nothing,
-                variance=nothing,
-                exponential_avg_factor=1.0,
-                is_training=True,
-                **attributes,
-            )
-            # The kernel divides by one less than the number of elements.
-            variance = result.batch_variance * ((size - 1.0) / size)
-            return result.y, result.batch_mean, variance, *result[3:]
-
-        y, mean, variance, *reserves = choose(compiled, fused)
+        y, mean, variance, *reserves = choose(
+            compiled, lambda: kernel.forward(x, gamma, beta, size)
+        )
 
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
             def compiled() -> tuple[tf.Tensor, ...]:
@@ -108,25 +98,96 @@ def _fused_or(
                 )
                 return of_x, tf.reshape(of_gamma, [-1]), tf.reshape(of_beta, [-1])
 
-            def fused() -> tuple[tf.Tensor, ...]:
-                return tuple(
-                    tf.raw_ops.FusedBatchNormGradV3(
-                        y_backprop=upstream,
-                        x=x,
-                        scale=gamma,
-                        reserve_space_1=reserves[0],
-                        reserve_space_2=reserves[1],
-                        reserve_space_3=reserves[2],
-                        is_training=True,
-                        **attributes,
-                    )[:3]
-                )
-
-            return choose(compiled, fused)
+            statistics = (*reserves,) if reserves else (mean, variance)
+            return choose(
+                compiled, lambda: kernel.backward(x, upstream, gamma, *statistics)
+            )
 
         return (y, mean, variance), gradient
 
     return normalized(images, gamma, beta)
+
+
+@dataclass(frozen=True)
+class _Native:
+    """The kernel of the native library."""
+
+    data_format: str
+    epsilon: float
+    reserves = 0
+
+    def forward(
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        y, mean, variance = native.library().keras_mp_batch_norm(
+            x=self.flat(x), gamma=gamma, beta=beta, epsilon=self.epsilon
+        )
+        return tf.reshape(y, sizes_of(x)), mean, variance
+
+    def backward(
+        self, x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        gamma, mean, variance = channels
+        of_x, of_gamma, of_beta = native.library().keras_mp_batch_norm_gradient(
+            x=self.flat(x),
+            of_y=self.flat(upstream),
+            gamma=gamma,
+            mean=mean,
+            variance=variance,
+            epsilon=self.epsilon,
+        )
+        return tf.reshape(of_x, sizes_of(x)), of_gamma, of_beta
+
+    def flat(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns `x` as `[outer, channels, inner]`."""
+        outer, *inside, last = sizes_of(x)
+        if self.data_format == "NHWC":
+            return tf.reshape(x, [outer * math.prod(inside), last, 1])
+        return tf.reshape(x, [outer, inside[0], inside[1] * last])
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """TensorFlow's kernel."""
+
+    data_format: str
+    epsilon: float
+    reserves = 3
+
+    def forward(
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        result = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=gamma,
+            offset=beta,
+            mean=tf.zeros([0]),
+            variance=tf.zeros([0]),
+            epsilon=self.epsilon,
+            exponential_avg_factor=1.0,
+            data_format=self.data_format,
+            is_training=True,
+        )
+        # The kernel divides by one less than the number of elements.
+        variance = result.batch_variance * ((size - 1.0) / size)
+        return result.y, result.batch_mean, variance, *result[3:]
+
+    def backward(
+        self, x: tf.Tensor, upstream: tf.Tensor, gamma: tf.Tensor, *reserves: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        return tuple(
+            tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=upstream,
+                x=x,
+                scale=gamma,
+                reserve_space_1=reserves[0],
+                reserve_space_2=reserves[1],
+                reserve_space_3=reserves[2],
+                epsilon=self.epsilon,
+                data_format=self.data_format,
+                is_training=True,
+            )[:3]
+        )
 
 
 def batch_statistics(
@@ -159,6 +220,9 @@ def apply_statistics(
     epsilon: float,
 ) -> tf.Tensor:
     """Normalizes each channel by statistics that are given.
+
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, by TensorFlow's
+    FusedBatchNormV3, with XLA and without.
 
     Args:
         x: float16 or bfloat16 tensor.

@@ -181,7 +181,6 @@ def normalize_groups(
     Returns:
         A tensor of the dtype and shape of `x`.
     """
-
     members = gamma.shape[0] // groups
 
     def pool(sums: tf.Tensor) -> tf.Tensor:

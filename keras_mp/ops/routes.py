@@ -21,3 +21,9 @@ def choose(under_xla: Callable[[], Any], elsewhere: Callable[[], Any]) -> Any:
     if ops is None:
         return under_xla()
     return tf.switch_case(ops.keras_mp_in_xla(), [elsewhere, under_xla])
+
+
+def has_accelerator() -> bool:
+    """Tells whether TensorFlow sees a GPU or TPU."""
+    kinds = ("GPU", "TPU")
+    return any(tf.config.list_logical_devices(kind) for kind in kinds)

@@ -17,11 +17,10 @@
 
 #include <cstdint>
 
+#include "keras_mp/data_type.h"
 #include "keras_mp/status.h"
 
 namespace keras_mp {
-
-enum class DataType { kHalf, kBfloat16, kFloat };
 
 enum class Activation { kNone, kRelu, kTanh, kSigmoid, kGelu };
 

@@ -1,0 +1,19 @@
+// The functions of batch_norm.h on a CPU. All pointers are in host memory.
+
+#ifndef KERAS_MP_BATCH_NORM_CPU_H_
+#define KERAS_MP_BATCH_NORM_CPU_H_
+
+#include "keras_mp/batch_norm.h"
+#include "keras_mp/cpu.h"
+
+namespace keras_mp {
+
+// Their bits depend on `isa`, never on the threads.
+Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel = {},
+                    Isa isa = BestIsa());
+Status BatchNormGradientCpu(const BatchNormGradient& gradient,
+                            const Parallel& parallel = {}, Isa isa = BestIsa());
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_BATCH_NORM_CPU_H_

@@ -1,0 +1,219 @@
+// Cuts [outer, channels, inner] into tiles, gives them to the kernel of the instruction
+// set, and adds up what it found.
+
+#include "keras_mp/batch_norm_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <new>
+
+#include "channel_tile.h"
+#include "kernels.h"
+
+namespace keras_mp {
+namespace {
+
+std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// How many numbers a thread should have to be worth waking, and a task.
+constexpr std::int64_t kNumbersOfAThread = 1 << 14;
+
+// The tiles of x. The numbers of a channel are cut into parts; each part has a tile, or,
+// where channels lie side by side, shares one with its neighbours.
+class Tiles {
+ public:
+  Tiles(const ChannelShape& shape, DataType type) : shape_(shape), type_(type) {
+    // Two tiles of 16-bit numbers fit into the second cache.
+    const std::int64_t numbers_in_a_row = is_run() ? shape.inner : shape.outer;
+    numbers_ = std::min(numbers_in_a_row, kNumbers);
+    parts_in_a_row_ = CeilDiv(numbers_in_a_row, kNumbers);
+    channels_ = is_run() ? 1 : std::min(shape.channels, kChannels);
+    channel_groups_ = CeilDiv(shape.channels, channels_);
+  }
+
+  std::int64_t parts() const { return parts_in_a_row_ * (is_run() ? shape_.outer : 1); }
+  std::int64_t size() const { return parts() * channel_groups_; }
+  std::int64_t numbers() const {
+    return shape_.outer * shape_.channels * shape_.inner;
+  }
+
+  // How many numbers of each channel a part has.
+  std::int64_t CountOf(std::int64_t part) const {
+    const std::int64_t row = is_run() ? shape_.inner : shape_.outer;
+    return std::min(numbers_, row - part % parts_in_a_row_ * numbers_);
+  }
+
+  struct Place {
+    std::int64_t part, channel;
+    ChannelTile tile;
+  };
+
+  Place At(std::int64_t index, const void* x, const void* of_y, void* to) const {
+    Place place;
+    place.part = index / channel_groups_;
+    place.channel = index % channel_groups_ * channels_;
+    const std::int64_t first = place.part % parts_in_a_row_ * numbers_;
+    const std::int64_t at =
+        is_run() ? (place.part / parts_in_a_row_ * shape_.channels + place.channel) *
+                           shape_.inner +
+                       first
+                 : first * shape_.channels + place.channel;
+    place.tile.type = type_;
+    place.tile.is_run = is_run();
+    place.tile.count = CountOf(place.part);
+    place.tile.channels = std::min(channels_, shape_.channels - place.channel);
+    place.tile.stride = shape_.channels;
+    place.tile.x = static_cast<const std::uint16_t*>(x) + at;
+    place.tile.of_y =
+        of_y ? static_cast<const std::uint16_t*>(of_y) + at : nullptr;
+    place.tile.to = to ? static_cast<std::uint16_t*>(to) + at : nullptr;
+    return place;
+  }
+
+  // Calls work(i) for each tile i, several of them to a task.
+  template <class Work>
+  void ForEach(const Parallel& parallel, const Work& work) const {
+    struct Tasks {
+      const Work& work;
+      std::int64_t tiles, tiles_of_a_task;
+    };
+    const std::int64_t tasks =
+        std::min(size(), std::max<std::int64_t>(1, numbers() / kNumbersOfAThread));
+    Tasks all = {work, size(), CeilDiv(size(), std::max<std::int64_t>(1, tasks))};
+    if (parallel.run == nullptr || parallel.threads == 1 || tasks <= 1) {
+      for (std::int64_t i = 0; i < size(); ++i) work(i);
+      return;
+    }
+    const auto body = [](void* context, std::int64_t task) {
+      const Tasks& all = *static_cast<Tasks*>(context);
+      const std::int64_t first = task * all.tiles_of_a_task;
+      const std::int64_t end = std::min(first + all.tiles_of_a_task, all.tiles);
+      for (std::int64_t i = first; i < end; ++i) all.work(i);
+    };
+    parallel.run(parallel.state, CeilDiv(all.tiles, all.tiles_of_a_task), &all, body);
+  }
+
+ private:
+  static constexpr std::int64_t kNumbers = 256;
+  static constexpr std::int64_t kChannels = 128;
+
+  bool is_run() const { return shape_.inner != 1; }
+
+  ChannelShape shape_;
+  DataType type_;
+  std::int64_t numbers_, parts_in_a_row_, channels_, channel_groups_;
+};
+
+// Rows of a number for each channel: those that the parts have, and a few more.
+class Rows {
+ public:
+  Rows(std::int64_t count, std::int64_t channels)
+      : channels_(channels), numbers_(new (std::nothrow) float[count * channels + 1]) {}
+
+  bool ok() const { return numbers_ != nullptr; }
+  float* operator[](std::int64_t row) { return numbers_.get() + row * channels_; }
+
+ private:
+  std::int64_t channels_;
+  std::unique_ptr<float[]> numbers_;
+};
+
+Status Check(const ChannelShape& shape, DataType type, Isa isa) {
+  if (shape.outer < 0 || shape.channels < 0 || shape.inner < 0) {
+    return {StatusCode::kInvalidArgument, "a size must not be negative"};
+  }
+  if (type == DataType::kFloat) {
+    return {StatusCode::kInvalidArgument, "x must have 16 bits"};
+  }
+  if (!IsSupported(isa)) {
+    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
+  }
+  return {};
+}
+
+constexpr Status kNoMemory = {StatusCode::kOutOfMemory, "no memory for partial sums"};
+
+}  // namespace
+
+Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
+  const Status status = Check(norm.shape, norm.type, isa);
+  if (!status.ok()) return status;
+  const std::int64_t channels = norm.shape.channels;
+  if (channels == 0) return {};
+  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
+  const Tiles tiles(norm.shape, norm.type);
+  const std::int64_t parts = tiles.parts();
+  Rows means(parts, channels), squares(parts, channels), scale(1, channels);
+  if (!means.ok() || !squares.ok() || !scale.ok()) return kNoMemory;
+
+  tiles.ForEach(parallel, [&](std::int64_t i) {
+    const auto [part, c, tile] = tiles.At(i, norm.x, nullptr, nullptr);
+    kernel.moments(tile, means[part] + c, squares[part] + c);
+  });
+  const double count = 1.0 * norm.shape.outer * norm.shape.inner;
+  for (std::int64_t c = 0; c < channels; ++c) {
+    double sum = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      sum += 1.0 * means[part][c] * tiles.CountOf(part);
+    }
+    const double mean = sum / count;
+    double square = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const double distance = means[part][c] - mean;
+      square += squares[part][c] + distance * distance * tiles.CountOf(part);
+    }
+    norm.mean[c] = static_cast<float>(mean);
+    norm.variance[c] = static_cast<float>(square / count);
+    scale[0][c] = norm.gamma[c] / std::sqrt(norm.variance[c] + norm.epsilon);
+  }
+  tiles.ForEach(parallel, [&](std::int64_t i) {
+    const auto [part, c, tile] = tiles.At(i, norm.x, nullptr, norm.y);
+    kernel.normalize(tile, {norm.mean + c, scale[0] + c, norm.beta + c});
+  });
+  return {};
+}
+
+Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& parallel,
+                            Isa isa) {
+  const Status status = Check(gradient.shape, gradient.type, isa);
+  if (!status.ok()) return status;
+  const std::int64_t channels = gradient.shape.channels;
+  if (channels == 0) return {};
+  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
+  const Tiles tiles(gradient.shape, gradient.type);
+  const std::int64_t parts = tiles.parts();
+  Rows sums(parts, channels), products(parts, channels), per_channel(3, channels);
+  if (!sums.ok() || !products.ok() || !per_channel.ok()) return kNoMemory;
+
+  tiles.ForEach(parallel, [&](std::int64_t i) {
+    const auto [part, c, tile] = tiles.At(i, gradient.x, gradient.of_y, nullptr);
+    kernel.gradient_sums(tile, gradient.mean + c, sums[part] + c, products[part] + c);
+  });
+  float *scale = per_channel[0], *through_mean = per_channel[1];
+  float* through_variance = per_channel[2];
+  const double count = 1.0 * gradient.shape.outer * gradient.shape.inner;
+  for (std::int64_t c = 0; c < channels; ++c) {
+    double sum = 0, product = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      sum += sums[part][c];
+      product += products[part][c];
+    }
+    const double inverse = 1 / std::sqrt(1.0 * gradient.variance[c] + gradient.epsilon);
+    gradient.of_beta[c] = static_cast<float>(sum);
+    gradient.of_gamma[c] = static_cast<float>(product * inverse);
+    const double slope = gradient.gamma[c] * inverse;
+    scale[c] = static_cast<float>(slope);
+    through_mean[c] = static_cast<float>(slope * sum / count);
+    through_variance[c] =
+        static_cast<float>(slope * product * inverse * inverse / count);
+  }
+  tiles.ForEach(parallel, [&](std::int64_t i) {
+    const auto [part, c, tile] = tiles.At(i, gradient.x, gradient.of_y, gradient.of_x);
+    kernel.gradient(tile, {gradient.mean + c, scale + c, through_mean + c,
+                           through_variance + c});
+  });
+  return {};
+}
+
+}  // namespace keras_mp

@@ -1,0 +1,27 @@
+// The kernels of each instruction set.
+
+#ifndef KERAS_MP_SRC_KERNELS_H_
+#define KERAS_MP_SRC_KERNELS_H_
+
+#include "channel_tile.h"
+#include "gemm_tile.h"
+#include "keras_mp/cpu.h"
+
+namespace keras_mp {
+
+struct Kernels {
+  const TileKernel* gemm;
+  const ChannelKernel* channels;
+};
+
+// Null where the library was built without it.
+const Kernels* PortableKernels();
+const Kernels* NeonKernels();
+const Kernels* Avx2Kernels();
+const Kernels* Avx512Kernels();
+
+const Kernels* KernelsOf(Isa isa);
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_KERNELS_H_

@@ -1,0 +1,18 @@
+// All kernels of one instruction set: included once by each of kernels_*.cc, which is
+// compiled for that set.
+
+#ifndef KERAS_MP_SRC_KERNELS_IMPL_H_
+#define KERAS_MP_SRC_KERNELS_IMPL_H_
+
+#include "channel_tile_impl.h"
+#include "gemm_tile_impl.h"
+#include "kernels.h"
+
+namespace keras_mp {
+
+template <class Simd>
+constexpr Kernels kKernels = {&kTileKernel<Simd>, &kChannelKernel<Simd>};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_KERNELS_IMPL_H_

@@ -1,0 +1,4 @@
+#include "kernels_impl.h"
+#include "simd_portable.h"
+
+const keras_mp::Kernels* keras_mp::PortableKernels() { return &kKernels<Portable>; }
