@@ -27,6 +27,8 @@ add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_kernel.cc
   tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc
+  tensorflow/row_ops.cc
+  tensorflow/row_ops_cpu.cc
   tensorflow/status.cc
   tensorflow/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
@@ -38,7 +40,8 @@ set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
 set_source_files_properties(
   tensorflow/batch_norm_cpu.cc tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
-  tensorflow/in_xla_op.cc tensorflow/status.cc
+  tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
+  tensorflow/status.cc
   PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}

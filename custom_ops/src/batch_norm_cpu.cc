@@ -5,19 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <new>
 
 #include "channel_tile.h"
 #include "kernels.h"
+#include "parallel.h"
+#include "row_check.h"
+#include "rows.h"
 
 namespace keras_mp {
 namespace {
-
-std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// How many numbers a thread should have to be worth waking, and a task.
-constexpr std::int64_t kNumbersOfAThread = 1 << 14;
 
 // The tiles of x. The numbers of a channel are cut into parts; each part has a tile, or,
 // where channels lie side by side, shares one with its neighbours.
@@ -34,10 +30,6 @@ class Tiles {
 
   std::int64_t parts() const { return parts_in_a_row_ * (is_run() ? shape_.outer : 1); }
   std::int64_t size() const { return parts() * channel_groups_; }
-  std::int64_t numbers() const {
-    return shape_.outer * shape_.channels * shape_.inner;
-  }
-
   // How many numbers of each channel a part has.
   std::int64_t CountOf(std::int64_t part) const {
     const std::int64_t row = is_run() ? shape_.inner : shape_.outer;
@@ -71,28 +63,8 @@ class Tiles {
     return place;
   }
 
-  // Calls work(i) for each tile i, several of them to a task.
-  template <class Work>
-  void ForEach(const Parallel& parallel, const Work& work) const {
-    struct Tasks {
-      const Work& work;
-      std::int64_t tiles, tiles_of_a_task;
-    };
-    const std::int64_t tasks =
-        std::min(size(), std::max<std::int64_t>(1, numbers() / kNumbersOfAThread));
-    Tasks all = {work, size(), CeilDiv(size(), std::max<std::int64_t>(1, tasks))};
-    if (parallel.run == nullptr || parallel.threads == 1 || tasks <= 1) {
-      for (std::int64_t i = 0; i < size(); ++i) work(i);
-      return;
-    }
-    const auto body = [](void* context, std::int64_t task) {
-      const Tasks& all = *static_cast<Tasks*>(context);
-      const std::int64_t first = task * all.tiles_of_a_task;
-      const std::int64_t end = std::min(first + all.tiles_of_a_task, all.tiles);
-      for (std::int64_t i = first; i < end; ++i) all.work(i);
-    };
-    parallel.run(parallel.state, CeilDiv(all.tiles, all.tiles_of_a_task), &all, body);
-  }
+  // How many numbers a tile has.
+  std::int64_t numbers() const { return numbers_ * channels_; }
 
  private:
   static constexpr std::int64_t kNumbers = 256;
@@ -105,31 +77,8 @@ class Tiles {
   std::int64_t numbers_, parts_in_a_row_, channels_, channel_groups_;
 };
 
-// Rows of a number for each channel: those that the parts have, and a few more.
-class Rows {
- public:
-  Rows(std::int64_t count, std::int64_t channels)
-      : channels_(channels), numbers_(new (std::nothrow) float[count * channels + 1]) {}
-
-  bool ok() const { return numbers_ != nullptr; }
-  float* operator[](std::int64_t row) { return numbers_.get() + row * channels_; }
-
- private:
-  std::int64_t channels_;
-  std::unique_ptr<float[]> numbers_;
-};
-
 Status Check(const ChannelShape& shape, DataType type, Isa isa) {
-  if (shape.outer < 0 || shape.channels < 0 || shape.inner < 0) {
-    return {StatusCode::kInvalidArgument, "a size must not be negative"};
-  }
-  if (type == DataType::kFloat) {
-    return {StatusCode::kInvalidArgument, "x must have 16 bits"};
-  }
-  if (!IsSupported(isa)) {
-    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
-  }
-  return {};
+  return CheckRows(std::min(shape.outer, shape.inner), shape.channels, type, isa);
 }
 
 constexpr Status kNoMemory = {StatusCode::kOutOfMemory, "no memory for partial sums"};
@@ -147,7 +96,7 @@ Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
   Rows means(parts, channels), squares(parts, channels), scale(1, channels);
   if (!means.ok() || !squares.ok() || !scale.ok()) return kNoMemory;
 
-  tiles.ForEach(parallel, [&](std::int64_t i) {
+  ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, norm.x, nullptr, nullptr);
     kernel.moments(tile, means[part] + c, squares[part] + c);
   });
@@ -167,7 +116,7 @@ Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
     norm.variance[c] = static_cast<float>(square / count);
     scale[0][c] = norm.gamma[c] / std::sqrt(norm.variance[c] + norm.epsilon);
   }
-  tiles.ForEach(parallel, [&](std::int64_t i) {
+  ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, norm.x, nullptr, norm.y);
     kernel.normalize(tile, {norm.mean + c, scale[0] + c, norm.beta + c});
   });
@@ -186,7 +135,7 @@ Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& p
   Rows sums(parts, channels), products(parts, channels), per_channel(3, channels);
   if (!sums.ok() || !products.ok() || !per_channel.ok()) return kNoMemory;
 
-  tiles.ForEach(parallel, [&](std::int64_t i) {
+  ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, gradient.x, gradient.of_y, nullptr);
     kernel.gradient_sums(tile, gradient.mean + c, sums[part] + c, products[part] + c);
   });
@@ -199,7 +148,9 @@ Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& p
       sum += sums[part][c];
       product += products[part][c];
     }
-    const double inverse = 1 / std::sqrt(1.0 * gradient.variance[c] + gradient.epsilon);
+    // Without numbers the variance is NaN, and the sums are 0.
+    const double deviation = std::sqrt(1.0 * gradient.variance[c] + gradient.epsilon);
+    const double inverse = count > 0 ? 1 / deviation : 0;
     gradient.of_beta[c] = static_cast<float>(sum);
     gradient.of_gamma[c] = static_cast<float>(product * inverse);
     const double slope = gradient.gamma[c] * inverse;
@@ -208,7 +159,7 @@ Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& p
     through_variance[c] =
         static_cast<float>(slope * product * inverse * inverse / count);
   }
-  tiles.ForEach(parallel, [&](std::int64_t i) {
+  ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, gradient.x, gradient.of_y, gradient.of_x);
     kernel.gradient(tile, {gradient.mean + c, scale + c, through_mean + c,
                            through_variance + c});

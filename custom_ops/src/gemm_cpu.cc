@@ -8,12 +8,11 @@
 
 #include "gemm_tile.h"
 #include "kernels.h"
+#include "parallel.h"
 #include "workspace.h"
 
 namespace keras_mp {
 namespace {
-
-std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return CeilDiv(a, b) * b; }
 

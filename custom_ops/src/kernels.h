@@ -6,12 +6,14 @@
 #include "channel_tile.h"
 #include "gemm_tile.h"
 #include "keras_mp/cpu.h"
+#include "row_kernel.h"
 
 namespace keras_mp {
 
 struct Kernels {
   const TileKernel* gemm;
   const ChannelKernel* channels;
+  const RowKernel* rows;
 };
 
 // Null where the library was built without it.

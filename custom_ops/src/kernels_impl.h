@@ -7,11 +7,13 @@
 #include "channel_tile_impl.h"
 #include "gemm_tile_impl.h"
 #include "kernels.h"
+#include "row_kernel_impl.h"
 
 namespace keras_mp {
 
 template <class Simd>
-constexpr Kernels kKernels = {&kTileKernel<Simd>, &kChannelKernel<Simd>};
+constexpr Kernels kKernels = {&kTileKernel<Simd>, &kChannelKernel<Simd>,
+                              &kRowKernel<Simd>};
 
 }  // namespace keras_mp
 

@@ -10,56 +10,26 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <random>
-#include <thread>
 #include <vector>
 
-#include "half.h"
+#include "cpu_fixture.h"
 
 namespace keras_mp {
 namespace {
 
-int failures = 0;
-
-#define EXPECT(condition, ...)                                \
-  do {                                                        \
-    if (!(condition) && ++failures <= 20) {                   \
-      std::printf("%s:%d: %s\n  ", __FILE__, __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                               \
-      std::printf("\n");                                      \
-    }                                                         \
-  } while (false)
-
-constexpr DataType kTypes[] = {DataType::kHalf, DataType::kBfloat16};
 constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
                                        Activation::kTanh, Activation::kSigmoid,
                                        Activation::kGelu};
 
-std::vector<Isa> SupportedIsas() {
-  std::vector<Isa> found;
-  for (Isa isa : {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
-    if (IsSupported(isa)) found.push_back(isa);
-  }
-  return found;
-}
-
-float From16(DataType type, std::uint16_t bits) {
-  return type == DataType::kHalf ? HalfToFloat(bits) : Bfloat16ToFloat(bits);
-}
-
 double ToDouble(DataType type, const void* data, std::int64_t i) {
   if (type == DataType::kFloat) return static_cast<const float*>(data)[i];
   return From16(type, static_cast<const std::uint16_t*>(data)[i]);
-}
-
-std::uint16_t To16(DataType type, float x) {
-  return type == DataType::kHalf ? FloatToHalf(x) : FloatToBfloat16(x);
 }
 
 double Activate(Activation activation, double x) {
@@ -83,18 +53,6 @@ double Activate(Activation activation, double x) {
 double ActivationError(Activation activation, double x) {
   if (activation == Activation::kNone) return 0;
   return 0x1p-20 + (activation == Activation::kGelu ? x * x * 0x1p-22 : 0);
-}
-
-// Threads for a test: `count` of them take the indices as they come.
-void RunOnThreads(void* state, std::int64_t count, void* context, Parallel::Body body) {
-  std::atomic<std::int64_t> next{0};
-  const auto work = [&] {
-    for (std::int64_t i; (i = next++) < count;) body(context, i);
-  };
-  std::vector<std::thread> threads;
-  for (int i = 1; i < *static_cast<int*>(state); ++i) threads.emplace_back(work);
-  work();
-  for (auto& thread : threads) thread.join();
 }
 
 // A product with its matrices, laid out with gaps and off alignment, and a guard around

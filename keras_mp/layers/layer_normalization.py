@@ -31,10 +31,11 @@ class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
     def call(self, inputs: Any) -> Any:
         if not uses_ops(self, inputs) or self.rms_scaling:
             return super().call(inputs)
-        from keras_mp.ops import normalization
+        from keras_mp.ops import row_normalization
 
         gamma, beta = (
             lying_along(self.axis, inputs, weight) for weight in (self.gamma, self.beta)
         )
-        axes = [axis % len(inputs.shape) for axis in self.axis]
-        return normalization.normalize_features(inputs, gamma, beta, axes, self.epsilon)
+        return row_normalization.normalize_rows(
+            inputs, self.axis, row_normalization.LAYER, self.epsilon, gamma, beta
+        )

@@ -30,10 +30,9 @@ class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
     def call(self, x: Any) -> Any:
         if not uses_ops(self, x):
             return super().call(x)
-        from keras_mp.ops import normalization
+        from keras_mp.ops import row_normalization
 
         scale = lying_along(self.axis, x, self.scale)
-        axes = [axis % len(x.shape) for axis in self.axis]
-        return normalization.normalize_features(
-            x, scale, None, axes, self.epsilon, centered=False
+        return row_normalization.normalize_rows(
+            x, self.axis, row_normalization.ROOT_MEAN_SQUARE, self.epsilon, scale
         )

@@ -29,6 +29,8 @@ class UnitNormalization(keras.layers.UnitNormalization):
     def call(self, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
             return super().call(inputs)
-        from keras_mp.ops import normalization
+        from keras_mp.ops import row_normalization
 
-        return normalization.normalize_length(inputs, self.axis)
+        return row_normalization.normalize_rows(
+            inputs, self.axis, row_normalization.UNIT_LENGTH, epsilon=1e-12
+        )

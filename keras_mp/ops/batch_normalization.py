@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops import native
-from keras_mp.ops.normalization import ChannelNormalization, sizes_of
+from keras_mp.ops.normalization import ChannelNormalization
 from keras_mp.ops.routes import choose, has_accelerator
+from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total, over_replicas
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 HALVES = ("float16", "bfloat16")
@@ -37,9 +38,9 @@ def axes_of(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
         )
     if axis is None:
         return list(range(x.shape.rank))
-    axes = [axis] if isinstance(axis, int) else list(axis)
+    axes = [axis] if isinstance(axis, int | np.integer) else list(axis)
     rank = x.shape.rank
-    found = sorted({a % rank for a in axes if -rank <= a < rank}) if rank else []
+    found = sorted({int(a % rank) for a in axes if -rank <= a < rank}) if rank else []
     if len(found) < len(axes):
         raise ValueError(
             f"`axis` must be from {-rank} to {rank - 1}, and none twice, for a tensor "

@@ -5,13 +5,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops import native
 from keras_mp.ops.checks import (
     axes_of,
     mask_for,
     output_dtype_of,
     to_floating,
 )
-from keras_mp.ops.reductions import accumulator_of
+from keras_mp.ops.reductions import accumulator_of, without
+from keras_mp.ops.routes import choose
+from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
 
 
 def softmax(
@@ -55,37 +58,80 @@ def softmax(
     axes = axes_of(axis, x)
     output_dtype = output_dtype_of(output_dtype, x)
     masks = () if mask is None else (mask_for(x, mask),)
-    holds_result = tf.as_dtype(output_dtype).size < x.dtype.size
+    if tf.as_dtype(output_dtype).size < x.dtype.size:
+        return _softmax_that_holds_its_result(x, axes, masks, output_dtype)
+    has_kernel = output_dtype == x.dtype.name and have_kernel(x, axes)
+    dtype, accumulator = x.dtype, accumulator_of(x)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            def formula() -> tf.Tensor:
+                p = _softmax(tf.cast(x, accumulator), axes, masks)
+                return tf.cast(_slope(p, upstream, axes), dtype)
+
+            def kernel() -> tf.Tensor:
+                of_x = native.library().keras_mp_softmax_gradient(
+                    x=as_rows(_masked(x, masks), axes), of_y=as_rows(upstream, axes)
+                )
+                return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
+
+            return choose(formula, kernel) if has_kernel else formula()
+
+        def formula() -> tf.Tensor:
+            p = _softmax(tf.cast(x, accumulator), axes, masks)
+            return tf.cast(p, output_dtype)
+
+        def kernel() -> tf.Tensor:
+            p = native.library().keras_mp_softmax(x=as_rows(_masked(x, masks), axes))
+            return _unmasked(tf.reshape(p, sizes_of(x)), masks)
+
+        return choose(formula, kernel) if has_kernel else formula(), gradient
+
+    return normalized(x)
+
+
+def _softmax_that_holds_its_result(
+    x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...], output_dtype: str
+) -> tf.Tensor:
     dtype, accumulator = x.dtype, accumulator_of(x)
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = tf.cast(_softmax(tf.cast(x, accumulator), axes, masks), output_dtype)
-        held = y if holds_result else x
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            p = tf.cast(held, accumulator)
-            if not holds_result:
-                p = _softmax(p, axes, masks)
-            weighted = p * tf.cast(upstream, accumulator)
-            total = tf.reduce_sum(weighted, axes, keepdims=True)
-            return tf.cast(weighted - p * total, dtype)
+            return tf.cast(_slope(tf.cast(y, accumulator), upstream, axes), dtype)
 
         return y, gradient
 
     return normalized(x)
 
 
-def _softmax(x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+def _slope(p: tf.Tensor, upstream: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    weighted = p * tf.cast(upstream, p.dtype)
+    return weighted - p * tf.reduce_sum(weighted, axes, keepdims=True)
+
+
+def _softmax(
+    x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...] = ()
+) -> tf.Tensor:
+    x = _masked(x, masks)
+    if len(axes) == 1:
+        return _unmasked(tf.nn.softmax(x, axes[0]), masks)
+    y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
+    return _unmasked(y / tf.reduce_sum(y, axes, keepdims=True), masks)
+
+
+def _masked(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
     for mask in masks:
         x = tf.where(mask, x, tf.constant(float("-inf"), x.dtype))
-    if len(axes) == 1:
-        y = tf.nn.softmax(x, axes[0])
-    else:
-        y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
-        y /= tf.reduce_sum(y, axes, keepdims=True)
+    return x
+
+
+def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Puts 0 for what was masked; a row that was so as a whole has become NaN."""
     for mask in masks:
-        # A row without a True has become NaN.
         y = tf.where(mask, y, tf.zeros([], y.dtype))
     return y
 
@@ -131,7 +177,7 @@ def log_softmax(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             upstream = tf.cast(upstream, accumulator)
             total = tf.reduce_sum(upstream, axes, keepdims=True)
-            p = _softmax(tf.cast(x, accumulator), axes, ())
+            p = _softmax(tf.cast(x, accumulator), axes)
             return tf.cast(upstream - p * total, dtype)
 
         return tf.cast(y, output_dtype), gradient
@@ -155,7 +201,7 @@ def logsumexp(
     """Computes `log(sum(exp(x)))` in FP32 and rounds once.
 
     The gradient is computed in FP32 from `x`, which alone is held between forward and
-    backward pass, beside the FP32 result.
+    backward pass. It is 0 where all that is summed is `exp(-inf)`.
 
     Args:
         x: float16, bfloat16 or float32 tensor. With float64, all is float64.
@@ -184,17 +230,18 @@ def logsumexp(
 
     @tf.custom_gradient
     def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        wide = tf.cast(x, accumulator)
-        result = tf.reduce_logsumexp(wide, axes, keepdims=True)
+        result = tf.reduce_logsumexp(tf.cast(x, accumulator), axes, keepdims=True)
+        kept = tf.shape(result)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            upstream = tf.reshape(tf.cast(upstream, accumulator), tf.shape(result))
-            # exp(-inf - -inf), where all of a row is -inf, is 0 and not NaN.
-            finite = tf.where(tf.math.is_finite(result), result, tf.zeros_like(result))
-            slope = tf.exp(tf.cast(x, accumulator) - finite)
+            wide = tf.cast(x, accumulator)
+            # Not exp(x - result): the FP32 result of large logits has no digits to
+            # spare. Masked, a row of -inf is 0 and not NaN.
+            slope = _softmax(wide, axes, (tf.not_equal(wide, float("-inf")),))
+            upstream = tf.reshape(tf.cast(upstream, accumulator), kept)
             return tf.cast(slope * upstream, dtype)
 
-        y = result if keepdims else tf.squeeze(result, axes)
+        y = result if keepdims else without(axes, result)
         return tf.cast(y, output_dtype), gradient
 
     return logarithm(x)

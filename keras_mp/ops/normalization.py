@@ -5,13 +5,12 @@ numbers of the size of the statistics.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.checks import axes_of
+from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total
 
 # Outputs of `tf.custom_gradient` and the gradients that it asks for.
@@ -79,7 +78,8 @@ class ChannelNormalization:
         upstream: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the gradients of x, gamma and beta."""
-        inverse = tf.math.rsqrt(variance + self.epsilon)
+        # Without numbers the variance is NaN, and the sums of slopes are to stay 0.
+        inverse = tf.where(count > 0.0, tf.math.rsqrt(variance + self.epsilon), 0.0)
         centered = tf.cast(x, tf.float32) - mean
         upstream = tf.cast(upstream, tf.float32)
         axes, pool = self.total.axes, self.total.pool
@@ -95,66 +95,6 @@ class ChannelNormalization:
             sum_like(of_gamma, gamma),
             sum_like(of_beta, gamma),
         )
-
-
-def normalize_features(
-    x: tf.Tensor,
-    gamma: tf.Tensor | None,
-    beta: tf.Tensor | None,
-    axes: list[int],
-    epsilon: float,
-    centered: bool = True,
-) -> tf.Tensor:
-    """Normalizes over the axes along which gamma and beta lie.
-
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, or without `centered`
-    `round(gamma * x / sqrt(mean(x**2) + epsilon) + beta)`.
-
-    Args:
-        x: float16, bfloat16 or float32 tensor.
-        gamma: FP32, of the rank of `x`; or None for 1.
-        beta: the same; or None for 0.
-        axes: those normalized over.
-        epsilon: number.
-        centered: bool.
-
-    Returns:
-        A tensor of the dtype and shape of `x`.
-    """
-    dtype = x.dtype
-
-    @tf.custom_gradient
-    def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> _Results:
-        wide = tf.cast(x, tf.float32)
-        mean = tf.reduce_mean(wide, axes, keepdims=True) if centered else 0.0
-        if centered:
-            wide -= mean
-        variance = tf.reduce_mean(tf.square(wide), axes, keepdims=True)
-        inverse = tf.math.rsqrt(variance + epsilon)
-        y = wide * inverse
-        if gamma is not None:
-            y *= gamma
-        if beta is not None:
-            y += beta
-
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            upstream = tf.cast(upstream, tf.float32)
-            y = tf.cast(x, tf.float32)
-            y = (y - mean if centered else y) * inverse
-            scaled = upstream if gamma is None else upstream * gamma
-            slope = scaled - y * tf.reduce_mean(scaled * y, axes, keepdims=True)
-            if centered:
-                slope -= tf.reduce_mean(scaled, axes, keepdims=True)
-            of_parameters = []
-            if gamma is not None:
-                of_parameters.append(sum_like(upstream * y, gamma))
-            if beta is not None:
-                of_parameters.append(sum_like(upstream, beta))
-            return [tf.cast(slope * inverse, dtype), *of_parameters]
-
-        return tf.cast(y, dtype), gradient
-
-    return normalized(x, *(p for p in (gamma, beta) if p is not None))
 
 
 def normalize_groups(
@@ -198,41 +138,6 @@ def normalize_groups(
         tf.reshape(x, [sizes[0], between, sizes[axis], after]), gamma, beta
     )
     return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
-
-
-def sizes_of(x: tf.Tensor) -> list[Any]:
-    """Returns the size of each dimension: an int, or a tensor where it is not known."""
-    dynamic = tf.shape(x)
-    return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]
-
-
-def normalize_length(
-    x: tf.Tensor, axis: int | Sequence[int], epsilon: float = 1e-12
-) -> tf.Tensor:
-    """Returns `round(x / max(norm(x), epsilon))`; a vector of zeros has gradient 0.
-
-    Args:
-        x: float16 or bfloat16 tensor.
-        axis: int or several, those of a vector.
-        epsilon: number, far below the norm of 16-bit numbers that are not all 0.
-    """
-    axes = axes_of(axis, x)
-
-    @tf.custom_gradient
-    def normalized(x: tf.Tensor) -> _Results:
-        wide = tf.cast(x, tf.float32)
-        square = tf.reduce_sum(tf.square(wide), axes, keepdims=True)
-        inverse = tf.minimum(tf.math.rsqrt(square), 1.0 / epsilon)
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            upstream = tf.cast(upstream, tf.float32)
-            y = tf.cast(x, tf.float32) * inverse
-            slope = upstream - y * tf.reduce_sum(upstream * y, axes, keepdims=True)
-            return tf.cast(slope * tf.where(square > 0.0, inverse, 0.0), x.dtype)
-
-        return tf.cast(wide * inverse, x.dtype), gradient
-
-    return normalized(x)
 
 
 def sum_like(x: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:

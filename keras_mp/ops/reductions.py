@@ -152,15 +152,19 @@ def segment_sum(
     Reference: Mixed Precision Training, section 3.3.
     """
     data = to_floating(data, "data")
-    total = keras.ops.segment_sum(
-        tf.cast(data, accumulator_of(data)), segment_ids, num_segments, sorted
-    )
+    wide, ids = tf.cast(data, accumulator_of(data)), tf.convert_to_tensor(segment_ids)
+    total = keras.ops.segment_sum(wide, ids, num_segments, sorted)
     return tf.cast(total, output_dtype_of(output_dtype, data))
 
 
 def accumulator_of(x: tf.Tensor) -> tf.DType:
     """Returns the dtype in which `x` is summed: FP32, and float64 for float64."""
     return tf.float64 if x.dtype == tf.float64 else tf.float32
+
+
+def without(axes: list[int], x: tf.Tensor) -> tf.Tensor:
+    """Drops axes of size 1; `tf.squeeze` would take none for all."""
+    return tf.squeeze(x, axes) if axes else x
 
 
 def _linear(
@@ -177,11 +181,14 @@ def _linear(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             upstream = tf.reshape(tf.cast(upstream, accumulator), kept)
             if reduce is tf.reduce_mean:
-                count = tf.reduce_prod(shape) // tf.maximum(tf.reduce_prod(kept), 1)
-                upstream /= tf.cast(count, accumulator)
+                # In floating point: an int32 would overflow at 2^31 elements.
+                elements, results = (
+                    tf.reduce_prod(tf.cast(size, accumulator)) for size in (shape, kept)
+                )
+                upstream /= elements / results
             return tf.broadcast_to(tf.cast(upstream, dtype), shape)
 
-        y = y if keepdims else tf.squeeze(y, axes)
+        y = y if keepdims else without(axes, y)
         return tf.cast(y, output_dtype), gradient
 
     return reduced(x)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
-from keras_mp.ops.reductions import accumulator_of
+from keras_mp.ops.reductions import accumulator_of, without
 
 
 def moments(
@@ -22,7 +22,7 @@ def moments(
 
     `m = sum(x) / N`, then `sum((x - m)**2) / N`: in two passes, so that no difference
     of large numbers is taken. The mean errs by at most `N * 2**-24 * mean(|x|)`, the
-    variance by `(N + 2) * 2**-24` of itself and the square of the mean's error. The
+    variance by `(N + 3) * 2**-24` of itself and the square of the mean's error. The
     gradient is computed in FP32 from `x`, which alone is held, beside the FP32 mean.
 
     Args:
@@ -69,7 +69,7 @@ def moments(
             return tf.cast(of_mean + 2.0 * centered * of_variance, dtype)
 
         results = [
-            tf.cast(m if keepdims else tf.squeeze(m, axes), output_dtype)
+            tf.cast(m if keepdims else without(axes, m), output_dtype)
             for m in (mean, variance)
         ]
         return tuple(results), gradient

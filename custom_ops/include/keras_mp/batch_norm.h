@@ -12,7 +12,7 @@
 // count.
 // Rounding: once, when y is written, to nearest even. What overflows becomes inf.
 // A NaN or inf makes its channel NaN, as IEEE 754 says. Without numbers (outer or inner
-// is 0) mean and variance are NaN.
+// is 0) mean and variance are NaN, and the gradients of gamma and beta 0.
 
 #ifndef KERAS_MP_BATCH_NORM_H_
 #define KERAS_MP_BATCH_NORM_H_

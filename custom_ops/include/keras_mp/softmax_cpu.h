@@ -1,0 +1,49 @@
+// The softmax of each row of a 16-bit matrix, in FP32, and its gradient, on a CPU:
+// "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3).
+//
+//   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
+//   of_x = round(p * (of_y - sum(p * of_y))), where p is y before the rounding
+//
+// Accumulator: FP32 for 1024 numbers of a row, and double from there on. exp errs by
+// 2^-22 of itself, and so before the rounding y errs by at most 2^-19 of itself.
+// Rounding: once, to nearest even. A NaN or +inf makes its row NaN, and so does a row of
+// -inf alone, as IEEE 754 says of the formula; other -inf give 0.
+
+#ifndef KERAS_MP_SOFTMAX_CPU_H_
+#define KERAS_MP_SOFTMAX_CPU_H_
+
+#include <cstdint>
+
+#include "keras_mp/cpu.h"
+#include "keras_mp/data_type.h"
+#include "keras_mp/status.h"
+
+namespace keras_mp {
+
+// Matrices are [rows, size], packed, in host memory.
+struct Softmax {
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  DataType type = DataType::kHalf;  // of all matrices: kHalf or kBfloat16
+  const void* x = nullptr;
+  void* y = nullptr;
+};
+
+struct SoftmaxGradient {
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  DataType type = DataType::kHalf;
+  const void* x = nullptr;
+  const void* of_y = nullptr;
+  void* of_x = nullptr;
+};
+
+// Their bits depend on `isa`, never on the threads.
+Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel = {},
+                  Isa isa = BestIsa());
+Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& parallel = {},
+                          Isa isa = BestIsa());
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SOFTMAX_CPU_H_

@@ -1,0 +1,78 @@
+// The ops on rows: KerasMp>Softmax, KerasMp>RowNorm and their gradients, arguments and
+// shapes.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Inputs: the first `matrices` are [rows, size], the others [size]. Outputs: one like
+// the first, the others [size].
+absl::Status RowShapes(InferenceContext* c, int matrices) {
+  ShapeHandle x;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+  for (int i = 1; i < matrices; ++i) {
+    TF_RETURN_IF_ERROR(c->Merge(x, c->input(i), &x));
+  }
+  DimensionHandle size = c->Dim(x, 1);
+  for (int i = matrices; i < c->num_inputs(); ++i) {
+    ShapeHandle row;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &row));
+    TF_RETURN_IF_ERROR(c->Merge(size, c->Dim(row, 0), &size));
+  }
+  c->set_output(0, x);
+  for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(size));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("KerasMp>Softmax")
+    .Input("x: T")
+    .Output("y: T")
+    .Attr("T: {half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/1); })
+    .Doc("round(exp(x - max(x)) / sum(exp(x - max(x)))) of each row, in FP32.");
+
+REGISTER_OP("KerasMp>SoftmaxGradient")
+    .Input("x: T")
+    .Input("of_y: T")
+    .Output("of_x: T")
+    .Attr("T: {half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/2); })
+    .Doc("The gradient of KerasMp>Softmax, in FP32.");
+
+REGISTER_OP("KerasMp>RowNorm")
+    .Input("x: T")
+    .Input("gamma: num_gamma * float")
+    .Input("beta: num_beta * float")
+    .Output("y: T")
+    .Attr("T: {half, bfloat16}")
+    .Attr("num_gamma: int >= 0")
+    .Attr("num_beta: int >= 0")
+    .Attr("kind: {'layer', 'root_mean_square', 'unit_length'}")
+    .Attr("epsilon: float")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/1); })
+    .Doc("round(gamma z + beta), z being each row normalized, in FP32.");
+
+REGISTER_OP("KerasMp>RowNormGradient")
+    .Input("x: T")
+    .Input("of_y: T")
+    .Input("gamma: num_gamma * float")
+    .Output("of_x: T")
+    .Output("of_gamma: num_gamma * float")
+    .Output("of_beta: num_beta * float")
+    .Attr("T: {half, bfloat16}")
+    .Attr("num_gamma: int >= 0")
+    .Attr("num_beta: int >= 0")
+    .Attr("kind: {'layer', 'root_mean_square', 'unit_length'}")
+    .Attr("epsilon: float")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/2); })
+    .Doc("The gradients of KerasMp>RowNorm, in FP32.");
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,172 @@
+"""Normalization along axes of 16-bit numbers: FP32 inside, one rounding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mp.ops import native
+from keras_mp.ops.checks import axes_of
+from keras_mp.ops.normalization import sum_like
+from keras_mp.ops.routes import choose
+from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
+
+LAYER = "layer"
+ROOT_MEAN_SQUARE = "root_mean_square"
+UNIT_LENGTH = "unit_length"
+
+
+def normalize_rows(
+    x: tf.Tensor,
+    axis: int | Sequence[int],
+    kind: str,
+    epsilon: float,
+    gamma: tf.Tensor | None = None,
+    beta: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Returns `round(gamma * z + beta)`, where `z` is `x` normalized along axes.
+
+    On a CPU outside of XLA one native kernel does it along the last axes. Between
+    forward and backward pass `x` alone is held.
+
+    Args:
+        x: float16 or bfloat16 tensor.
+        axis: int or several.
+        kind: `"layer"`: `z = (x - mean) / sqrt(variance + epsilon)`;
+            `"root_mean_square"`: `z = x / sqrt(mean(x**2) + epsilon)`;
+            `"unit_length"`: `z = x / max(norm(x), epsilon)`, where the gradient of a
+            vector of zeros, which does not exist, is 0.
+        epsilon: number.
+        gamma: FP32, of the rank of `x`, its values along the axes; default None: 1.
+        beta: the same; default None: 0.
+
+    Returns:
+        A tensor of the dtype and shape of `x`.
+    """
+    axes = axes_of(axis, x)
+    has_kernel = have_kernel(x, axes)
+    formula = _Formula(kind, axes, epsilon)
+    kernel = _Kernel(kind, axes, epsilon)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> Any:
+            arguments = x, upstream, gamma, beta
+            if not has_kernel:
+                return formula.backward(*arguments)
+            return choose(
+                lambda: formula.backward(*arguments),
+                lambda: kernel.backward(*arguments),
+            )
+
+        if not has_kernel:
+            return formula.forward(x, gamma, beta), gradient
+        y = choose(
+            lambda: formula.forward(x, gamma, beta),
+            lambda: kernel.forward(x, gamma, beta),
+        )
+        return y, gradient
+
+    return normalized(x, *_given(gamma, beta))
+
+
+def _given(*parameters: tf.Tensor | None) -> list[tf.Tensor]:
+    return [parameter for parameter in parameters if parameter is not None]
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """In TensorFlow, and for XLA."""
+
+    kind: str
+    axes: list[int]
+    epsilon: float
+
+    def forward(
+        self, x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None
+    ) -> tf.Tensor:
+        y, _ = self.normalize(x)
+        if gamma is not None:
+            y *= gamma
+        if beta is not None:
+            y += beta
+        return tf.cast(y, x.dtype)
+
+    def normalize(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns `z`, and what the centered `x` was multiplied with, in FP32."""
+        x = tf.cast(x, tf.float32)
+        if self.kind == LAYER:
+            x -= tf.reduce_mean(x, self.axes, keepdims=True)
+        squares = tf.square(x)
+        if self.kind == UNIT_LENGTH:
+            length = tf.sqrt(tf.reduce_sum(squares, self.axes, keepdims=True))
+            inverse = 1.0 / tf.maximum(length, self.epsilon)
+            return x * inverse, tf.where(length > 0.0, inverse, 0.0)
+        mean = tf.reduce_mean(squares, self.axes, keepdims=True)
+        inverse = tf.math.rsqrt(mean + self.epsilon)
+        return x * inverse, inverse
+
+    def backward(
+        self,
+        x: tf.Tensor,
+        upstream: tf.Tensor,
+        gamma: tf.Tensor | None,
+        beta: tf.Tensor | None,
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of x and, where they are given, gamma and beta."""
+        z, inverse = self.normalize(x)
+        upstream = tf.cast(upstream, tf.float32)
+        of_z = upstream if gamma is None else upstream * gamma
+        average = tf.reduce_sum if self.kind == UNIT_LENGTH else tf.reduce_mean
+        slope = of_z - z * average(of_z * z, self.axes, keepdims=True)
+        if self.kind == LAYER:
+            slope -= tf.reduce_mean(of_z, self.axes, keepdims=True)
+        gradients = [tf.cast(slope * inverse, x.dtype)]
+        if gamma is not None:
+            gradients.append(sum_like(upstream * z, gamma))
+        if beta is not None:
+            gradients.append(sum_like(upstream, beta))
+        return gradients
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The kernel of the native library."""
+
+    kind: str
+    axes: list[int]
+    epsilon: float
+
+    def forward(
+        self, x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None
+    ) -> tf.Tensor:
+        y = native.library().keras_mp_row_norm(
+            x=as_rows(x, self.axes),
+            gamma=[tf.reshape(p, [-1]) for p in _given(gamma)],
+            beta=[tf.reshape(p, [-1]) for p in _given(beta)],
+            kind=self.kind,
+            epsilon=self.epsilon,
+        )
+        return tf.reshape(y, sizes_of(x))
+
+    def backward(
+        self,
+        x: tf.Tensor,
+        upstream: tf.Tensor,
+        gamma: tf.Tensor | None,
+        beta: tf.Tensor | None,
+    ) -> list[tf.Tensor]:
+        of_x, of_gamma, of_beta = native.library().keras_mp_row_norm_gradient(
+            x=as_rows(x, self.axes),
+            of_y=as_rows(upstream, self.axes),
+            gamma=[tf.reshape(p, [-1]) for p in _given(gamma)],
+            num_beta=len(_given(beta)),
+            kind=self.kind,
+            epsilon=self.epsilon,
+        )
+        parameters = zip([*of_gamma, *of_beta], _given(gamma, beta), strict=True)
+        return [
+            tf.reshape(of_x, sizes_of(x)),
+            *(tf.reshape(of, parameter.shape) for of, parameter in parameters),
+        ]

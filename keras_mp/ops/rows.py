@@ -1,0 +1,34 @@
+"""A tensor as the matrix whose rows the native kernels take."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mp.ops import native
+from keras_mp.ops.checks import HALVES
+from keras_mp.ops.routes import has_accelerator
+
+
+def have_kernel(x: tf.Tensor, axes: list[int]) -> bool:
+    """Tells whether a kernel computes along these axes of a tensor.
+
+    It does on a CPU, for 16-bit tensors and their last axes.
+    """
+    last = list(range(x.shape.rank - len(axes), x.shape.rank))
+    if x.dtype.name not in HALVES or not axes or axes != last:
+        return False
+    return native.library() is not None and not has_accelerator()
+
+
+def as_rows(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """Returns `[rows, size]`, a row for what lies along the last axes, these."""
+    sizes = sizes_of(x)
+    split = len(sizes) - len(axes)
+    return tf.reshape(x, [math.prod(sizes[:split]), math.prod(sizes[split:])])
+
+
+def sizes_of(x: tf.Tensor) -> list[Any]:
+    """Returns the size of each dimension: an int, or a tensor where it is not known."""
+    dynamic = tf.shape(x)
+    return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]
