@@ -83,19 +83,11 @@ Status Check(const ChannelShape& shape, DataType type, Isa isa) {
 
 constexpr Status kNoMemory = {StatusCode::kOutOfMemory, "no memory for partial sums"};
 
-}  // namespace
-
-Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
-  const Status status = Check(norm.shape, norm.type, isa);
-  if (!status.ok()) return status;
-  const std::int64_t channels = norm.shape.channels;
-  if (channels == 0) return {};
-  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
-  const Tiles tiles(norm.shape, norm.type);
-  const std::int64_t parts = tiles.parts();
-  Rows means(parts, channels), squares(parts, channels), scale(1, channels);
-  if (!means.ok() || !squares.ok() || !scale.ok()) return kNoMemory;
-
+Status ComputeMoments(const BatchNorm& norm, const Tiles& tiles,
+                      const Parallel& parallel, const ChannelKernel& kernel) {
+  const std::int64_t channels = norm.shape.channels, parts = tiles.parts();
+  Rows means(parts, channels), squares(parts, channels);
+  if (!means.ok() || !squares.ok()) return kNoMemory;
   ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, norm.x, nullptr, nullptr);
     kernel.moments(tile, means[part] + c, squares[part] + c);
@@ -114,6 +106,26 @@ Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
     }
     norm.mean[c] = static_cast<float>(mean);
     norm.variance[c] = static_cast<float>(square / count);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
+  const Status status = Check(norm.shape, norm.type, isa);
+  if (!status.ok()) return status;
+  const std::int64_t channels = norm.shape.channels;
+  if (channels == 0) return {};
+  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
+  const Tiles tiles(norm.shape, norm.type);
+  Rows scale(1, channels);
+  if (!scale.ok()) return kNoMemory;
+  if (!norm.are_given) {
+    const Status status = ComputeMoments(norm, tiles, parallel, kernel);
+    if (!status.ok()) return status;
+  }
+  for (std::int64_t c = 0; c < channels; ++c) {
     scale[0][c] = norm.gamma[c] / std::sqrt(norm.variance[c] + norm.epsilon);
   }
   ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
@@ -154,10 +166,10 @@ Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& p
     gradient.of_beta[c] = static_cast<float>(sum);
     gradient.of_gamma[c] = static_cast<float>(product * inverse);
     const double slope = gradient.gamma[c] * inverse;
+    const double through = gradient.are_given ? 0 : slope / count;
     scale[c] = static_cast<float>(slope);
-    through_mean[c] = static_cast<float>(slope * sum / count);
-    through_variance[c] =
-        static_cast<float>(slope * product * inverse * inverse / count);
+    through_mean[c] = static_cast<float>(through * sum);
+    through_variance[c] = static_cast<float>(through * product * inverse * inverse);
   }
   ForPieces(parallel, tiles.size(), tiles.numbers(), [&](std::int64_t i) {
     const auto [part, c, tile] = tiles.At(i, gradient.x, gradient.of_y, gradient.of_x);

@@ -15,7 +15,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 // Inputs: the first `wide` are [outer, channels, inner], the others [channels]. Outputs:
-// one like the first, and two of [channels].
+// one like the first, the others [channels].
 class ChannelOp : public tensorflow::OpKernel {
  public:
   ChannelOp(OpKernelConstruction* ctx, int wide) : OpKernel(ctx), wide_(wide) {
@@ -37,7 +37,7 @@ class ChannelOp : public tensorflow::OpKernel {
                       ". Received: ", ctx->input(i).shape().DebugString())));
     }
     Tensor* outputs[3];
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < num_outputs(); ++i) {
       const TensorShape& shape = i == 0 ? x.shape() : row;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, shape, &outputs[i]));
     }
@@ -52,12 +52,14 @@ class ChannelOp : public tensorflow::OpKernel {
   static const float* Floats(OpKernelContext* ctx, int i) {
     return ctx->input(i).flat<float>().data();
   }
+  static float* FloatsOf(Tensor* output) { return output->flat<float>().data(); }
 
  private:
   int wide_;
   float epsilon_;
 };
 
+template <bool kAreGiven>
 class BatchNormCpuOp : public ChannelOp {
  public:
   explicit BatchNormCpuOp(OpKernelConstruction* ctx) : ChannelOp(ctx, /*wide=*/1) {}
@@ -66,6 +68,7 @@ class BatchNormCpuOp : public ChannelOp {
   Status Run(OpKernelContext* ctx, const ChannelShape& shape, float epsilon,
              Tensor* const* outputs) override {
     BatchNorm norm;
+    norm.are_given = kAreGiven;
     norm.shape = shape;
     norm.type = TypeOf(ctx->input(0).dtype());
     norm.epsilon = epsilon;
@@ -73,8 +76,10 @@ class BatchNormCpuOp : public ChannelOp {
     norm.gamma = Floats(ctx, 1);
     norm.beta = Floats(ctx, 2);
     norm.y = outputs[0]->data();
-    norm.mean = outputs[1]->flat<float>().data();
-    norm.variance = outputs[2]->flat<float>().data();
+    // Only read where they are given.
+    norm.mean = kAreGiven ? const_cast<float*>(Floats(ctx, 3)) : FloatsOf(outputs[1]);
+    norm.variance =
+        kAreGiven ? const_cast<float*>(Floats(ctx, 4)) : FloatsOf(outputs[2]);
     return BatchNormCpu(norm, CpuThreads(ctx));
   }
 };
@@ -82,12 +87,15 @@ class BatchNormCpuOp : public ChannelOp {
 class BatchNormGradientCpuOp : public ChannelOp {
  public:
   explicit BatchNormGradientCpuOp(OpKernelConstruction* ctx)
-      : ChannelOp(ctx, /*wide=*/2) {}
+      : ChannelOp(ctx, /*wide=*/2) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("are_given", &are_given_));
+  }
 
  protected:
   Status Run(OpKernelContext* ctx, const ChannelShape& shape, float epsilon,
              Tensor* const* outputs) override {
     BatchNormGradient gradient;
+    gradient.are_given = are_given_;
     gradient.shape = shape;
     gradient.type = TypeOf(ctx->input(0).dtype());
     gradient.epsilon = epsilon;
@@ -97,14 +105,19 @@ class BatchNormGradientCpuOp : public ChannelOp {
     gradient.mean = Floats(ctx, 3);
     gradient.variance = Floats(ctx, 4);
     gradient.of_x = outputs[0]->data();
-    gradient.of_gamma = outputs[1]->flat<float>().data();
-    gradient.of_beta = outputs[2]->flat<float>().data();
+    gradient.of_gamma = FloatsOf(outputs[1]);
+    gradient.of_beta = FloatsOf(outputs[2]);
     return BatchNormGradientCpu(gradient, CpuThreads(ctx));
   }
+
+ private:
+  bool are_given_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNorm").Device(tensorflow::DEVICE_CPU),
-                        BatchNormCpuOp);
+                        BatchNormCpuOp<false>);
+REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNormGiven").Device(tensorflow::DEVICE_CPU),
+                        BatchNormCpuOp<true>);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNormGradient").Device(tensorflow::DEVICE_CPU),
                         BatchNormGradientCpuOp);
 

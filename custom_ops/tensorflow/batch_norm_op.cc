@@ -1,4 +1,5 @@
-// The ops KerasMp>BatchNorm and KerasMp>BatchNormGradient: arguments and shapes.
+// The ops KerasMp>BatchNorm, which computes mean and variance, KerasMp>BatchNormGiven,
+// which is given them, and the gradient of both: arguments and shapes.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -26,8 +27,7 @@ absl::Status ChannelShapes(InferenceContext* c, int wide) {
     TF_RETURN_IF_ERROR(c->Merge(channels, c->Dim(input, 0), &channels));
   }
   c->set_output(0, x);
-  c->set_output(1, c->Vector(channels));
-  c->set_output(2, c->Vector(channels));
+  for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(channels));
   return absl::OkStatus();
 }
 
@@ -38,6 +38,18 @@ REGISTER_OP("KerasMp>BatchNorm")
     .Output("y: T")
     .Output("mean: float")
     .Output("variance: float")
+    .Attr("T: {half, bfloat16}")
+    .Attr("epsilon: float")
+    .SetShapeFn([](InferenceContext* c) { return ChannelShapes(c, /*wide=*/1); })
+    .Doc("round(gamma (x - mean) / sqrt(variance + epsilon) + beta), in FP32.");
+
+REGISTER_OP("KerasMp>BatchNormGiven")
+    .Input("x: T")
+    .Input("gamma: float")
+    .Input("beta: float")
+    .Input("mean: float")
+    .Input("variance: float")
+    .Output("y: T")
     .Attr("T: {half, bfloat16}")
     .Attr("epsilon: float")
     .SetShapeFn([](InferenceContext* c) { return ChannelShapes(c, /*wide=*/1); })
@@ -54,8 +66,9 @@ REGISTER_OP("KerasMp>BatchNormGradient")
     .Output("of_beta: float")
     .Attr("T: {half, bfloat16}")
     .Attr("epsilon: float")
+    .Attr("are_given: bool")
     .SetShapeFn([](InferenceContext* c) { return ChannelShapes(c, /*wide=*/2); })
-    .Doc("The gradients of KerasMp>BatchNorm, in FP32.");
+    .Doc("The gradients of a batch normalization, in FP32.");
 
 }  // namespace
 }  // namespace keras_mp

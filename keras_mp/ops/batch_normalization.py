@@ -1,14 +1,13 @@
 """Batch normalization of 16-bit numbers, by one kernel where there is one."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.batch_kernels import kernel_for
 from keras_mp.ops.normalization import ChannelNormalization
-from keras_mp.ops.routes import choose, has_accelerator
+from keras_mp.ops.routes import choose
 from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total, over_replicas
 
@@ -53,10 +52,7 @@ def normalize_batch(
         None if mask is None else tf.reshape(mask, shape),
     )
     if mask is not None or synchronized:
-        channels = [-1 if c == "C" else 1 for c in data_format]
-        y, mean, variance = formula(
-            images, tf.reshape(gamma, channels), tf.reshape(beta, channels)
-        )
+        y, mean, variance = formula(images, *_wide(data_format, gamma, beta))
     else:
         y, mean, variance = _by_kernel(formula, images, gamma, beta, data_format)
     y = tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
@@ -71,19 +67,15 @@ def _by_kernel(
     data_format: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Runs the kernel, and the formula where XLA compiles."""
-    is_native = native.library() is not None and not has_accelerator()
-    kernel = (_Native if is_native else _Fused)(data_format, formula.epsilon)
-    channels = [gamma.shape[0] if c == "C" else 1 for c in data_format]
+    kernel = kernel_for(data_format, formula.epsilon)
     size = tf.cast(tf.size(images) // gamma.shape[0], tf.float32)
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-        wide_gamma, wide_beta = (tf.reshape(p, channels) for p in (gamma, beta))
-
         def compiled() -> tuple[tf.Tensor, ...]:
-            y, mean, variance, _ = formula.forward(x, wide_gamma, wide_beta)
-            statistics = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
-            return y, *statistics, *[tf.zeros([0])] * kernel.reserves
+            wide = _wide(data_format, gamma, beta)
+            y, mean, variance, _ = formula.forward(x, *wide)
+            return y, *_flat(mean, variance), *[tf.zeros([0])] * kernel.reserves
 
         y, mean, variance, *reserves = choose(
             compiled, lambda: kernel.forward(x, gamma, beta, size)
@@ -91,104 +83,84 @@ def _by_kernel(
 
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
             def compiled() -> tuple[tf.Tensor, ...]:
-                wide_mean, wide_variance = (
-                    tf.reshape(statistic, channels) for statistic in (mean, variance)
-                )
-                of_x, of_gamma, of_beta = formula.backward(
-                    x, wide_gamma, wide_mean, wide_variance, size, upstream
-                )
-                return of_x, tf.reshape(of_gamma, [-1]), tf.reshape(of_beta, [-1])
+                parameters = _wide(data_format, gamma, mean, variance)
+                of_x, *of_parameters = formula.backward(x, upstream, *parameters, size)
+                return of_x, *_flat(*of_parameters)
 
-            statistics = (*reserves,) if reserves else (mean, variance)
-            return choose(
-                compiled, lambda: kernel.backward(x, upstream, gamma, *statistics)
-            )
+            held = reserves or [mean, variance]
+            return choose(compiled, lambda: kernel.backward(x, upstream, gamma, *held))
 
         return (y, mean, variance), gradient
 
     return normalized(images, gamma, beta)
 
 
-@dataclass(frozen=True)
-class _Native:
-    """The kernel of the native library."""
+def apply_statistics(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    axis: int,
+    epsilon: float,
+) -> tf.Tensor:
+    """Normalizes each channel by statistics that are given.
 
-    data_format: str
-    epsilon: float
-    reserves = 0
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, by the kernels of
+    `normalize_batch`.
 
-    def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        y, mean, variance = native.library().keras_mp_batch_norm(
-            x=self.flat(x), gamma=gamma, beta=beta, epsilon=self.epsilon
+    Args:
+        x: float16 or bfloat16 tensor.
+        gamma: FP32 `[channels]`.
+        beta: FP32 `[channels]`.
+        mean: FP32 `[channels]`; gets no gradient.
+        variance: FP32 `[channels]`; gets no gradient.
+        axis: int from 0, that of the channels.
+        epsilon: number.
+
+    Returns:
+        A tensor of the dtype and shape of `x`.
+    """
+    shape, data_format = _as_images(x, axis)
+    formula = ChannelNormalization(_total(data_format, synchronized=False), epsilon)
+    kernel = kernel_for(data_format, epsilon)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor, *channels: tf.Tensor) -> Any:
+        gamma, _, mean, variance = channels
+
+        def gradient(upstream: tf.Tensor) -> Any:
+            def compiled() -> tuple[tf.Tensor, ...]:
+                parameters = _wide(data_format, gamma, mean, variance)
+                of_x, *of_parameters = formula.backward(x, upstream, *parameters)
+                return of_x, *_flat(*of_parameters)
+
+            gradients = choose(
+                compiled,
+                lambda: kernel.apply_backward(x, upstream, gamma, mean, variance),
+            )
+            return (*gradients, None, None)
+
+        y = choose(
+            lambda: formula.apply(x, *_wide(data_format, *channels)),
+            lambda: kernel.apply(x, *channels),
         )
-        return tf.reshape(y, sizes_of(x)), mean, variance
+        return y, gradient
 
-    def backward(
-        self, x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        gamma, mean, variance = channels
-        of_x, of_gamma, of_beta = native.library().keras_mp_batch_norm_gradient(
-            x=self.flat(x),
-            of_y=self.flat(upstream),
-            gamma=gamma,
-            mean=mean,
-            variance=variance,
-            epsilon=self.epsilon,
-        )
-        return tf.reshape(of_x, sizes_of(x)), of_gamma, of_beta
-
-    def flat(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns `x` as `[outer, channels, inner]`."""
-        outer, *inside, last = sizes_of(x)
-        if self.data_format == "NHWC":
-            return tf.reshape(x, [outer * math.prod(inside), last, 1])
-        return tf.reshape(x, [outer, inside[0], inside[1] * last])
+    y = normalized(tf.reshape(x, shape), gamma, beta, mean, variance)
+    return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
 
 
-@dataclass(frozen=True)
-class _Fused:
-    """TensorFlow's kernel."""
+def _wide(data_format: str, *channels: tf.Tensor) -> list[tf.Tensor]:
+    """Returns `[channels]` with the four dimensions of images."""
+    return [
+        tf.reshape(p, [p.shape[0] if c == "C" else 1 for c in data_format])
+        for p in channels
+    ]
 
-    data_format: str
-    epsilon: float
-    reserves = 3
 
-    def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        result = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=gamma,
-            offset=beta,
-            mean=tf.zeros([0]),
-            variance=tf.zeros([0]),
-            epsilon=self.epsilon,
-            exponential_avg_factor=1.0,
-            data_format=self.data_format,
-            is_training=True,
-        )
-        # The kernel divides by one less than the number of elements.
-        variance = result.batch_variance * ((size - 1.0) / size)
-        return result.y, result.batch_mean, variance, *result[3:]
-
-    def backward(
-        self, x: tf.Tensor, upstream: tf.Tensor, gamma: tf.Tensor, *reserves: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        return tuple(
-            tf.raw_ops.FusedBatchNormGradV3(
-                y_backprop=upstream,
-                x=x,
-                scale=gamma,
-                reserve_space_1=reserves[0],
-                reserve_space_2=reserves[1],
-                reserve_space_3=reserves[2],
-                epsilon=self.epsilon,
-                data_format=self.data_format,
-                is_training=True,
-            )[:3]
-        )
+def _flat(*channels: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.reshape(p, [-1]) for p in channels]
 
 
 def batch_statistics(
@@ -209,46 +181,6 @@ def batch_statistics(
 def _total(data_format: str, synchronized: bool) -> Total:
     axes = tuple(i for i, c in enumerate(data_format) if c != "C")
     return Total(axes, over_replicas()) if synchronized else Total(axes)
-
-
-def apply_statistics(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    mean: tf.Tensor,
-    variance: tf.Tensor,
-    axis: int,
-    epsilon: float,
-) -> tf.Tensor:
-    """Normalizes each channel by statistics that are given.
-
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, by TensorFlow's
-    FusedBatchNormV3, with XLA and without.
-
-    Args:
-        x: float16 or bfloat16 tensor.
-        gamma: FP32 `[channels]`.
-        beta: FP32 `[channels]`.
-        mean: FP32 `[channels]`; gets no gradient.
-        variance: FP32 `[channels]`; gets no gradient.
-        axis: int from 0, that of the channels.
-        epsilon: number.
-
-    Returns:
-        A tensor of the dtype and shape of `x`.
-    """
-    shape, data_format = _as_images(x, axis)
-    result = tf.raw_ops.FusedBatchNormV3(
-        x=tf.reshape(x, shape),
-        scale=gamma,
-        offset=beta,
-        mean=tf.stop_gradient(mean),
-        variance=tf.stop_gradient(variance),
-        epsilon=epsilon,
-        data_format=data_format,
-        is_training=False,
-    )
-    return tf.ensure_shape(tf.reshape(result.y, tf.shape(x)), x.shape)
 
 
 def _as_images(x: tf.Tensor, axis: int) -> tuple[list[Any], str]:

@@ -51,7 +51,7 @@ class ChannelNormalization:
             y, mean, variance, count = self.forward(x, gamma, beta)
 
             def gradient(upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, ...]:
-                return self.backward(x, gamma, mean, variance, count, upstream)
+                return self.backward(x, upstream, gamma, mean, variance, count)
 
             return (y, mean, variance), gradient
 
@@ -61,37 +61,54 @@ class ChannelNormalization:
         self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the result, mean, variance, and how many numbers they are of."""
-        wide = tf.cast(x, tf.float32)
-        mean, variance, count = self.total.moments(wide, self.mask)
+        mean, variance, count = self.total.moments(tf.cast(x, tf.float32), self.mask)
+        return self.apply(x, gamma, beta, mean, variance), mean, variance, count
+
+    def apply(
+        self,
+        x: tf.Tensor,
+        gamma: tf.Tensor,
+        beta: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns the result with this mean and variance."""
         scale = gamma * tf.math.rsqrt(variance + self.epsilon)
         # Not x * scale - mean * scale, whose error grows with the mean.
-        y = (wide - mean) * scale + beta
-        return tf.cast(y, x.dtype), mean, variance, count
+        return tf.cast((tf.cast(x, tf.float32) - mean) * scale + beta, x.dtype)
 
     def backward(
         self,
         x: tf.Tensor,
+        upstream: tf.Tensor,
         gamma: tf.Tensor,
         mean: tf.Tensor,
         variance: tf.Tensor,
-        count: tf.Tensor,
-        upstream: tf.Tensor,
+        count: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the gradients of x, gamma and beta."""
-        # Without numbers the variance is NaN, and the sums of slopes are to stay 0.
-        inverse = tf.where(count > 0.0, tf.math.rsqrt(variance + self.epsilon), 0.0)
+        """Returns the gradients of x, gamma and beta.
+
+        Mean and variance depend on `x`, unless `count` is None.
+        """
+        inverse = tf.math.rsqrt(variance + self.epsilon)
+        if count is not None:
+            # Without numbers the variance is NaN, and the sums of slopes stay 0.
+            inverse = tf.where(count > 0.0, inverse, 0.0)
         centered = tf.cast(x, tf.float32) - mean
         upstream = tf.cast(upstream, tf.float32)
         axes, pool = self.total.axes, self.total.pool
         of_beta = tf.reduce_sum(upstream, axes, keepdims=True)
         of_gamma = inverse * tf.reduce_sum(upstream * centered, axes, keepdims=True)
-        through_mean = inverse * pool(gamma * of_beta) / count
-        through_variance = inverse * inverse * pool(gamma * of_gamma) / count
-        through = through_mean + centered * through_variance
-        if self.mask is not None:
-            through = tf.where(self.mask, through, 0.0)
+        of_x = upstream * (gamma * inverse)
+        if count is not None:
+            through_mean = inverse * pool(gamma * of_beta) / count
+            through_variance = inverse * inverse * pool(gamma * of_gamma) / count
+            through = through_mean + centered * through_variance
+            if self.mask is not None:
+                through = tf.where(self.mask, through, 0.0)
+            of_x -= through
         return (
-            tf.cast(upstream * (gamma * inverse) - through, x.dtype),
+            tf.cast(of_x, x.dtype),
             sum_like(of_gamma, gamma),
             sum_like(of_beta, gamma),
         )

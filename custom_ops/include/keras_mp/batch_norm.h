@@ -4,7 +4,8 @@
 //   y = round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)
 //
 // x is [outer, channels, inner], packed; mean and variance are those of the
-// outer * inner numbers of a channel, the variance divided by their count.
+// outer * inner numbers of a channel, the variance divided by their count; or, where
+// `are_given`, those that the caller has.
 //
 // Accumulator: FP32 for at most 256 numbers of a row or column of x, in two passes (first
 // the mean, then the squared distances from it), and double from there on. So the mean
@@ -34,6 +35,7 @@ struct BatchNorm {
   ChannelShape shape;
   DataType type = DataType::kHalf;  // of x and y: kHalf or kBfloat16
   float epsilon = 0;
+  bool are_given = false;  // mean and variance: read then, and else written
 
   const void* x = nullptr;
   const float* gamma = nullptr;  // [channels], as all that follow but y
@@ -48,10 +50,13 @@ struct BatchNorm {
 //
 //   of_beta = sum(d), of_gamma = sum(d * z)
 //   of_x = round(gamma / sqrt(variance + epsilon) * (d - mean(d) - z * mean(d * z)))
+//
+// Where mean and variance were given, of_x is without the two means.
 struct BatchNormGradient {
   ChannelShape shape;
   DataType type = DataType::kHalf;  // of x, of_y and of_x
   float epsilon = 0;
+  bool are_given = false;  // mean and variance, when y was computed
 
   const void* x = nullptr;
   const void* of_y = nullptr;
