@@ -30,6 +30,7 @@ add_library(keras_mp_ops MODULE
   tensorflow/row_ops.cc
   tensorflow/row_ops_cpu.cc
   tensorflow/status.cc
+  tensorflow/sum_op.cc
   tensorflow/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
 # together; those of XLA, which take as long again, beside them.
@@ -41,7 +42,7 @@ set_source_files_properties(
   tensorflow/batch_norm_cpu.cc tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
-  tensorflow/status.cc
+  tensorflow/status.cc tensorflow/sum_op.cc
   PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}

@@ -39,6 +39,8 @@ struct AffineGradient {
 };
 
 struct ChannelKernel {
+  // sum(x)
+  void (*sums)(const ChannelTile& tile, float* sums);
   // Mean of the tile, and the sum of the squared distances from it.
   void (*moments)(const ChannelTile& tile, float* mean, float* squares);
   // to = round((x - mean) * scale + offset)

@@ -19,6 +19,21 @@ struct Columns {
   // In 16-bit numbers a line of the cache with vectors of 8.
   static constexpr int kVectors = 4;
 
+  static void Sums(const ChannelTile& tile, float* sums) {
+    ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
+      constexpr int kParts = decltype(part)::kVectors;
+      Float sum[kParts] = {};
+      for (std::int64_t i = 0; i < tile.count; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kParts; ++v) {
+          sum[v] += part.Load(tile.x + i * tile.stride + c, v);
+        }
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < kParts; ++v) part.Store(sums + c, v, sum[v]);
+    });
+  }
+
   static void Moments(const ChannelTile& tile, float* mean, float* squares) {
     const Float count = Set<Simd>(static_cast<float>(tile.count));
     ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
@@ -134,15 +149,21 @@ struct Run {
     return total;
   }
 
-  static void Moments(const ChannelTile& tile, float* mean, float* squares) {
-    Float sum[kVectors] = {}, square[kVectors] = {};
+  static void Sums(const ChannelTile& tile, float* sums) {
+    Float sum[kVectors] = {};
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
       for (int v = 0; v < decltype(part)::kVectors; ++v) {
         sum[v] += part.Load(tile.x + i, v);
       }
     });
-    *mean = Sum(sum) / static_cast<float>(tile.count);
+    *sums = Sum(sum);
+  }
+
+  static void Moments(const ChannelTile& tile, float* mean, float* squares) {
+    Float square[kVectors] = {};
+    Sums(tile, mean);
+    *mean /= static_cast<float>(tile.count);
     const Float center = Set<Simd>(*mean);
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
@@ -211,6 +232,9 @@ struct ChannelTileOf {
     }
   }
 
+  static void Sums(const ChannelTile& tile, float* sums) {
+    With(tile, [&](auto kernel) { kernel.Sums(tile, sums); });
+  }
   static void Moments(const ChannelTile& tile, float* mean, float* squares) {
     With(tile, [&](auto kernel) { kernel.Moments(tile, mean, squares); });
   }
@@ -228,6 +252,7 @@ struct ChannelTileOf {
 
 template <class Simd>
 constexpr ChannelKernel kChannelKernel = {
+    ChannelTileOf<Simd>::Sums,
     ChannelTileOf<Simd>::Moments,
     ChannelTileOf<Simd>::Normalize,
     ChannelTileOf<Simd>::GradientSums,

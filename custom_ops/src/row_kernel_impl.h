@@ -101,34 +101,59 @@ struct Row {
     return static_cast<std::uint16_t*>(matrix) + index;
   }
 
+  // The exponentials of a row, less its largest number. Those of a short row are kept:
+  // computing them takes longer than all the rest.
+  class Exponentials {
+   public:
+    Exponentials(const std::uint16_t* x, std::int64_t size)
+        : x_(x), max_(Set<Simd>(Max(x, size))), is_kept_(size <= kChunk) {}
+
+    template <class Part>
+    Float Compute(Part part, int v, std::int64_t i) {
+      const Float e = Math::Exp(part.Load(x_ + i, v) - max_);
+      if (is_kept_) part.Store(kept_ + i, v, e);
+      return e;
+    }
+
+    template <class Part>
+    Float Again(Part part, int v, std::int64_t i) const {
+      if (is_kept_) return part.Load(kept_ + i, v);
+      return Math::Exp(part.Load(x_ + i, v) - max_);
+    }
+
+   private:
+    const std::uint16_t* x_;
+    Float max_;
+    bool is_kept_;
+    float kept_[kChunk];
+  };
+
   static void SoftmaxRow(const keras_mp::Softmax& softmax, std::int64_t row) {
     const std::int64_t size = softmax.size;
-    const std::uint16_t* x = At(softmax.x, row * size);
     std::uint16_t* y = At(softmax.y, row * size);
-    const Float max = Set<Simd>(Max(x, size));
+    Exponentials exponentials(At(softmax.x, row * size), size);
     const double sum = Sum(size, [&](auto part, int v, std::int64_t i) {
-      return Math::Exp(part.Load(x + i, v) - max);
+      return exponentials.Compute(part, v, i);
     });
     const Float inverse = Set<Simd>(static_cast<float>(1 / sum));
     ForEach(size, [&](auto part, int v, std::int64_t i) {
-      part.Store(y + i, v, Math::Exp(part.Load(x + i, v) - max) * inverse);
+      part.Store(y + i, v, exponentials.Again(part, v, i) * inverse);
     });
   }
 
   static void SoftmaxGradientRow(const SoftmaxGradient& gradient, std::int64_t row) {
     const std::int64_t size = gradient.size;
-    const std::uint16_t* x = At(gradient.x, row * size);
     const std::uint16_t* of_y = At(gradient.of_y, row * size);
     std::uint16_t* of_x = At(gradient.of_x, row * size);
-    const Float max = Set<Simd>(Max(x, size));
+    Exponentials exponentials(At(gradient.x, row * size), size);
     const Totals totals = SumPairs(size, [&](auto part, int v, std::int64_t i) {
-      const Float e = Math::Exp(part.Load(x + i, v) - max);
+      const Float e = exponentials.Compute(part, v, i);
       return Pair{e, e * part.Load(of_y + i, v)};
     });
     const Float inverse = Set<Simd>(static_cast<float>(1 / totals.first));
     const Float mean = Set<Simd>(static_cast<float>(totals.second / totals.first));
     ForEach(size, [&](auto part, int v, std::int64_t i) {
-      const Float p = Math::Exp(part.Load(x + i, v) - max) * inverse;
+      const Float p = exponentials.Again(part, v, i) * inverse;
       part.Store(of_x + i, v, p * (part.Load(of_y + i, v) - mean));
     });
   }

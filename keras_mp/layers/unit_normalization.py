@@ -13,7 +13,7 @@ class UnitNormalization(keras.layers.UnitNormalization):
 
     `round(x / sqrt(sum(x**2)))`, everything inside of `round` in FP32. The inputs are
     held for the backward pass in their 16 bits. A vector of zeros stays one, and its
-    gradient, which does not exist, is 0; in the Keras layer it is NaN.
+    gradient, which does not exist, is 0; that of the Keras layer is inf in FP16.
 
     Args: those of `keras.layers.UnitNormalization`.
 

@@ -83,8 +83,8 @@ def _by_kernel(
 
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
             def compiled() -> tuple[tf.Tensor, ...]:
-                parameters = _wide(data_format, gamma, mean, variance)
-                of_x, *of_parameters = formula.backward(x, upstream, *parameters, size)
+                wide = _wide(data_format, gamma, mean, variance)
+                of_x, *of_parameters = formula.backward(x, upstream, size, *wide)
                 return of_x, *_flat(*of_parameters)
 
             held = reserves or [mean, variance]
@@ -131,8 +131,8 @@ def apply_statistics(
 
         def gradient(upstream: tf.Tensor) -> Any:
             def compiled() -> tuple[tf.Tensor, ...]:
-                parameters = _wide(data_format, gamma, mean, variance)
-                of_x, *of_parameters = formula.backward(x, upstream, *parameters)
+                wide = _wide(data_format, gamma, mean, variance)
+                of_x, *of_parameters = formula.backward(x, upstream, None, *wide)
                 return of_x, *_flat(*of_parameters)
 
             gradients = choose(

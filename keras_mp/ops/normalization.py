@@ -51,7 +51,7 @@ class ChannelNormalization:
             y, mean, variance, count = self.forward(x, gamma, beta)
 
             def gradient(upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, ...]:
-                return self.backward(x, upstream, gamma, mean, variance, count)
+                return self.backward(x, upstream, count, gamma, mean, variance)
 
             return (y, mean, variance), gradient
 
@@ -81,10 +81,10 @@ class ChannelNormalization:
         self,
         x: tf.Tensor,
         upstream: tf.Tensor,
+        count: tf.Tensor | None,
         gamma: tf.Tensor,
         mean: tf.Tensor,
         variance: tf.Tensor,
-        count: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the gradients of x, gamma and beta.
 

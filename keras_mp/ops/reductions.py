@@ -1,12 +1,16 @@
 """`sum`, `mean`, `cumsum` and `segment_sum`: 16 bits in and out, FP32 between."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_mp.ops import native
 from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
+from keras_mp.ops.routes import choose
+from keras_mp.ops.rows import have_sum, sizes_of
 
 
 def sum(
@@ -44,7 +48,8 @@ def sum(
     """
     x = to_floating(x, "x")
     axes = axes_of(axis, x)
-    return _linear(x, tf.reduce_sum, axes, keepdims, output_dtype_of(output_dtype, x))
+    dtype = output_dtype_of(output_dtype, x)
+    return _linear(x, axes, keepdims, dtype, averages=False)
 
 
 def mean(
@@ -80,7 +85,8 @@ def mean(
     """
     x = to_floating(x, "x")
     axes = axes_of(axis, x)
-    return _linear(x, tf.reduce_mean, axes, keepdims, output_dtype_of(output_dtype, x))
+    dtype = output_dtype_of(output_dtype, x)
+    return _linear(x, axes, keepdims, dtype, averages=True)
 
 
 def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> Any:
@@ -168,27 +174,43 @@ def without(axes: list[int], x: tf.Tensor) -> tf.Tensor:
 
 
 def _linear(
-    x: tf.Tensor, reduce: Any, axes: list[int], keepdims: bool, output_dtype: str
+    x: tf.Tensor, axes: list[int], keepdims: bool, output_dtype: str, averages: bool
 ) -> tf.Tensor:
-    """Reduces by a sum or mean; between forward and backward pass nothing is held."""
+    """Sums or averages; between forward and backward pass nothing is held."""
     shape, dtype, accumulator = tf.shape(x), x.dtype, accumulator_of(x)
 
     @tf.custom_gradient
     def reduced(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        y = reduce(tf.cast(x, accumulator), axes, keepdims=True)
+        y = _sum(x, axes)
         kept = tf.shape(y)
+        # In floating point: an int32 would overflow at 2^31 elements.
+        elements, results = (
+            tf.reduce_prod(tf.cast(size, accumulator)) for size in (shape, kept)
+        )
+        count = elements / results if averages else tf.ones([], accumulator)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            upstream = tf.reshape(tf.cast(upstream, accumulator), kept)
-            if reduce is tf.reduce_mean:
-                # In floating point: an int32 would overflow at 2^31 elements.
-                elements, results = (
-                    tf.reduce_prod(tf.cast(size, accumulator)) for size in (shape, kept)
-                )
-                upstream /= elements / results
+            upstream = tf.reshape(tf.cast(upstream, accumulator), kept) / count
             return tf.broadcast_to(tf.cast(upstream, dtype), shape)
 
-        y = y if keepdims else without(axes, y)
+        y = (y if keepdims else without(axes, y)) / count
         return tf.cast(y, output_dtype), gradient
 
     return reduced(x)
+
+
+def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """Returns the sums, of size 1 along the axes."""
+
+    def formula() -> tf.Tensor:
+        return tf.reduce_sum(tf.cast(x, accumulator_of(x)), axes, keepdims=True)
+
+    def kernel() -> tf.Tensor:
+        sizes = sizes_of(x)
+        first, end = axes[0], axes[-1] + 1
+        before, along, after = sizes[:first], sizes[first:end], sizes[end:]
+        matrices = [math.prod(part) for part in (before, along, after)]
+        y = native.library().keras_mp_sum(x=tf.reshape(x, matrices))
+        return tf.reshape(y, [*before, *[1] * len(axes), *after])
+
+    return choose(formula, kernel) if have_sum(x, axes) else formula()

@@ -11,12 +11,19 @@ from keras_mp.ops.routes import has_accelerator
 
 
 def have_kernel(x: tf.Tensor, axes: list[int]) -> bool:
-    """Tells whether a kernel computes along these axes of a tensor.
+    """Tells whether a kernel computes along these axes of a tensor, its last ones."""
+    last = x.shape.rank - 1
+    return have_sum(x, axes) and axes[-1] == last
 
-    It does on a CPU, for 16-bit tensors and their last axes.
+
+def have_sum(x: tf.Tensor, axes: list[int]) -> bool:
+    """Tells whether a kernel sums over these axes.
+
+    It does on a CPU, for 16-bit tensors, and axes that follow one another.
     """
-    last = list(range(x.shape.rank - len(axes), x.shape.rank))
-    if x.dtype.name not in HALVES or not axes or axes != last:
+    if x.dtype.name not in HALVES or not axes:
+        return False
+    if axes != list(range(axes[0], axes[-1] + 1)):
         return False
     return native.library() is not None and not has_accelerator()
 

@@ -20,16 +20,11 @@
 
 #include <cstdint>
 
+#include "keras_mp/channel_shape.h"
 #include "keras_mp/data_type.h"
 #include "keras_mp/status.h"
 
 namespace keras_mp {
-
-struct ChannelShape {
-  std::int64_t outer = 0;
-  std::int64_t channels = 0;
-  std::int64_t inner = 0;
-};
 
 struct BatchNorm {
   ChannelShape shape;
