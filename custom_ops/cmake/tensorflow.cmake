@@ -21,6 +21,7 @@ set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_xla.cc
   tensorflow/in_xla_xla.cc
+  tensorflow/average_pool.cc
   tensorflow/batch_norm_cpu.cc
   tensorflow/batch_norm_op.cc
   tensorflow/fp16_gemm_cpu.cc
@@ -39,7 +40,8 @@ set_target_properties(keras_mp_ops PROPERTIES
 set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
-  tensorflow/batch_norm_cpu.cc tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
+  tensorflow/average_pool.cc tensorflow/batch_norm_cpu.cc
+  tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
   tensorflow/status.cc tensorflow/sum_op.cc

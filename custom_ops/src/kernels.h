@@ -6,6 +6,7 @@
 #include "channel_tile.h"
 #include "gemm_tile.h"
 #include "keras_mp/cpu.h"
+#include "pool_kernel.h"
 #include "row_kernel.h"
 
 namespace keras_mp {
@@ -13,6 +14,7 @@ namespace keras_mp {
 struct Kernels {
   const TileKernel* gemm;
   const ChannelKernel* channels;
+  const PoolKernel* pool;
   const RowKernel* rows;
 };
 

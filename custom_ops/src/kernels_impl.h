@@ -7,13 +7,14 @@
 #include "channel_tile_impl.h"
 #include "gemm_tile_impl.h"
 #include "kernels.h"
+#include "pool_kernel_impl.h"
 #include "row_kernel_impl.h"
 
 namespace keras_mp {
 
 template <class Simd>
 constexpr Kernels kKernels = {&kTileKernel<Simd>, &kChannelKernel<Simd>,
-                              &kRowKernel<Simd>};
+                              &kPoolKernel<Simd>, &kRowKernel<Simd>};
 
 }  // namespace keras_mp
 
