@@ -41,7 +41,7 @@ REGISTER_OP("KerasMp>AveragePool")
       std::vector<DimensionHandle> sizes = {c->Dim(x, 0)};
       for (int d = 0; d < 3; ++d) {
         sizes.emplace_back();
-        TF_RETURN_IF_ERROR(tensorflow::GetWindowedOutputSizeFromDims(
+        TF_RETURN_IF_ERROR(tensorflow::shape_inference::GetWindowedOutputSizeFromDims(
             c, c->Dim(x, d + 1), window[d], strides[d],
             padding == "same" ? tensorflow::SAME : tensorflow::VALID, &sizes.back()));
       }
