@@ -31,7 +31,7 @@ class NativeKernel:
     reserves = 0  # what `forward` returns beside the result and the statistics
 
     def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         y, mean, variance = native.library().keras_mp_batch_norm(
             x=self.matrix(x), gamma=gamma, beta=beta, epsilon=self.epsilon
@@ -97,11 +97,12 @@ class FusedKernel:
     reserves = 3
 
     def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, size: tf.Tensor
+        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         nothing = tf.zeros([0])
         result = self.run(x, gamma, beta, nothing, nothing, is_training=True)
         # The kernel divides by one less than the number of elements.
+        size = tf.cast(tf.size(x) // tf.size(gamma), tf.float32)
         variance = result.batch_variance * ((size - 1.0) / size)
         return result.y, result.batch_mean, variance, *result[3:]
 
@@ -110,6 +111,8 @@ class FusedKernel:
         x: tf.Tensor,
         upstream: tf.Tensor,
         gamma: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
         *reserves: tf.Tensor,
         is_training: bool = True,
     ) -> tuple[tf.Tensor, ...]:
@@ -137,8 +140,9 @@ class FusedKernel:
         mean: tf.Tensor,
         variance: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        held = mean, variance, tf.zeros([0])
-        return self.backward(x, upstream, gamma, *held, is_training=False)
+        given = mean, variance
+        reserves = *given, tf.zeros([0])
+        return self.backward(x, upstream, gamma, *given, *reserves, is_training=False)
 
     def run(self, x: tf.Tensor, *channels: tf.Tensor, is_training: bool) -> Any:
         gamma, beta, mean, variance = channels

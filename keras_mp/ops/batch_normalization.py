@@ -70,27 +70,25 @@ def _by_kernel(
     kernel = kernel_for(data_format, formula.epsilon)
     size = tf.cast(tf.size(images) // gamma.shape[0], tf.float32)
 
+    def compiled(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        y, mean, variance, _ = formula.forward(x, *_wide(data_format, *parameters))
+        return y, *_flat(mean, variance), *[tf.zeros([0])] * kernel.reserves
+
+    def slopes(
+        x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        wide = _wide(data_format, *channels[:3])
+        of_x, *of_parameters = formula.backward(x, upstream, size, *wide)
+        return of_x, *_flat(*of_parameters)
+
     @tf.custom_gradient
     def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-        def compiled() -> tuple[tf.Tensor, ...]:
-            wide = _wide(data_format, gamma, beta)
-            y, mean, variance, _ = formula.forward(x, *wide)
-            return y, *_flat(mean, variance), *[tf.zeros([0])] * kernel.reserves
-
-        y, mean, variance, *reserves = choose(
-            compiled, lambda: kernel.forward(x, gamma, beta, size)
-        )
+        y, *held = choose(compiled, kernel.forward, x, gamma, beta)
 
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
-            def compiled() -> tuple[tf.Tensor, ...]:
-                wide = _wide(data_format, gamma, mean, variance)
-                of_x, *of_parameters = formula.backward(x, upstream, size, *wide)
-                return of_x, *_flat(*of_parameters)
+            return choose(slopes, kernel.backward, x, upstream, gamma, *held)
 
-            held = reserves or [mean, variance]
-            return choose(compiled, lambda: kernel.backward(x, upstream, gamma, *held))
-
-        return (y, mean, variance), gradient
+        return (y, *held[:2]), gradient
 
     return normalized(images, gamma, beta)
 
@@ -125,27 +123,25 @@ def apply_statistics(
     formula = ChannelNormalization(_total(data_format, synchronized=False), epsilon)
     kernel = kernel_for(data_format, epsilon)
 
+    def compiled(x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
+        return formula.apply(x, *_wide(data_format, *channels))
+
+    def slopes(
+        x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        wide = _wide(data_format, *channels)
+        of_x, *of_parameters = formula.backward(x, upstream, None, *wide)
+        return of_x, *_flat(*of_parameters)
+
     @tf.custom_gradient
     def normalized(x: tf.Tensor, *channels: tf.Tensor) -> Any:
-        gamma, _, mean, variance = channels
+        gamma, _, *statistics = channels
 
         def gradient(upstream: tf.Tensor) -> Any:
-            def compiled() -> tuple[tf.Tensor, ...]:
-                wide = _wide(data_format, gamma, mean, variance)
-                of_x, *of_parameters = formula.backward(x, upstream, None, *wide)
-                return of_x, *_flat(*of_parameters)
+            held = x, upstream, gamma, *statistics
+            return *choose(slopes, kernel.apply_backward, *held), None, None
 
-            gradients = choose(
-                compiled,
-                lambda: kernel.apply_backward(x, upstream, gamma, mean, variance),
-            )
-            return (*gradients, None, None)
-
-        y = choose(
-            lambda: formula.apply(x, *_wide(data_format, *channels)),
-            lambda: kernel.apply(x, *channels),
-        )
-        return y, gradient
+        return choose(compiled, kernel.apply, x, *channels), gradient
 
     y = normalized(tf.reshape(x, shape), gamma, beta, mean, variance)
     return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)

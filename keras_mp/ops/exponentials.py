@@ -63,30 +63,30 @@ def softmax(
     has_kernel = output_dtype == x.dtype.name and have_kernel(x, axes)
     dtype, accumulator = x.dtype, accumulator_of(x)
 
+    def formula(x: tf.Tensor) -> tf.Tensor:
+        p = _softmax(tf.cast(x, accumulator), axes, masks)
+        return tf.cast(p, output_dtype)
+
+    def kernel(x: tf.Tensor) -> tf.Tensor:
+        p = native.library().keras_mp_softmax(x=as_rows(_masked(x, masks), axes))
+        return _unmasked(tf.reshape(p, sizes_of(x)), masks)
+
+    def slope(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+        p = _softmax(tf.cast(x, accumulator), axes, masks)
+        return tf.cast(_slope(p, upstream, axes), dtype)
+
+    def slope_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+        of_x = native.library().keras_mp_softmax_gradient(
+            x=as_rows(_masked(x, masks), axes), of_y=as_rows(upstream, axes)
+        )
+        return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
+
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            def formula() -> tf.Tensor:
-                p = _softmax(tf.cast(x, accumulator), axes, masks)
-                return tf.cast(_slope(p, upstream, axes), dtype)
+            return choose(slope, slope_kernel if has_kernel else None, x, upstream)
 
-            def kernel() -> tf.Tensor:
-                of_x = native.library().keras_mp_softmax_gradient(
-                    x=as_rows(_masked(x, masks), axes), of_y=as_rows(upstream, axes)
-                )
-                return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
-
-            return choose(formula, kernel) if has_kernel else formula()
-
-        def formula() -> tf.Tensor:
-            p = _softmax(tf.cast(x, accumulator), axes, masks)
-            return tf.cast(p, output_dtype)
-
-        def kernel() -> tf.Tensor:
-            p = native.library().keras_mp_softmax(x=as_rows(_masked(x, masks), axes))
-            return _unmasked(tf.reshape(p, sizes_of(x)), masks)
-
-        return choose(formula, kernel) if has_kernel else formula(), gradient
+        return choose(formula, kernel if has_kernel else None, x), gradient
 
     return normalized(x)
 

@@ -28,45 +28,39 @@ def average_pool(
         x = tf.expand_dims(x, 1)
         return tf.squeeze(average_pool(x, (1, *pool_size), (1, *strides), padding), 1)
     shape = sizes_of(x)
-    has_kernel = have_sum(x, [1, 2, 3])
-    formula = {
+    dtype = x.dtype
+    windows = {
         "ksize": [1, *pool_size, 1],
         "strides": [1, *strides, 1],
         "padding": padding.upper(),
     }
-    kernel = {"window": pool_size, "strides": strides, "padding": padding}
+    of_kernel = {"window": pool_size, "strides": strides, "padding": padding}
+
+    def formula(x: tf.Tensor) -> tf.Tensor:
+        y = tf.raw_ops.AvgPool3D(input=tf.cast(x, tf.float32), **windows)
+        return tf.cast(y, dtype)
+
+    def kernel(x: tf.Tensor) -> tf.Tensor:
+        return native.library().keras_mp_average_pool(x=x, **of_kernel)
+
+    def slope(upstream: tf.Tensor) -> tf.Tensor:
+        of_x = tf.raw_ops.AvgPool3DGrad(
+            orig_input_shape=shape, grad=tf.cast(upstream, tf.float32), **windows
+        )
+        return tf.cast(of_x, dtype)
+
+    def slope_kernel(upstream: tf.Tensor) -> tf.Tensor:
+        return native.library().keras_mp_average_pool_gradient(
+            shape=shape, of_y=upstream, **of_kernel
+        )
+
+    has_kernel = have_sum(x, [1, 2, 3])
 
     @tf.custom_gradient
     def pooled(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        dtype = x.dtype
-
-        def compiled() -> tf.Tensor:
-            wide = tf.cast(x, tf.float32)
-            return tf.cast(tf.raw_ops.AvgPool3D(input=wide, **formula), dtype)
-
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            def compiled() -> tf.Tensor:
-                slope = tf.raw_ops.AvgPool3DGrad(
-                    orig_input_shape=shape,
-                    grad=tf.cast(upstream, tf.float32),
-                    **formula,
-                )
-                return tf.cast(slope, dtype)
+            return choose(slope, slope_kernel if has_kernel else None, upstream)
 
-            if not has_kernel:
-                return compiled()
-            return choose(
-                compiled,
-                lambda: native.library().keras_mp_average_pool_gradient(
-                    shape=shape, of_y=upstream, **kernel
-                ),
-            )
-
-        if not has_kernel:
-            return compiled(), gradient
-        y = choose(
-            compiled, lambda: native.library().keras_mp_average_pool(x=x, **kernel)
-        )
-        return y, gradient
+        return choose(formula, kernel if has_kernel else None, x), gradient
 
     return pooled(x)

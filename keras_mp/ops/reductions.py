@@ -202,10 +202,10 @@ def _linear(
 def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """Returns the sums, of size 1 along the axes."""
 
-    def formula() -> tf.Tensor:
+    def formula(x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.cast(x, accumulator_of(x)), axes, keepdims=True)
 
-    def kernel() -> tf.Tensor:
+    def kernel(x: tf.Tensor) -> tf.Tensor:
         sizes = sizes_of(x)
         first, end = axes[0], axes[-1] + 1
         before, along, after = sizes[:first], sizes[first:end], sizes[end:]
@@ -213,4 +213,4 @@ def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         y = native.library().keras_mp_sum(x=tf.reshape(x, matrices))
         return tf.reshape(y, [*before, *[1] * len(axes), *after])
 
-    return choose(formula, kernel) if have_sum(x, axes) else formula()
+    return choose(formula, kernel if have_sum(x, axes) else None, x)

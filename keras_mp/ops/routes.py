@@ -1,4 +1,4 @@
-"""Which of two computations runs: that for XLA, or that for TensorFlow's kernels."""
+"""Which of two computations runs: a kernel, or the formula in TensorFlow."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,19 +8,51 @@ import tensorflow as tf
 from keras_mp.ops import native
 
 
-def choose(under_xla: Callable[[], Any], elsewhere: Callable[[], Any]) -> Any:
-    """Returns what `under_xla` computes where XLA compiles, else what `elsewhere` does.
+def choose(
+    formula: Callable[..., Any], kernel: Callable[..., Any] | None, *arguments: Any
+) -> Any:
+    """Computes with a kernel, and with the formula where XLA compiles or it is None.
 
-    Both return tensors of the same number and dtypes. While a function is traced,
-    nobody knows whether XLA will compile it: an op of the native library tells when
-    the graph runs. Without the library, a graph takes `under_xla`.
+    While a function is traced, nobody knows whether XLA will compile it: an op of the
+    native library tells when the graph runs. Without the library, a graph takes the
+    formula.
+
+    TensorFlow knows no gradient of the kernels, but asks for it where two tapes record:
+    so it sees constants here, and is told the gradient of the formula.
+
+    Args:
+        formula: of the arguments.
+        kernel: the same, of the same number of results.
+        *arguments: tensors.
     """
+
+    @tf.custom_gradient
+    def chosen(*arguments: tf.Tensor) -> tuple[Any, Any]:
+        def gradient(*upstream: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(arguments)
+                results = formula(*arguments)
+            slopes = upstream if isinstance(results, tuple) else upstream[0]
+            return tape.gradient(results, arguments, slopes)
+
+        constants = [tf.stop_gradient(x) for x in arguments]
+        return _choose(formula, kernel, constants), gradient
+
+    return chosen(*arguments)
+
+
+def _choose(
+    formula: Callable[..., Any], kernel: Callable[..., Any] | None, arguments: list[Any]
+) -> Any:
+    if kernel is None:
+        return formula(*arguments)
     if tf.executing_eagerly():
-        return elsewhere()
+        return kernel(*arguments)
     ops = native.library()
     if ops is None:
-        return under_xla()
-    return tf.switch_case(ops.keras_mp_in_xla(), [elsewhere, under_xla])
+        return formula(*arguments)
+    branches = [lambda: kernel(*arguments), lambda: formula(*arguments)]
+    return tf.switch_case(ops.keras_mp_in_xla(), branches)
 
 
 def has_accelerator() -> bool:

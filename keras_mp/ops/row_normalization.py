@@ -45,34 +45,20 @@ def normalize_rows(
         A tensor of the dtype and shape of `x`.
     """
     axes = axes_of(axis, x)
-    has_kernel = have_kernel(x, axes)
-    formula = _Formula(kind, axes, epsilon)
-    kernel = _Kernel(kind, axes, epsilon)
+    given = gamma is not None, beta is not None
+    formula = _Formula(kind, axes, epsilon, given)
+    kernel = _Kernel(kind, axes, epsilon, given) if have_kernel(x, axes) else None
 
     @tf.custom_gradient
-    def normalized(x: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> Any:
-            arguments = x, upstream, gamma, beta
-            if not has_kernel:
-                return formula.backward(*arguments)
-            return choose(
-                lambda: formula.backward(*arguments),
-                lambda: kernel.backward(*arguments),
-            )
+            backward = kernel.backward if kernel else None
+            return choose(formula.backward, backward, x, upstream, *parameters)
 
-        if not has_kernel:
-            return formula.forward(x, gamma, beta), gradient
-        y = choose(
-            lambda: formula.forward(x, gamma, beta),
-            lambda: kernel.forward(x, gamma, beta),
-        )
-        return y, gradient
+        forward = kernel.forward if kernel else None
+        return choose(formula.forward, forward, x, *parameters), gradient
 
-    return normalized(x, *_given(gamma, beta))
-
-
-def _given(*parameters: tf.Tensor | None) -> list[tf.Tensor]:
-    return [parameter for parameter in parameters if parameter is not None]
+    return normalized(x, *(p for p in (gamma, beta) if p is not None))
 
 
 @dataclass(frozen=True)
@@ -82,15 +68,15 @@ class _Formula:
     kind: str
     axes: list[int]
     epsilon: float
+    given: tuple[bool, bool]  # gamma, beta
 
-    def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None
-    ) -> tf.Tensor:
+    def forward(self, x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
+        gamma, beta = split(self.given, parameters)
         y, _ = self.normalize(x)
-        if gamma is not None:
-            y *= gamma
-        if beta is not None:
-            y += beta
+        for scale in gamma:
+            y *= scale
+        for offset in beta:
+            y += offset
         return tf.cast(y, x.dtype)
 
     def normalize(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -108,26 +94,24 @@ class _Formula:
         return x * inverse, inverse
 
     def backward(
-        self,
-        x: tf.Tensor,
-        upstream: tf.Tensor,
-        gamma: tf.Tensor | None,
-        beta: tf.Tensor | None,
-    ) -> list[tf.Tensor]:
-        """Returns the gradients of x and, where they are given, gamma and beta."""
+        self, x: tf.Tensor, upstream: tf.Tensor, *parameters: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """Returns the gradients of x and of the parameters."""
+        gamma, beta = split(self.given, parameters)
         z, inverse = self.normalize(x)
         upstream = tf.cast(upstream, tf.float32)
-        of_z = upstream if gamma is None else upstream * gamma
+        of_z = upstream
+        for scale in gamma:
+            of_z = upstream * scale
         average = tf.reduce_sum if self.kind == UNIT_LENGTH else tf.reduce_mean
         slope = of_z - z * average(of_z * z, self.axes, keepdims=True)
         if self.kind == LAYER:
             slope -= tf.reduce_mean(of_z, self.axes, keepdims=True)
-        gradients = [tf.cast(slope * inverse, x.dtype)]
-        if gamma is not None:
-            gradients.append(sum_like(upstream * z, gamma))
-        if beta is not None:
-            gradients.append(sum_like(upstream, beta))
-        return gradients
+        return (
+            tf.cast(slope * inverse, x.dtype),
+            *(sum_like(upstream * z, scale) for scale in gamma),
+            *(sum_like(upstream, offset) for offset in beta),
+        )
 
 
 @dataclass(frozen=True)
@@ -137,36 +121,42 @@ class _Kernel:
     kind: str
     axes: list[int]
     epsilon: float
+    given: tuple[bool, bool]
 
-    def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None
-    ) -> tf.Tensor:
+    def forward(self, x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
+        rows = [tf.reshape(parameter, [-1]) for parameter in parameters]
+        gamma, beta = split(self.given, rows)
         y = native.library().keras_mp_row_norm(
             x=as_rows(x, self.axes),
-            gamma=[tf.reshape(p, [-1]) for p in _given(gamma)],
-            beta=[tf.reshape(p, [-1]) for p in _given(beta)],
+            gamma=gamma,
+            beta=beta,
             kind=self.kind,
             epsilon=self.epsilon,
         )
         return tf.reshape(y, sizes_of(x))
 
     def backward(
-        self,
-        x: tf.Tensor,
-        upstream: tf.Tensor,
-        gamma: tf.Tensor | None,
-        beta: tf.Tensor | None,
-    ) -> list[tf.Tensor]:
+        self, x: tf.Tensor, upstream: tf.Tensor, *parameters: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        gamma, beta = split(self.given, parameters)
         of_x, of_gamma, of_beta = native.library().keras_mp_row_norm_gradient(
             x=as_rows(x, self.axes),
             of_y=as_rows(upstream, self.axes),
-            gamma=[tf.reshape(p, [-1]) for p in _given(gamma)],
-            num_beta=len(_given(beta)),
+            gamma=[tf.reshape(scale, [-1]) for scale in gamma],
+            num_beta=len(beta),
             kind=self.kind,
             epsilon=self.epsilon,
         )
-        parameters = zip([*of_gamma, *of_beta], _given(gamma, beta), strict=True)
-        return [
+        slopes = zip([*of_gamma, *of_beta], parameters, strict=True)
+        return (
             tf.reshape(of_x, sizes_of(x)),
-            *(tf.reshape(of, parameter.shape) for of, parameter in parameters),
-        ]
+            *(tf.reshape(slope, parameter.shape) for slope, parameter in slopes),
+        )
+
+
+def split(
+    given: tuple[bool, bool], parameters: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns gamma and beta of those that are given, as lists of one or none."""
+    at = int(given[0])
+    return list(parameters[:at]), list(parameters[at:])
