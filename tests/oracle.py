@@ -1,5 +1,6 @@
-"""Plain references for the optimizer tests, and the small problems they run on."""
+"""Plain references for the tests, and the small problems they run on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
@@ -262,7 +263,7 @@ def assert_rounded(actual, expected, bound, dtype):
     NaN and inf are where they are in `expected`.
     """
     actual = value(actual)
-    numpy_dtype = HALVES[dtype][0] if dtype in HALVES else np.dtype(dtype)
+    numpy_dtype = _numpy_dtype(dtype)
     assert actual.dtype == numpy_dtype
     assert actual.shape == expected.shape
     bound = np.where(np.isfinite(expected), bound, 0.0)
@@ -279,3 +280,244 @@ def assert_rounded(actual, expected, bound, dtype):
             f"{np.sum(~right)} of {right.size} are wrong, the first at {at}: "
             f"{found[at]!r}, expected {low[at]!r} to {high[at]!r}"
         )
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of `keras_mp.ops` beside the same in float64.
+
+    Args:
+        call: of a tensor and options.
+        expected: of an array and the options that `call` gets, but for the dtype:
+            the value and the bound of the error, or a list of such pairs.
+        gradient: of an array, the upstream gradients and the options: the same for
+            the gradient.
+    """
+
+    call: Callable
+    expected: Callable
+    gradient: Callable
+
+    def check(self, run, cases, upstream=None):
+        """Compares values and gradients of all cases, run in one graph.
+
+        Args:
+            run: makes a function run on a route.
+            cases: by name, an array and the options.
+            upstream: of a shape, the upstream gradient; default normal numbers times
+                a loss scale of 2^10.
+        """
+        upstream = upstream or _scaled
+        cases = {name: _Case(self, *case, upstream) for name, case in cases.items()}
+
+        def every(arrays, upstreams):
+            each = zip(arrays, cases.values(), upstreams, strict=True)
+            return [self._differentiate(x, case.options, u) for x, case, u in each]
+
+        arrays = [tf.constant(case.x) for case in cases.values()]
+        upstreams = [[tf.constant(u) for u in c.upstreams] for c in cases.values()]
+        found = run(every, autograph=False)(arrays, upstreams)
+        for (name, case), (values, slope) in zip(cases.items(), found, strict=True):
+            for one, pair in zip(values, case.expected, strict=True):
+                _assert_case(name, one, *pair, case.dtype)
+            _assert_case(f"gradient, {name}", slope, *case.slope, case.x.dtype.name)
+
+    def _differentiate(self, x, options, upstreams):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            values = tf.nest.flatten(self.call(x, **options))
+        return values, tape.gradient(values, x, upstreams)
+
+
+class _Case:
+    """An array and the options of a call, and what float64 makes of them."""
+
+    def __init__(self, function, x, options, upstream):
+        self.x, self.options = x, options
+        self.dtype = options.get("output_dtype") or x.dtype.name
+        options = {k: v for k, v in options.items() if k != "output_dtype"}
+        expected = function.expected(x, **options)
+        self.expected = expected if isinstance(expected, list) else [expected]
+        self.upstreams = [
+            upstream(np.shape(y)).astype(_numpy_dtype(self.dtype))
+            for y, _ in self.expected
+        ]
+        wide = [u.astype("float64") for u in self.upstreams]
+        self.slope = function.gradient(x, *wide, **options)
+
+
+def with_unknown_batch(run):
+    """The route on which no graph knows the first size of its arguments."""
+
+    def spec(x):
+        return tf.TensorSpec([None, *x.shape[1:]] if x.shape.rank else [], x.dtype)
+
+    def made(function, **options):
+        def call(*arguments):
+            signature = tf.nest.map_structure(spec, list(arguments))
+            return run(function, input_signature=signature, **options)(*arguments)
+
+        return call
+
+    return made
+
+
+def _numpy_dtype(dtype):
+    return HALVES[dtype][0] if dtype in HALVES else np.dtype(dtype)
+
+
+def _scaled(shape):
+    return 2.0**10 * np.random.default_rng(2).normal(size=shape)
+
+
+def _assert_case(name, *arguments):
+    try:
+        assert_rounded(*arguments)
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}") from error
+
+
+def unit(x):
+    """The relative error of one operation on `x`: in FP32, or else in float64.
+
+    In float64 the reference errs as much again.
+    """
+    return 2.0**-52 if x.dtype == np.float64 else 2.0**-24
+
+
+# Below it FP32 has fewer digits, or is flushed to zero.
+SMALLEST = 2.0**-126
+
+
+def wide(x, axis):
+    """`x` in float64, the axes as a tuple, and the number of elements along them."""
+    axes = tuple(range(x.ndim)) if axis is None else tuple(np.atleast_1d(axis))
+    axes = tuple(int(a) for a in axes)
+    return x.astype("float64"), axes, int(np.prod([x.shape[a] for a in axes]))
+
+
+def moments(x, axis=None, keepdims=False):
+    """Mean and variance in float64, and the bounds of `keras_mp.ops.moments`.
+
+    Each square (x - m)^2 has 3 roundings, the sum of N of them N - 1, the division 1:
+    N + 3. Where m is off by e, the mean of the squares is off by e^2.
+    """
+    eps = unit(x)
+    x, axes, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        mean = x.sum(axes, keepdims=True) / count
+        off = count * eps * np.abs(x).sum(axes, keepdims=True) / count
+        variance = np.square(x - mean).sum(axes, keepdims=True) / count
+        bound = (count + 3) * eps * (variance + off**2) + off**2 + SMALLEST
+    pairs = [(mean, off), (variance, bound)]
+    if keepdims:
+        return pairs
+    return [tuple(np.squeeze(a, axes) for a in pair) for pair in pairs]
+
+
+def moments_gradient(x, of_mean, of_variance, axis=None, keepdims=False):
+    """of_mean / N + 2 (x - m) of_variance / N; 6 roundings, and the error of m."""
+    eps = unit(x)
+    (mean, off), _ = moments(x, axis, keepdims=True)
+    x, _, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        of_mean, of_variance = (
+            np.reshape(g, mean.shape) / count for g in (of_mean, of_variance)
+        )
+        one, other = of_mean + 0 * x, 2 * (x - mean) * of_variance
+        bound = 6 * eps * (np.abs(one) + np.abs(other)) + 2 * off * np.abs(of_variance)
+    return one + other, bound + SMALLEST
+
+
+def softmax(x, axis=-1, mask=None):
+    """The softmax in float64, and the error FP32 may have.
+
+    Of d = max(x) - x, a rounding d * 2^-24 is a relative error of e^-d, and e^ has an
+    error of its own, below 4 * 2^-24. As d e^-d < 1 <= sum(e^-d), the N terms bring
+    at most 5 N * 2^-24 into the sum, and the summation N; the division brings 1.
+    """
+    eps = unit(x)
+    x, axes, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        if mask is not None:
+            mask = np.asarray(mask)
+            mask = mask if mask.dtype == bool else mask > 0.5
+            x = np.where(mask, x, -np.inf)
+        d = x.max(axes, keepdims=True, initial=-np.inf) - x
+        y = np.exp(-d)
+        y /= y.sum(axes, keepdims=True)
+        bound = (np.minimum(d, 1000) + 6 * count + 5) * eps * y + SMALLEST
+    if mask is not None:
+        y, bound = np.where(mask, y, 0.0), np.where(mask, bound, 0.0)
+    return y, bound
+
+
+def softmax_gradient(x, upstream, axis=-1, mask=None):
+    """p (u - sum(p u)): with the error of p, and N + 4 roundings at most."""
+    p, error = softmax(x, axis, mask)
+    eps = unit(x)
+    _, axes, count = wide(x, axis)
+    size = np.abs(upstream)
+    with np.errstate(all="ignore"):
+        total = np.sum(p * upstream, axes, keepdims=True)
+        size += np.sum(p * size, axes, keepdims=True)
+        of_total = np.sum(error * np.abs(upstream), axes, keepdims=True)
+        bound = error * size + p * of_total + (count + 4) * eps * p * size
+    return p * (upstream - total), bound + (bound > 0) * SMALLEST
+
+
+def log_softmax(x, axis=-1):
+    """-d - log(sum(e^-d)) with d = max(x) - x in float64, and the error FP32 may have.
+
+    A relative error of the sum, 6 N * 2^-24 as in `softmax`, is one of its logarithm;
+    this has its own, below 4 * 2^-24 of it; d and the result are rounded.
+    """
+    eps = unit(x)
+    x, axes, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        d = x.max(axes, keepdims=True, initial=-np.inf) - x
+        log = np.log(np.exp(-d).sum(axes, keepdims=True))
+        y = -d - log
+        bound = eps * (d + 6 * count + 4 * np.abs(log) + np.abs(y))
+    return y, bound
+
+
+def log_softmax_gradient(x, upstream, axis=-1):
+    """U - p sum(u): with the error of p, and N + 2 roundings at most."""
+    p, error = softmax(x, axis)
+    eps = unit(x)
+    _, axes, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        total, size = (
+            np.sum(u, axes, keepdims=True) for u in (upstream, np.abs(upstream))
+        )
+        y = upstream - p * total
+        bound = error * np.abs(total) + (count + 2) * eps * p * size + eps * np.abs(y)
+    return y, bound
+
+
+def logsumexp(x, axis=None, keepdims=False):
+    """The logarithm of sum(e^x) in float64, and the error FP32 may have.
+
+    As in `log_softmax`, where -d is x - max(x).
+    """
+    eps = unit(x)
+    x, axes, count = wide(x, axis)
+    with np.errstate(all="ignore"):
+        largest = x.max(axes, keepdims=True, initial=-np.inf)
+        largest = np.where(np.isinf(largest), 0.0, largest)
+        log = np.log(np.exp(x - largest).sum(axes, keepdims=True))
+        y = largest + log
+        bound = eps * (6 * count + 4 * np.abs(log) + np.abs(y))
+    return (y, bound) if keepdims else (np.squeeze(y, axes), np.squeeze(bound, axes))
+
+
+def logsumexp_gradient(x, upstream, axis=None, keepdims=False):
+    """The softmax times u, and one rounding; 0 where all that is summed is e^-inf."""
+    p, error = softmax(x, axis, mask=~np.isneginf(x.astype("float64")))
+    kept, _ = logsumexp(x, axis, keepdims=True)
+    upstream = np.reshape(upstream, kept.shape)
+    with np.errstate(all="ignore"):
+        y = p * upstream
+        bound = error * np.abs(upstream) + unit(x) * np.abs(y)
+    return y, bound + (bound > 0) * SMALLEST

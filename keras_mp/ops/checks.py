@@ -53,20 +53,25 @@ def output_dtype_of(output_dtype: str | None, x: tf.Tensor) -> str:
     """Returns the dtype of a result, that of `x` unless told otherwise."""
     if output_dtype is None:
         return str(x.dtype.name)
-    if not tf.as_dtype(output_dtype).is_floating:
+    try:
+        dtype = tf.as_dtype(output_dtype)
+    except TypeError:
+        dtype = tf.string
+    if not dtype.is_floating:
         raise ValueError(
             "`output_dtype` must be a floating dtype, or None for that of the input. "
             f"Received: output_dtype={output_dtype!r}, input {x.dtype.name} {x.shape}."
         )
-    return str(tf.as_dtype(output_dtype).name)
+    return str(dtype.name)
 
 
 def mask_for(x: tf.Tensor, mask: Any) -> tf.Tensor:
     """Returns a mask as bool, checked to broadcast to `x`."""
     mask = tf.convert_to_tensor(mask)
-    fits = len(mask.shape) <= len(x.shape) and all(
+    sizes = [] if mask.shape.rank is None else mask.shape[::-1]
+    fits = len(sizes) <= len(x.shape) and all(
         m in (1, None) or size in (m, None)
-        for m, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
+        for m, size in zip(sizes, x.shape[::-1], strict=False)
     )
     if not fits:
         raise ValueError(

@@ -117,7 +117,12 @@ def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> 
     x = to_floating(x, "x")
     if axis is None:
         x, axis = tf.reshape(x, [-1]), 0
-    (axis,) = axes_of(axis, x)
+    axis, *others = axes_of(axis, x)
+    if others:
+        raise ValueError(
+            "`axis` must be one number, or None. "
+            f"Received: {len(others) + 1} axes for the shape {x.shape}."
+        )
     total = tf.cumsum(tf.cast(x, accumulator_of(x)), axis)
     return tf.cast(total, output_dtype_of(output_dtype, x))
 

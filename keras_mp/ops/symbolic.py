@@ -73,6 +73,10 @@ def symbolic(function: _Function, *tensors: str) -> _Function:
         }
         if not any(keras.utils.is_keras_tensor(x) for x in given.values()):
             return function(*args, **kwargs)
+        if arguments.get("output_dtype") is not None:
+            # A text, which can be saved.
+            dtype = keras.backend.standardize_dtype(arguments["output_dtype"])
+            arguments["output_dtype"] = dtype
         return FP32Reduction(function.__name__, dict(arguments))(**given)
 
     return call  # type: ignore[return-value]
