@@ -6,7 +6,17 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention import apply_scores
-from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.precision import recomputed, stored, uses_ops
+
+
+def _sum_of_tanh(query: Any, key: Any, *scales: Any) -> Any:
+    """Returns `sum(scale * tanh(query + key))` for each query and key, in FP32."""
+    query = ops.cast(ops.expand_dims(query, -2), "float32")
+    key = ops.cast(ops.expand_dims(key, -3), "float32")
+    terms = ops.tanh(query + key)
+    for scale in scales:
+        terms = ops.cast(scale, "float32") * terms
+    return ops.sum(terms, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -32,12 +42,8 @@ class AdditiveAttention(keras.layers.AdditiveAttention):
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
-        query = ops.cast(ops.expand_dims(query, -2), "float32")
-        key = ops.cast(ops.expand_dims(key, -3), "float32")
-        terms = ops.tanh(query + key)
-        if self.scale is not None:
-            terms = ops.cast(stored(self.scale), "float32") * terms
-        return ops.sum(terms, axis=-1)
+        scales = [] if self.scale is None else [stored(self.scale)]
+        return recomputed(_sum_of_tanh, query, key, *scales)
 
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False

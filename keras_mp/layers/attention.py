@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention_weights import weights_of
-from keras_mp.layers.precision import gemm, stored, uses_ops
+from keras_mp.layers.precision import gemm, recomputed, stored, uses_ops
 
 
 def apply_scores(
@@ -29,6 +29,24 @@ def apply_scores(
             weights, layer.dropout, seed=layer.seed_generator
         )
     return gemm(weights, value), weights
+
+
+def _product(query: Any, key: Any, *scales: Any) -> Any:
+    """Returns `scale * query @ key.T` in FP32."""
+    scores = gemm(query, key, transpose_b=True, output_dtype="float32")
+    for scale in scales:
+        scores = ops.cast(scale, "float32") * scores
+    return scores
+
+
+def _sum_of_tanh(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
+    """Returns `weight * sum(tanh(scale * (query + key)))` in FP32."""
+    query = ops.cast(ops.expand_dims(query, -2), "float32")
+    key = ops.cast(ops.expand_dims(key, -3), "float32")
+    terms = query + key
+    for scale in scales:
+        terms = ops.cast(scale, "float32") * terms
+    return ops.cast(weight, "float32") * ops.sum(ops.tanh(terms), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -54,13 +72,13 @@ class Attention(keras.layers.Attention):
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
-        scale = 1.0 if self.scale is None else ops.cast(stored(self.scale), "float32")
+        scales = [] if self.scale is None else [stored(self.scale)]
         if self.score_mode == "dot":
-            return scale * gemm(query, key, transpose_b=True, output_dtype="float32")
-        query = ops.cast(ops.expand_dims(query, -2), "float32")
-        key = ops.cast(ops.expand_dims(key, -3), "float32")
-        weight = ops.cast(stored(self.concat_score_weight), "float32")
-        return weight * ops.sum(ops.tanh(scale * (query + key)), axis=-1)
+            if not scales:
+                return _product(query, key)
+            return recomputed(_product, query, key, *scales)
+        weight = stored(self.concat_score_weight)
+        return recomputed(_sum_of_tanh, query, key, weight, *scales)
 
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False

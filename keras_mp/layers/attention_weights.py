@@ -13,7 +13,9 @@ _MASKED = float(np.finfo("float32").min) / 2
 def weights_of(
     scores: Any, mask: Any, axes: Sequence[int] = (-1,), dtype: str = "float32"
 ) -> Any:
-    """Returns the softmax of the scores in `dtype`; it sums in FP32.
+    """Returns the softmax of the scores in `dtype`, which alone is held.
+
+    It is computed in FP32 and rounded once; the gradient is computed from the result.
 
     Args:
         scores: float32 tensor.
@@ -22,10 +24,8 @@ def weights_of(
         axes: over which the weights sum to 1.
         dtype: of the result.
     """
+    from keras_mp.ops import softmax
+
     if mask is not None:
         scores = ops.where(mask, scores, _MASKED)
-    # Keras warns of a softmax over one number; attention to one key is no mistake.
-    if len(axes) == 1 and scores.shape[axes[0]] != 1:
-        return ops.cast(ops.softmax(scores, axis=axes[0]), dtype)
-    logarithm = ops.logsumexp(scores, axis=tuple(axes), keepdims=True)
-    return ops.cast(ops.exp(scores - logarithm), dtype)
+    return softmax(scores, axes, output_dtype=dtype)

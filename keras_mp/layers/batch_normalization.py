@@ -59,6 +59,9 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
                 inputs, axis, mask, self.synchronized
             )
             r, d, _, _ = self._renorm_correction_and_moments(*batch)
+            # Without rows they are NaN, and the gradient of gamma is to stay 0.
+            known = ops.isfinite(r + d)
+            r, d = ops.where(known, r, 1.0), ops.where(known, d, 0.0)
             gamma, beta = gamma * r, gamma * d + beta
         outputs, mean, variance = batch_normalization.normalize_batch(
             inputs, gamma, beta, axis, self.epsilon, mask, self.synchronized
@@ -70,7 +73,7 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
             _follow(self.renorm_stddev, deviation, self.renorm_momentum, finite)
             _follow(self.moving_stddev, deviation, self.momentum, finite)
             square = ops.square(self.moving_stddev.value)
-            self.moving_variance.assign(ops.relu(square - self.epsilon))
+            _follow(self.moving_variance, ops.relu(square - self.epsilon), 0.0, finite)
         else:
             _follow(self.moving_variance, variance, self.momentum, finite)
         _follow(self.moving_mean, mean, self.momentum, finite)

@@ -28,10 +28,10 @@ class Conv2DTranspose(FP32OnCPU, keras.layers.Conv2DTranspose):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def convolve(self, inputs: Any) -> Any:
+    def convolve(self, inputs: Any, *kernels: Any) -> Any:
         return ops.conv_transpose(
             inputs,
-            self.in_fp32("kernel"),
+            *kernels,
             strides=list(self.strides),
             padding=self.padding,
             output_padding=self.output_padding,

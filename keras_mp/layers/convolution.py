@@ -5,7 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import HALVES, finish, stored
+from keras_mp.layers.precision import (
+    HALVES,
+    finish,
+    lying_along,
+    recomputed,
+    rounds_first,
+    stored,
+)
 
 
 class FP32OnCPU:
@@ -17,22 +24,36 @@ class FP32OnCPU:
     the same with XLA and without.
 
     Inputs and weights are 16-bit numbers, converted; products, bias and activation are
-    FP32, and the result is rounded once. The gradients of FP32 weights are FP32.
+    FP32, and the result is rounded once. The gradients of FP32 weights are FP32. The
+    inputs are held for the backward pass in their 16 bits, and converted once more.
     """
+
+    # The weights that `convolve` takes, in order.
+    kernel_names: tuple[str, ...] = ("kernel",)
 
     def call(self: Any, inputs: Any) -> Any:
         if not _in_fp32(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
-        outputs = self.convolve(ops.cast(inputs, "float32"))
-        if self.use_bias:
-            shape = [1] * len(outputs.shape)
-            shape[-1 if self.data_format == "channels_last" else 1] = -1
-            bias = ops.cast(stored(self.bias), "float32")
-            outputs = outputs + ops.reshape(bias, shape)
+        kernels = [
+            stored(lambda name=name: getattr(self, name)) for name in self.kernel_names
+        ]
+        axis = -1 if self.data_format == "channels_last" else 1
+        biases = [lying_along([axis], inputs, self.bias)] if self.use_bias else []
+        rounds = rounds_first(self.activation)
+        dtype = self.compute_dtype if rounds else "float32"
+
+        def compute(inputs: Any, *weights: Any) -> Any:
+            halves = [_as_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
+            outputs = self.convolve(ops.cast(inputs, "float32"), *halves)
+            for bias in weights[len(kernels) :]:
+                outputs = outputs + bias
+            return ops.cast(outputs, dtype)
+
+        outputs = recomputed(compute, inputs, *kernels, *biases)
         return finish(outputs, self.activation, self.compute_dtype)
 
-    def convolve(self: Any, inputs: Any) -> Any:
-        """Returns the convolution alone, of FP32 inputs, in FP32."""
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        """Returns the convolution alone, of FP32 inputs and kernels, in FP32."""
         padding = self.padding
         if padding == "causal":
             pad = [[0, 0]] * 3
@@ -41,17 +62,12 @@ class FP32OnCPU:
             inputs, padding = ops.pad(inputs, pad), "valid"
         return ops.conv(
             inputs,
-            self.in_fp32("kernel"),
+            *kernels,
             strides=list(self.strides),
             padding=padding,
             data_format=self.data_format,
             dilation_rate=self.dilation_rate,
         )
-
-    def in_fp32(self: Any, name: str) -> Any:
-        """Returns a weight as the 16-bit number it would be, in FP32."""
-        kernel = stored(lambda: getattr(self, name))
-        return _as_half(ops.cast(kernel, "float32"), self.compute_dtype)
 
 
 def _in_fp32(layer: Any, inputs: Any) -> bool:
@@ -67,7 +83,7 @@ def _in_fp32(layer: Any, inputs: Any) -> bool:
 
 
 def _as_half(kernel: Any, dtype: str) -> Any:
-    """Rounds an FP32 kernel to a 16-bit format, and not its gradient."""
+    """Rounds a kernel to a 16-bit format, and not its gradient; both are FP32 here."""
 
     @ops.custom_gradient
     def rounded(kernel: Any) -> tuple[Any, Any]:
@@ -76,4 +92,4 @@ def _as_half(kernel: Any, dtype: str) -> Any:
 
         return ops.cast(ops.cast(kernel, dtype), "float32"), gradient
 
-    return rounded(kernel)
+    return rounded(ops.cast(kernel, "float32"))

@@ -28,10 +28,10 @@ class DepthwiseConv2D(FP32OnCPU, keras.layers.DepthwiseConv2D):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def convolve(self, inputs: Any) -> Any:
+    def convolve(self, inputs: Any, *kernels: Any) -> Any:
         return ops.depthwise_conv(
             inputs,
-            self.in_fp32("kernel"),
+            *kernels,
             strides=self.strides,
             padding=self.padding,
             data_format=self.data_format,

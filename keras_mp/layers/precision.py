@@ -1,4 +1,4 @@
-"""What the layers share: when they use the ops, and with which weight."""
+"""What the layers share: when they use the ops, with which weight, what they hold."""
 
 import functools
 import warnings
@@ -140,13 +140,49 @@ def fused(activation: Any) -> str | None:
     return next((name for known, name in _FUSED if known is activation), None)
 
 
-def finish(x: Any, activation: Any, dtype: str) -> Any:
-    """Applies an activation to an FP32 result and rounds, once where that is possible.
+def rounds_first(activation: Any) -> bool:
+    """Tells whether an activation runs on the rounded result, in 16 bits.
 
-    Another activation than those of `fp16_gemm` runs on the rounded result, as in
-    Keras: a loss finds the logits on the output of a softmax.
+    tanh, sigmoid and gelu run on the FP32 one, as in `fp16_gemm`. Another one runs on
+    the rounded one, as in Keras: a loss finds the logits on the output of a softmax.
+    So does relu, which is the same before and after, and holds its result.
     """
-    if fused(activation) is not None:
+    return fused(activation) in (None, "relu")
+
+
+def finish(x: Any, activation: Any, dtype: str) -> Any:
+    """Applies an activation to an FP32 result and rounds, as `rounds_first` says."""
+    if not rounds_first(activation):
         return ops.cast(activation(x), dtype)
     x = ops.cast(x, dtype)
     return x if activation is None else activation(x)
+
+
+def recomputed(compute: Callable[..., Any], *held: Any) -> Any:
+    """Returns `compute(*held)`, and holds nothing else for the backward pass.
+
+    There it is computed again: in a graph, as far as the gradient needs it.
+
+    Args:
+        compute: of tensors alone, none of which it takes from elsewhere.
+        *held: tensors or `tf.Variable`.
+    """
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def computed(*held: Any) -> tuple[Any, Any]:
+        def gradient(upstream: Any) -> Any:
+            # TensorFlow, which runs what is ready and computes once what is written
+            # twice, would otherwise do this in the forward pass, and hold it.
+            with tf.control_dependencies([upstream]):
+                # Copies, of which each has a gradient of its own where a tensor is
+                # held twice: it may be query and key.
+                again = [tf.identity(x) for x in held]
+            with tf.GradientTape() as tape:
+                tape.watch(again)
+                outputs = compute(*again)
+            return tape.gradient(outputs, again, upstream)
+
+        return compute(*held), gradient
+
+    return computed(*(tf.convert_to_tensor(x) for x in held))

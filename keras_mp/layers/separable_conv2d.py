@@ -28,11 +28,12 @@ class SeparableConv2D(FP32OnCPU, keras.layers.SeparableConv2D):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def convolve(self, inputs: Any) -> Any:
+    kernel_names = ("depthwise_kernel", "pointwise_kernel")
+
+    def convolve(self, inputs: Any, *kernels: Any) -> Any:
         return ops.separable_conv(
             inputs,
-            self.in_fp32("depthwise_kernel"),
-            self.in_fp32("pointwise_kernel"),
+            *kernels,
             strides=self.strides,
             padding=self.padding,
             data_format=self.data_format,

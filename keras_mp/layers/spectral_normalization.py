@@ -16,7 +16,8 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
     iteration in FP32 whose vector is FP32 under every policy. An FP32 kernel is not
     rounded on the way: under `mixed_float16` the Keras layer writes it back in FP16 at
     each step. A kernel that is stored in 16 bits, as under `float16`, is rounded once
-    when it is written.
+    when it is written. The results for integers, those of an `Embedding`, are not cast
+    to integers, as they are by the Keras layer.
 
     Args: those of `keras.layers.SpectralNormalization`.
 
@@ -36,7 +37,9 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
             vector, kernel = stored(self.normalized_weights)
             self.vector_u.assign(vector)
             self.kernel.assign(kernel)
-        return ops.cast(self.layer(inputs), inputs.dtype)
+        outputs = self.layer(inputs)
+        is_index = not keras.backend.is_float_dtype(inputs.dtype)
+        return outputs if is_index else ops.cast(outputs, inputs.dtype)
 
     def normalized_weights(self) -> tuple[Any, Any]:
         """Returns the vector and the kernel of the next step, both in FP32."""

@@ -12,14 +12,19 @@ from keras_mp.ops.rows import sizes_of
 
 
 def kernel_for(data_format: str, epsilon: float) -> Any:
-    """Returns the native kernel on a CPU, and TensorFlow's elsewhere.
+    """Returns the native kernel on a CPU, TensorFlow's elsewhere, or None.
+
+    None is for a CPU without the native library.
 
     Args:
         data_format: `"NHWC"` or `"NCHW"`, of the tensors of rank 4 that it takes.
         epsilon: number.
     """
-    is_native = native.library() is not None and not has_accelerator()
-    return (NativeKernel if is_native else FusedKernel)(data_format, epsilon)
+    if has_accelerator():
+        return FusedKernel(data_format, epsilon)
+    if native.library() is None:
+        return None
+    return NativeKernel(data_format, epsilon)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class FusedKernel:
     data_format: str
     epsilon: float
     reserves = 3
+    # Not on every device for 16 bits.
+    apply_backward = None
 
     def forward(
         self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
@@ -114,7 +121,6 @@ class FusedKernel:
         mean: tf.Tensor,
         variance: tf.Tensor,
         *reserves: tf.Tensor,
-        is_training: bool = True,
     ) -> tuple[tf.Tensor, ...]:
         gradients = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=upstream,
@@ -125,24 +131,12 @@ class FusedKernel:
             reserve_space_3=reserves[2],
             epsilon=self.epsilon,
             data_format=self.data_format,
-            is_training=is_training,
+            is_training=True,
         )
         return tuple(gradients[:3])
 
     def apply(self, x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
         return self.run(x, *channels, is_training=False).y
-
-    def apply_backward(
-        self,
-        x: tf.Tensor,
-        upstream: tf.Tensor,
-        gamma: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        given = mean, variance
-        reserves = *given, tf.zeros([0])
-        return self.backward(x, upstream, gamma, *given, *reserves, is_training=False)
 
     def run(self, x: tf.Tensor, *channels: tf.Tensor, is_training: bool) -> Any:
         gamma, beta, mean, variance = channels

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops.backward import late
 from keras_mp.ops.batch_kernels import kernel_for
 from keras_mp.ops.normalization import ChannelNormalization
 from keras_mp.ops.routes import choose
@@ -68,11 +69,12 @@ def _by_kernel(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Runs the kernel, and the formula where XLA compiles."""
     kernel = kernel_for(data_format, formula.epsilon)
+    reserves = kernel.reserves if kernel else 0
     size = tf.cast(tf.size(images) // gamma.shape[0], tf.float32)
 
     def compiled(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
         y, mean, variance, _ = formula.forward(x, *_wide(data_format, *parameters))
-        return y, *_flat(mean, variance), *[tf.zeros([0])] * kernel.reserves
+        return y, *_flat(mean, variance), *[tf.zeros([0])] * reserves
 
     def slopes(
         x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
@@ -83,10 +85,13 @@ def _by_kernel(
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-        y, *held = choose(compiled, kernel.forward, x, gamma, beta)
+        forward = kernel.forward if kernel else None
+        y, *held = choose(compiled, forward, x, gamma, beta)
 
+        @late
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
-            return choose(slopes, kernel.backward, x, upstream, gamma, *held)
+            backward = kernel.backward if kernel else None
+            return choose(slopes, backward, x, upstream, gamma, *held)
 
         return (y, *held[:2]), gradient
 
@@ -104,8 +109,8 @@ def apply_statistics(
 ) -> tf.Tensor:
     """Normalizes each channel by statistics that are given.
 
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, by the kernels of
-    `normalize_batch`.
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, on a CPU by a native
+    kernel, as in `normalize_batch`; on a GPU forward by FusedBatchNormV3.
 
     Args:
         x: float16 or bfloat16 tensor.
@@ -137,11 +142,14 @@ def apply_statistics(
     def normalized(x: tf.Tensor, *channels: tf.Tensor) -> Any:
         gamma, _, *statistics = channels
 
+        @late
         def gradient(upstream: tf.Tensor) -> Any:
             held = x, upstream, gamma, *statistics
-            return *choose(slopes, kernel.apply_backward, *held), None, None
+            backward = kernel.apply_backward if kernel else None
+            return *choose(slopes, backward, *held), None, None
 
-        return choose(compiled, kernel.apply, x, *channels), gradient
+        apply = kernel.apply if kernel else None
+        return choose(compiled, apply, x, *channels), gradient
 
     y = normalized(tf.reshape(x, shape), gamma, beta, mean, variance)
     return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)

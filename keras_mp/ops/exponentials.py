@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops import native
+from keras_mp.ops.backward import late
 from keras_mp.ops.checks import (
     axes_of,
     mask_for,
@@ -83,6 +84,7 @@ def softmax(
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return choose(slope, slope_kernel if has_kernel else None, x, upstream)
 
@@ -100,6 +102,7 @@ def _softmax_that_holds_its_result(
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = tf.cast(_softmax(tf.cast(x, accumulator), axes, masks), output_dtype)
 
+        @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return tf.cast(_slope(tf.cast(y, accumulator), upstream, axes), dtype)
 
@@ -174,6 +177,7 @@ def log_softmax(
     def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = _log_softmax(tf.cast(x, accumulator), axes)
 
+        @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             upstream = tf.cast(upstream, accumulator)
             total = tf.reduce_sum(upstream, axes, keepdims=True)
@@ -233,6 +237,7 @@ def logsumexp(
         result = tf.reduce_logsumexp(tf.cast(x, accumulator), axes, keepdims=True)
         kept = tf.shape(result)
 
+        @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             wide = tf.cast(x, accumulator)
             # Not exp(x - result): the FP32 result of large logits has no digits to

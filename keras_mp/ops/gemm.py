@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mp.ops import native, reference
+from keras_mp.ops.backward import late
 from keras_mp.ops.checks import check_dtypes, check_shapes, to_tensor
 
 
@@ -81,7 +82,7 @@ def fp16_gemm(
         a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
         c = gemm.forward(a, b, alpha, biases)
-        return c, lambda upstream: gemm.backward(a, b, alpha, biases, c, upstream)
+        return c, late(lambda upstream: gemm.backward(a, b, alpha, biases, c, upstream))
 
     return multiply(a, b, alpha, *biases)
 

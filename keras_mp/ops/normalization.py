@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops.backward import late
 from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total
 
@@ -50,6 +51,7 @@ class ChannelNormalization:
         def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> _Results:
             y, mean, variance, count = self.forward(x, gamma, beta)
 
+            @late
             def gradient(upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, ...]:
                 return self.backward(x, upstream, count, gamma, mean, variance)
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops import native
+from keras_mp.ops.backward import late
 from keras_mp.ops.checks import axes_of
 from keras_mp.ops.normalization import sum_like
 from keras_mp.ops.routes import choose
@@ -51,6 +52,7 @@ def normalize_rows(
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        @late
         def gradient(upstream: tf.Tensor) -> Any:
             backward = kernel.backward if kernel else None
             return choose(formula.backward, backward, x, upstream, *parameters)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mp.ops.backward import late
 from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
 from keras_mp.ops.reductions import accumulator_of, without
 
@@ -60,6 +61,7 @@ def moments(
         wide = tf.cast(x, accumulator)
         mean, variance, count = total.moments(wide)
 
+        @late
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             of_mean, of_variance = (
                 total.pool(tf.reshape(tf.cast(g, accumulator), tf.shape(mean))) / count

@@ -108,6 +108,36 @@ def test_dropout_of_heads_has_the_masks_of_keras():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 12 * 2.0**-11)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Attention", {"use_scale": True}),
+        ("Attention", {"score_mode": "concat"}),
+        ("AdditiveAttention", {}),
+    ],
+)
+def test_attention_of_a_tensor_to_itself_has_its_gradient(name, options, jit):
+    rng = np.random.default_rng(0)
+    x, slopes = (np.float16(rng.uniform(-1, 1, (2, 5, 3))) for _ in range(2))
+    found = []
+    for package, dtype in ((keras.layers, "float64"), (layers, "float16")):
+        layer = getattr(package, name)(dtype=dtype, **options)
+        layer.build([x.shape, x.shape])
+        layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
+
+        @tf.function(jit_compile=jit)
+        def gradient(x, slopes, layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer([x, x])
+            return tape.gradient(y, x, slopes)
+
+        found.append(gradient(tf.cast(x, dtype), tf.cast(slopes, dtype)))
+    # As in test_contract.py: 6 roundings of numbers below 1, there and back.
+    np.testing.assert_allclose(*found, rtol=0, atol=12 * 2.0**-11)
+
+
 class Regularizer(keras.regularizers.Regularizer):
     """One that nobody registered, and that cannot be saved."""
 
