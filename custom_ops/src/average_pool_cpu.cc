@@ -12,8 +12,10 @@
 namespace keras_mp {
 namespace {
 
+constexpr float kOne = 1;
+
 // Of one dimension: the positions [first, first + count) that each result is made of,
-// and the weights.
+// and the weights of a gradient.
 struct Ranges {
   std::vector<std::int64_t> first, count;
   std::vector<float> weights;
@@ -72,11 +74,11 @@ Status Check(const AveragePool& pool, Isa isa) {
   return {};
 }
 
-// `sizes` are those of what is read, and `step` is 1 where each position of a range has
-// a weight of its own.
+// `sizes` are those of what is read. A mean has one weight for its whole box, which is
+// applied once; a gradient has one for each position.
 void SumBoxes(const AveragePool& pool, const Ranges (&ranges)[3],
-              const std::int64_t (&sizes)[3], std::int64_t step,
-              const Parallel& parallel, Isa isa) {
+              const std::int64_t (&sizes)[3], bool is_mean, const Parallel& parallel,
+              Isa isa) {
   const auto& kernel = *KernelsOf(isa)->pool;
   const auto results = [&](int d) {
     return static_cast<std::int64_t>(ranges[d].first.size());
@@ -87,7 +89,7 @@ void SumBoxes(const AveragePool& pool, const Ranges (&ranges)[3],
     const std::int64_t n = row / (results(0) * results(1));
     std::int64_t at[3] = {row / results(1) % results(0), row % results(1), 0};
     Box box;
-    box.weight_step = step;
+    box.weight_step = is_mean ? 0 : 1;
     std::int64_t distance = channels;
     for (int d = 2; d >= 0; --d) {
       box.distance[d] = distance;
@@ -95,12 +97,14 @@ void SumBoxes(const AveragePool& pool, const Ranges (&ranges)[3],
     }
     const auto* from = static_cast<const std::uint16_t*>(pool.from) + n * distance;
     for (; at[2] < results(2); ++at[2]) {
+      std::int64_t count = 1;
       for (int d = 0; d < 3; ++d) {
         box.first[d] = ranges[d].first[at[d]];
         box.count[d] = ranges[d].count[at[d]];
-        box.weights[d] =
-            ranges[d].weights.data() + (step == 1 ? box.first[d] : at[d]);
+        box.weights[d] = is_mean ? &kOne : ranges[d].weights.data() + box.first[d];
+        count *= box.count[d];
       }
+      box.scale = is_mean ? 1.0f / static_cast<float>(count) : 1.0f;
       kernel.weighted_sum(pool.type, from, box, channels, pool.to,
                           (row * results(2) + at[2]) * channels);
     }
@@ -114,7 +118,7 @@ Status AveragePoolCpu(const AveragePool& pool, const Parallel& parallel, Isa isa
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
   SumBoxes(pool, {Windows(a), Windows(b), Windows(c)}, {a.size, b.size, c.size},
-           /*step=*/0, parallel, isa);
+           /*is_mean=*/true, parallel, isa);
   return {};
 }
 
@@ -124,7 +128,7 @@ Status AveragePoolGradientCpu(const AveragePool& pool, const Parallel& parallel,
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
   SumBoxes(pool, {WindowsOfNumbers(a), WindowsOfNumbers(b), WindowsOfNumbers(c)},
-           {a.pooled, b.pooled, c.pooled}, /*step=*/1, parallel, isa);
+           {a.pooled, b.pooled, c.pooled}, /*is_mean=*/false, parallel, isa);
   return {};
 }
 

@@ -16,10 +16,11 @@ struct Box {
   // Of each dimension, this far apart: a position has the product of three.
   const float* weights[3];
   std::int64_t weight_step;
+  float scale;  // of the sum
 };
 
 struct PoolKernel {
-  // to = round(sum over the box of weight * from), for all channels
+  // to = round(scale * sum over the box of weight * from), for all channels
   void (*weighted_sum)(DataType type, const void* from, const Box& box,
                        std::int64_t channels, void* to, std::int64_t at);
 };

@@ -38,8 +38,9 @@ struct PoolOf {
           }
         }
       }
+      const Float scale = Set<Simd>(box.scale);
 #pragma GCC unroll 4
-      for (int v = 0; v < kParts; ++v) part.Store(to + c, v, sum[v]);
+      for (int v = 0; v < kParts; ++v) part.Store(to + c, v, sum[v] * scale);
     });
   }
 

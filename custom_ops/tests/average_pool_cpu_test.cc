@@ -124,6 +124,17 @@ void TestWindows(Isa isa) {
   }
 }
 
+// Divided once: the sum of so many ones is exact.
+void TestTheMeanOfManyOnes(Isa isa) {
+  std::mt19937 random(4);
+  Case one(1, 9, {PooledDimension{}, PooledDimension{}, Dimension(100'000, 100'000, 1, false)},
+           DataType::kHalf);
+  one.Run(false, isa, 1, random);
+  std::fill(one.from.begin(), one.from.end(), FloatToHalf(1));
+  EXPECT(AveragePoolCpu(one.pool, {}, isa).ok(), "%s", Name(isa));
+  for (int i = 0; i < 9; ++i) EXPECT(one.to[i] == FloatToHalf(1), "%s", Name(isa));
+}
+
 void TestThreadsDoNotChangeBits(Isa isa) {
   std::vector<std::uint16_t> results[2];
   for (int threads : {1, 3}) {
@@ -167,6 +178,7 @@ int main() {
   for (Isa isa : SupportedIsas()) {
     std::printf("%s\n", Name(isa));
     TestWindows(isa);
+    TestTheMeanOfManyOnes(isa);
     TestThreadsDoNotChangeBits(isa);
     TestNothing(isa);
   }

@@ -19,10 +19,10 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
     pass in their 16 bits. The mean errs by at most `N * 2**-24 * mean(|x|)`, N being
     the numbers in a channel.
 
-    A batch whose mean or variance is not finite (an overflow, or a replica without
-    examples) leaves the moving statistics of that channel as they are: a step that a
-    loss scaler skips leaves nothing behind. With both a mask and `synchronized=True`
-    the unmasked elements of all replicas count.
+    A batch whose mean or variance is not finite (an overflow before this layer, or a
+    replica without examples) leaves the moving statistics of that channel as they are.
+    With both a mask and `synchronized=True` the unmasked elements of all replicas
+    count.
 
     Args: those of `keras.layers.BatchNormalization`.
 

@@ -133,7 +133,10 @@ class FusedKernel:
             data_format=self.data_format,
             is_training=True,
         )
-        return tuple(gradients[:3])
+        # Without rows the kernel leaves its reserves as it found the memory.
+        of_x, *of_parameters = gradients[:3]
+        has_rows = tf.size(x) > 0
+        return of_x, *(tf.where(has_rows, p, 0.0) for p in of_parameters)
 
     def apply(self, x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
         return self.run(x, *channels, is_training=False).y

@@ -54,8 +54,7 @@ def test_sequential():
     converted = assert_converted(model, np.ones((1, 8, 8, 3)))
     found = [type(layer).__name__ for layer in converted.layers]
     assert found == [type(layer).__name__ for layer in model.layers]
-    ours = ["keras_mp", "keras", *["keras_mp"] * 3, "keras", "keras", "keras_mp"]
-    assert classes(converted) == ours
+    assert classes(converted) == [*["keras_mp"] * 5, "keras", "keras", "keras_mp"]
 
 
 def test_sequential_that_was_built_when_it_was_called():
@@ -110,8 +109,13 @@ WRAPPED = {
         lambda: keras.layers.TimeDistributed(
             keras.layers.SpectralNormalization(keras.layers.Dense(2))
         ),
-        lambda layer: [layer.layer.layer],
-        [layers.Dense],
+        lambda layer: [layer.layer, layer.layer.layer],
+        [layers.SpectralNormalization, layers.Dense],
+    ),
+    "spectral": (
+        lambda: keras.layers.SpectralNormalization(keras.layers.Conv1D(2, 3), 2),
+        lambda layer: [layer, layer.layer],
+        [layers.SpectralNormalization, layers.Conv1D],
     ),
 }
 
@@ -160,6 +164,72 @@ def test_attention():
     rng = np.random.default_rng(0)
     converted = assert_converted(model, [rng.normal(size=(2, n, 4)) for n in (5, 7)])
     assert classes(converted)[2:] == ["keras_mp"] * 4
+
+
+STACKS = {
+    "images": (
+        (8, 8, 4),
+        lambda: [
+            keras.layers.GroupNormalization(2, epsilon=0.5),
+            keras.layers.AveragePooling2D(2, padding="same"),
+            keras.layers.BatchNormalization(axis=1, renorm=True, synchronized=True),
+            keras.layers.GlobalAveragePooling2D(data_format="channels_first"),
+            keras.layers.UnitNormalization(axis=[-1]),
+        ],
+    ),
+    "sequences": (
+        (8, 4),
+        lambda: [
+            keras.layers.LayerNormalization(axis=[1, 2], center=False),
+            keras.layers.AveragePooling1D(2, strides=1),
+            keras.layers.RMSNormalization(epsilon=0.5),
+            keras.layers.Softmax(axis=[1, 2]),
+            keras.layers.GlobalAveragePooling1D(keepdims=True),
+        ],
+    ),
+    "volumes": (
+        (4, 4, 4, 2),
+        lambda: [
+            keras.layers.AveragePooling3D(2),
+            keras.layers.GlobalAveragePooling3D(),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("shape", "make"), STACKS.values(), ids=STACKS)
+def test_normalization_pooling_and_softmax(shape, make):
+    model = keras.Sequential([keras.Input(shape), *make()])
+    converted = assert_converted(
+        model, np.random.default_rng(0).normal(size=(2, *shape))
+    )
+    assert set(classes(converted)) == {"keras_mp"}
+    for new, old in zip(converted.layers, model.layers, strict=True):
+        assert new.get_config() == old.get_config()
+
+
+def test_normalizations_of_a_float16_model_get_fp32_weights():
+    keras.config.set_dtype_policy("float16")
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4)(inputs)
+    x = keras.layers.BatchNormalization(renorm=True)(x)
+    x = keras.layers.LayerNormalization()(x)
+    x = keras.layers.GroupNormalization(2)(x)
+    model = keras.Model(inputs, keras.layers.RMSNormalization()(x))
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.uniform(1, 2, w.shape) for w in model.weights])
+    converted = keras_mp.convert(model)
+    for new, old in zip(converted.weights, model.weights, strict=True):
+        assert (new.path, old.dtype) == (old.path, "float16")
+        # The weights of Dense are of the policy.
+        assert new.dtype == ("float16" if "dense" in new.path else "float32")
+        np.testing.assert_array_equal(new, old)
+    assert [layer.dtype_policy.name for layer in converted.layers[1:]] == [
+        "float16"
+    ] * 5
+    x = rng.normal(size=(3, 4)).astype("float16")
+    y = converted(x)
+    assert y.dtype == "float16" and np.all(np.isfinite(y))
 
 
 def test_policies_and_quantization_are_kept():

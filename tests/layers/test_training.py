@@ -57,6 +57,48 @@ def test_a_wrapped_optimizer_trains(make, policy, jit):
     assert int(optimizer.skipped_steps) == 0
 
 
+def residual_model(**options):
+    """A convolution past which its input goes too, each with its normalization."""
+    inputs = keras.Input((6, 6, 1))
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
+    x = skip = keras.layers.ReLU()(layers.BatchNormalization(momentum=0.5)(x))
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(x)
+    x = layers.BatchNormalization(momentum=0.5, **options)(x)
+    x = keras.layers.Add()([x, skip])
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def images(number):
+    """Noise, and stripes in every second image."""
+    rng = np.random.default_rng(0)
+    y = np.resize([0.0, 1.0], (number, 1)).astype("float32")
+    stripes = np.resize([-1.0, 1.0], (6, 6, 1))
+    x = rng.uniform(-1, 1, (number, 6, 6, 1)) + y[:, :, None, None] * stripes
+    return x.astype("float32"), y
+
+
+@pytest.mark.parametrize(
+    ("policy", "jit"), [("mixed_float16", True), ("float16", False)]
+)
+def test_a_residual_model_trains_and_a_skipped_step_leaves_nothing(policy, jit):
+    keras.config.set_dtype_policy(policy)
+    model = residual_model()
+    optimizer = keras_mp.wrap(keras.optimizers.Adam(0.02))
+    model.compile(optimizer, "mse", jit_compile=jit)
+    x, y = images(16)
+    history = model.fit(x, y, batch_size=16, epochs=12, verbose=0).history["loss"]
+    assert history[-1] < history[0] / 2
+    assert int(optimizer.skipped_steps) == 0
+    before = model.get_weights()
+    overflow = np.where(np.arange(16)[:, None, None, None] == 3, np.inf, x)
+    model.fit(overflow, y, batch_size=16, verbose=0)
+    assert int(optimizer.skipped_steps) == 1
+    for weight, expected in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, expected, err_msg=weight.path)
+    assert np.isfinite(model.evaluate(x, y, verbose=0))
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__(dtype="mixed_float16")
@@ -104,6 +146,23 @@ def test_on_two_replicas(strategy):
     x, y = np.ones((4, 3, 2), "float32"), np.ones((4, 1), "float32")
     losses = model.fit(x, y, epochs=2, verbose=0).history["loss"]
     assert losses[1] < losses[0]
+
+
+def test_a_replica_without_examples_takes_part(strategy):
+    # Of 5 examples in batches of 4, the last is one for the first replica alone.
+    keras.config.set_dtype_policy("mixed_float16")
+    with strategy.scope():
+        model = residual_model(synchronized=True)
+        model.compile(keras_mp.wrap("sgd"), "mse")
+    before = model.get_weights()
+    x, y = images(5)
+    losses = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert model.optimizer.skipped_steps.numpy() == 0
+    for weight, old in zip(model.weights, before, strict=True):
+        for copy in strategy.experimental_local_results(weight.value):
+            assert np.all(np.isfinite(copy)), weight.path
+            assert np.any(copy != old), weight.path
 
 
 @pytest.fixture
