@@ -163,11 +163,12 @@ struct Row {
     float mean, inverse;
     double count;  // that the squares are divided by
     bool is_zero;  // a row that has no direction
+    bool is_short;  // one that is divided by epsilon, not by its length
   };
 
   static Scale ScaleOf(const std::uint16_t* x, std::int64_t size, RowNormKind kind,
                        float epsilon) {
-    Scale scale = {0, 0, 1.0 * size, false};
+    Scale scale = {0, 0, 1.0 * size, false, false};
     if (kind == RowNormKind::kLayer) {
       const double sum = Sum(size, [&](auto part, int v, std::int64_t i) {
         return part.Load(x + i, v);
@@ -184,7 +185,8 @@ struct Row {
       scale.count = 1;
       scale.is_zero = squares == 0;
       deviation = std::sqrt(squares);
-      if (deviation < epsilon) deviation = epsilon;
+      scale.is_short = deviation < epsilon;
+      if (scale.is_short) deviation = epsilon;
     }
     scale.inverse = static_cast<float>(1 / deviation);
     return scale;
@@ -226,8 +228,8 @@ struct Row {
     const bool centered = gradient.kind == RowNormKind::kLayer;
     const double through = centered ? totals.first / scale.count : 0;
     const Float through_mean = Set<Simd>(static_cast<float>(through));
-    const Float through_length =
-        Set<Simd>(static_cast<float>(totals.second / scale.count));
+    const double along = scale.is_short ? 0 : totals.second / scale.count;
+    const Float through_length = Set<Simd>(static_cast<float>(along));
     const Float slope_inverse = Set<Simd>(scale.is_zero ? 0 : scale.inverse);
     ForEach(size, [&](auto part, int v, std::int64_t i) {
       const Float z = z_at(part, v, i);

@@ -215,6 +215,18 @@ void TestARowOfZeros(Isa isa) {
   }
 }
 
+// bfloat16 has lengths below epsilon: there y is x / epsilon.
+void TestAShortRow(Isa isa) {
+  std::mt19937 random(7);
+  Case one(1, 2, DataType::kBfloat16, RowNormKind::kUnitLength, random);
+  one.x = {To16(one.type, 3e-13f), To16(one.type, 4e-13f)};
+  one.of_y = {To16(one.type, 1), To16(one.type, 0)};
+  one.Run(isa, 1, /*plain=*/true);
+  EXPECT(std::abs(From16(one.type, one.y[1]) - 0.4f) < 0.01f, "%s", Name(isa));
+  EXPECT(std::abs(From16(one.type, one.of_x[0]) / 1e12f - 1) < 0.01f, "%s", Name(isa));
+  EXPECT(one.of_x[1] == 0, "%s", Name(isa));
+}
+
 void TestANanStaysInItsRow(Isa isa) {
   for (RowNormKind kind : kKinds) {
     for (float bad : {std::numeric_limits<float>::quiet_NaN(),
@@ -270,6 +282,7 @@ int main() {
     TestSizes(isa);
     TestLargeNumbers(isa);
     TestARowOfZeros(isa);
+    TestAShortRow(isa);
     TestANanStaysInItsRow(isa);
     TestThreadsDoNotChangeBits(isa);
     TestNothing(isa);

@@ -109,7 +109,8 @@ class FusedKernel:
         nothing = tf.zeros([0])
         result = self.run(x, gamma, beta, nothing, nothing, is_training=True)
         # The kernel divides by one less than the number of elements.
-        size = tf.cast(tf.size(x) // tf.size(gamma), tf.float32)
+        channels = max(gamma.shape[0], 1)
+        size = tf.cast(tf.size(x, tf.int64) // channels, tf.float32)
         variance = result.batch_variance * ((size - 1.0) / size)
         return result.y, result.batch_mean, variance, *result[3:]
 
@@ -135,7 +136,7 @@ class FusedKernel:
         )
         # Without rows the kernel leaves its reserves as it found the memory.
         of_x, *of_parameters = gradients[:3]
-        has_rows = tf.size(x) > 0
+        has_rows = tf.size(x, tf.int64) > 0
         return of_x, *(tf.where(has_rows, p, 0.0) for p in of_parameters)
 
     def apply(self, x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:

@@ -70,7 +70,8 @@ def _by_kernel(
     """Runs the kernel, and the formula where XLA compiles."""
     kernel = kernel_for(data_format, formula.epsilon)
     reserves = kernel.reserves if kernel else 0
-    size = tf.cast(tf.size(images) // gamma.shape[0], tf.float32)
+    channels = max(gamma.shape[0], 1)
+    size = tf.cast(tf.size(images, tf.int64) // channels, tf.float32)
 
     def compiled(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
         y, mean, variance, _ = formula.forward(x, *_wide(data_format, *parameters))

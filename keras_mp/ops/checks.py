@@ -38,8 +38,12 @@ def axes_of(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
         )
     if axis is None:
         return list(range(x.shape.rank))
-    axes = [axis] if isinstance(axis, int | np.integer) else list(axis)
     rank = x.shape.rank
+    axes = list(axis) if isinstance(axis, Sequence) else [axis]
+    if not all(isinstance(a, int | np.integer) and a is not True for a in axes):
+        raise ValueError(
+            f"`axis` must be an int, several, or None. Received: axis={axis!r}."
+        )
     found = sorted({int(a % rank) for a in axes if -rank <= a < rank}) if rank else []
     if len(found) < len(axes):
         raise ValueError(

@@ -74,11 +74,12 @@ def softmax(
 
     def slope(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, accumulator), axes, masks)
-        return tf.cast(_slope(p, upstream, axes), dtype)
+        return tf.cast(_slope(p, _unmasked(upstream, masks), axes), dtype)
 
     def slope_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         of_x = native.library().keras_mp_softmax_gradient(
-            x=as_rows(_masked(x, masks), axes), of_y=as_rows(upstream, axes)
+            x=as_rows(_masked(x, masks), axes),
+            of_y=as_rows(_unmasked(upstream, masks), axes),
         )
         return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
 
@@ -104,7 +105,8 @@ def _softmax_that_holds_its_result(
 
         @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.cast(_slope(tf.cast(y, accumulator), upstream, axes), dtype)
+            slope = _slope(tf.cast(y, accumulator), _unmasked(upstream, masks), axes)
+            return tf.cast(slope, dtype)
 
         return y, gradient
 
@@ -133,7 +135,7 @@ def _masked(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 
 def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Puts 0 for what was masked; a row that was so as a whole has become NaN."""
+    """Puts 0 for what was masked: a row that was so as a whole has become NaN."""
     for mask in masks:
         y = tf.where(mask, y, tf.zeros([], y.dtype))
     return y

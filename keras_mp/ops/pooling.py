@@ -36,18 +36,21 @@ def average_pool(
     }
     of_kernel = {"window": pool_size, "strides": strides, "padding": padding}
 
+    read = _read(shape, pool_size, strides, padding)
+
     def formula(x: tf.Tensor) -> tf.Tensor:
-        y = tf.raw_ops.AvgPool3D(input=tf.cast(x, tf.float32), **windows)
-        return tf.cast(y, dtype)
+        wide = tf.cast(tf.slice(x, [0] * 5, read), tf.float32)
+        return tf.cast(tf.raw_ops.AvgPool3D(input=wide, **windows), dtype)
 
     def kernel(x: tf.Tensor) -> tf.Tensor:
         return native.library().keras_mp_average_pool(x=x, **of_kernel)
 
     def slope(upstream: tf.Tensor) -> tf.Tensor:
         of_x = tf.raw_ops.AvgPool3DGrad(
-            orig_input_shape=shape, grad=tf.cast(upstream, tf.float32), **windows
+            orig_input_shape=read, grad=tf.cast(upstream, tf.float32), **windows
         )
-        return tf.cast(of_x, dtype)
+        rest = [[0, whole - part] for whole, part in zip(shape, read, strict=True)]
+        return tf.pad(tf.cast(of_x, dtype), rest)
 
     def slope_kernel(upstream: tf.Tensor) -> tf.Tensor:
         return native.library().keras_mp_average_pool_gradient(
@@ -64,3 +67,22 @@ def average_pool(
         return choose(formula, kernel if has_kernel else None, x), gradient
 
     return pooled(x)
+
+
+def _read(
+    shape: list[Any], pool_size: tuple[int, ...], strides: tuple[int, ...], padding: str
+) -> list[Any]:
+    """Returns the sizes up to the end of the last window.
+
+    Where windows end before the input does, TensorFlow would begin them before it.
+    """
+    if padding != "same" or all(
+        stride <= window for window, stride in zip(pool_size, strides, strict=True)
+    ):
+        return shape
+    batch, *inside, channels = shape
+    ends = [
+        tf.minimum(size, (size - 1) // stride * stride + window)
+        for size, window, stride in zip(inside, pool_size, strides, strict=True)
+    ]
+    return [batch, *ends, channels]

@@ -117,13 +117,13 @@ def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> 
     x = to_floating(x, "x")
     if axis is None:
         x, axis = tf.reshape(x, [-1]), 0
-    axis, *others = axes_of(axis, x)
-    if others:
+    axes = axes_of(axis, x)
+    if len(axes) != 1:
         raise ValueError(
             "`axis` must be one number, or None. "
-            f"Received: {len(others) + 1} axes for the shape {x.shape}."
+            f"Received: {len(axes)} axes for the shape {x.shape}."
         )
-    total = tf.cumsum(tf.cast(x, accumulator_of(x)), axis)
+    total = tf.cumsum(tf.cast(x, accumulator_of(x)), axes[0])
     return tf.cast(total, output_dtype_of(output_dtype, x))
 
 

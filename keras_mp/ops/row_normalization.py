@@ -106,7 +106,11 @@ class _Formula:
         for scale in gamma:
             of_z = upstream * scale
         average = tf.reduce_sum if self.kind == UNIT_LENGTH else tf.reduce_mean
-        slope = of_z - z * average(of_z * z, self.axes, keepdims=True)
+        along = average(of_z * z, self.axes, keepdims=True)
+        if self.kind == UNIT_LENGTH:
+            # A vector shorter than epsilon is divided by a constant.
+            along = tf.where(inverse * self.epsilon < 1.0, along, 0.0)
+        slope = of_z - z * along
         if self.kind == LAYER:
             slope -= tf.reduce_mean(of_z, self.axes, keepdims=True)
         return (

@@ -661,3 +661,26 @@ def test_the_embeddings_of_integers_are_not_integers(policy):
     y = layer(tf.constant([3, 0, 4]))
     assert y.dtype == tf.float16
     np.testing.assert_array_equal(y, before[[3, 0, 4]].astype("float16"))
+
+
+def test_batch_norm_without_channels():
+    layer = layers.BatchNormalization(dtype="mixed_float16")
+    assert layer(tf.zeros((3, 0), "float16"), training=True).shape == (3, 0)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_a_vector_shorter_than_epsilon_is_divided_by_it(jit):
+    x = tf.constant([[3e-13, 4e-13]], "bfloat16")
+    layer = layers.UnitNormalization(dtype="bfloat16")
+
+    @tf.function(jit_compile=jit)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x, tf.constant([[1.0, 0.0]], "bfloat16"))
+
+    y, gradient = run(x)
+    # One rounding each to 8 bits, and that of the inputs.
+    np.testing.assert_allclose(np.float32(y), [[0.3, 0.4]], rtol=2.0**-7)
+    np.testing.assert_allclose(np.float32(gradient), [[1e12, 0.0]], rtol=2.0**-7)

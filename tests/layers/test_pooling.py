@@ -201,3 +201,27 @@ def test_sizes_that_are_not_known_while_a_graph_is_made(kind, data_format, dimen
         y = call(tf.fill([rows, *shape[1:]], tf.constant(2, tf.float16)))
         np.testing.assert_array_equal(y, expected)
         assert y.shape == expected.shape
+
+
+@pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_windows_that_skip_numbers(rank, jit):
+    # Of 0 to 4 the windows of 2 at a distance of 3 are [0, 1] and [3, 4].
+    x = np.arange(5, dtype="float16").reshape(1, 5, *[1] * rank)
+    x = np.broadcast_to(x, (1, 5, *[2] * (rank - 1), 1))
+    layer = getattr(layers, f"AveragePooling{rank}D")(
+        (2, *[1] * (rank - 1)), (3, *[1] * (rank - 1)), "same", dtype="float16"
+    )
+
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x)
+
+    y, gradient = (run if jit is None else tf.function(run, jit_compile=jit))(
+        tf.constant(x)
+    )
+    first = (0, slice(None), *[0] * rank)
+    np.testing.assert_array_equal(y.numpy()[first], [0.5, 3.5])
+    np.testing.assert_array_equal(gradient.numpy()[first], [0.5, 0.5, 0, 0.5, 0.5])

@@ -149,3 +149,14 @@ def test_sizes_that_are_not_known_while_a_graph_is_made():
     for rows in (0, 2):
         y = call(tf.zeros((rows, 2, 2), tf.float16), tf.ones((1, 2, 2), tf.bool))
         np.testing.assert_array_equal(y, np.full((rows, 2, 2), 0.25))
+
+
+@pytest.mark.parametrize("upstream", [np.inf, np.nan])
+def test_an_overflow_at_a_masked_place_has_no_effect(upstream):
+    x, mask = tf.zeros((1, 4), "float16"), tf.constant([[True, True, False, False]])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layers.Softmax(dtype="float16")(x, mask=mask)
+    gradient = tape.gradient(y, x, tf.constant([[1.0, 0, upstream, 0]], "float16"))
+    # p (g - sum(p g)), with p = 1/2.
+    np.testing.assert_array_equal(gradient, [[0.25, -0.25, 0.0, 0.0]])

@@ -421,6 +421,10 @@ REFUSED = {
         r"none twice.*Received: axis=\(1, -1\)",
         ["sum", "mean", "moments"],
     ),
+    "fraction": (HALVES, {"axis": 1.0}, "an int.*Received: axis=1.0", FUNCTIONS),
+    "text": (HALVES, {"axis": "a"}, "an int.*Received: axis='a'", FUNCTIONS),
+    "truth": (HALVES, {"axis": True}, "an int.*Received: axis=True", FUNCTIONS),
+    "no-axis": (HALVES, {"axis": ()}, "one number.*Received: 0 axes", ["cumsum"]),
     "two-axes": (HALVES, {"axis": (0, 1)}, "one number.*Received: 2 axes", ["cumsum"]),
     "no-dtype": (
         HALVES,

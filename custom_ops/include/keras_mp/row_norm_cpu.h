@@ -11,7 +11,7 @@
 // a row err by at most 2^-17 of the sum of the absolute values, and those gradients by
 // 2^-15.
 // Rounding: once, to nearest even. A NaN or inf makes its row NaN. The gradient of a row
-// of zeros at unit length, which does not exist, is 0.
+// of zeros at unit length is 0.
 
 #ifndef KERAS_MP_ROW_NORM_CPU_H_
 #define KERAS_MP_ROW_NORM_CPU_H_
