@@ -100,7 +100,7 @@ def library() -> Any:
         if mode() == "native":
             raise
         warnings.warn(
-            f"The ops of keras_mp run in plain TensorFlow. {error} "
+            f"keras_mp.ops.fp16_gemm and the other ops run in plain TensorFlow. {error} "
             "KERAS_MP_OPS=reference turns this warning off.",
             stacklevel=2,
         )
