@@ -100,8 +100,8 @@ def library() -> Any:
         if mode() == "native":
             raise
         warnings.warn(
-            f"keras_mp.ops.fp16_gemm and the other ops run in plain TensorFlow. {error} "
-            "KERAS_MP_OPS=reference turns this warning off.",
+            "keras_mp.ops.fp16_gemm and the other ops run in plain TensorFlow. "
+            f"{error} KERAS_MP_OPS=reference turns this warning off.",
             stacklevel=2,
         )
         return None
