@@ -49,7 +49,7 @@ test-cpp: $(VENV)/.created
 	    -DKERAS_MP_SANITIZE=$$sanitize \
 	    -S custom_ops -B $$build; \
 	  $(VENV)/bin/cmake --build $$build; \
-	  $(VENV)/bin/ctest --test-dir $$build --output-on-failure; \
+	  $(VENV)/bin/ctest --parallel 2 --test-dir $$build --output-on-failure; \
 	done
 
 $(NATIVE): $(SOURCES) setup.py
