@@ -76,10 +76,9 @@ def _in_fp32(layer: Any, inputs: Any) -> bool:
         return False
     if keras.backend.backend() != "tensorflow":
         return False
-    import tensorflow as tf
+    from keras_mp.ops.routes import has_accelerator
 
-    accelerators = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
-    return not any(accelerators)
+    return not has_accelerator()
 
 
 def _as_half(kernel: Any, dtype: str) -> Any:

@@ -169,15 +169,15 @@ def recomputed(compute: Callable[..., Any], *held: Any) -> Any:
     """
     import tensorflow as tf
 
+    from keras_mp.ops.backward import late
+
     @tf.custom_gradient
     def computed(*held: Any) -> tuple[Any, Any]:
+        @late
         def gradient(upstream: Any) -> Any:
-            # TensorFlow, which runs what is ready and computes once what is written
-            # twice, would otherwise do this in the forward pass, and hold it.
-            with tf.control_dependencies([upstream]):
-                # Copies, of which each has a gradient of its own where a tensor is
-                # held twice: it may be query and key.
-                again = [tf.identity(x) for x in held]
+            # Copies, of which each has a gradient of its own where a tensor is held
+            # twice: it may be query and key.
+            again = [tf.identity(x) for x in held]
             with tf.GradientTape() as tape:
                 tape.watch(again)
                 outputs = compute(*again)

@@ -59,3 +59,8 @@ def has_accelerator() -> bool:
     """Tells whether TensorFlow sees a GPU or TPU."""
     kinds = ("GPU", "TPU")
     return any(tf.config.list_logical_devices(kind) for kind in kinds)
+
+
+def has_kernels() -> bool:
+    """Tells whether the native kernels are there, and made for this machine: a CPU."""
+    return native.library() is not None and not has_accelerator()

@@ -5,9 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
 from keras_mp.ops.checks import HALVES
-from keras_mp.ops.routes import has_accelerator
+from keras_mp.ops.routes import has_kernels
 
 
 def have_kernel(x: tf.Tensor, axes: list[int]) -> bool:
@@ -25,7 +24,7 @@ def have_sum(x: tf.Tensor, axes: list[int]) -> bool:
         return False
     if axes != list(range(axes[0], axes[-1] + 1)):
         return False
-    return native.library() is not None and not has_accelerator()
+    return has_kernels()
 
 
 def as_rows(x: tf.Tensor, axes: list[int]) -> tf.Tensor:

@@ -344,17 +344,7 @@ def test_the_loss_scale_survives_the_gradient_of_a_mean(route):
 @EAGER_AND_GRAPH
 def test_two_tapes(route, name):
     """As a GAN has them: one for each network."""
-
-    def differentiate(x):
-        with tf.GradientTape() as one, tf.GradientTape() as other:
-            one.watch(x)
-            other.watch(x)
-            y = FUNCTIONS[name].call(x, axis=-1)
-        return one.gradient(y, x), other.gradient(y, x)
-
-    x = tf.constant(draw(3, 7))
-    one, other = route(differentiate, autograph=False)(x)
-    oracle.assert_same_bits(one.numpy(), other.numpy())
+    oracle.assert_two_tapes_agree(route, FUNCTIONS[name].call, draw(3, 7))
 
 
 def second_order_of_moments(x, u, v):
