@@ -2,6 +2,8 @@
 
 import importlib as _importlib
 
+import keras as _keras
+
 from keras_mp import layers
 from keras_mp.callbacks import (
     LossScaleCallback,
@@ -37,6 +39,8 @@ __all__ = [
     "ops",
     "wrap",
 ]
+if _keras.backend.backend() != "tensorflow":
+    __all__.remove("ops")  # which needs it, and says so
 
 
 def __dir__() -> list[str]:

@@ -41,6 +41,16 @@ def outside_functions(act: Callable[[], None]) -> None:
         act()
 
 
+def strategy_of(optimizer: Any) -> Any:
+    """Returns the `tf.distribute.Strategy` that an optimizer was created in."""
+    return optimizer._distribution_strategy
+
+
+def replicas_in(strategy: Any) -> int:
+    """Returns the number of replicas that take a step together."""
+    return int(strategy.num_replicas_in_sync)
+
+
 def check_scope(strategy: Any) -> None:
     """Raises where another strategy is in force than `strategy`.
 
@@ -96,7 +106,10 @@ def sum_over_replicas(x: Any) -> Any:
 
 
 def cond_on_all_replicas(
-    predicate: Any, on_each_replica: Callable[[list[Any]], None], grads: list[Any]
+    predicate: Any,
+    on_each_replica: Callable[[list[Any]], None],
+    grads: list[Any],
+    variables: list[Any],
 ) -> None:
     """Calls `on_each_replica(grads)` on every replica if `predicate` holds.
 
@@ -107,6 +120,8 @@ def cond_on_all_replicas(
         predicate: scalar bool tensor, the same on every replica.
         on_each_replica: called in a replica context.
         grads: list of this replica's tensors, `tf.IndexedSlices` or None.
+        variables: list of those that `on_each_replica` may change; not needed here,
+            where it is called only if they are to change.
     """
     import tensorflow as tf
 
@@ -148,3 +163,31 @@ def update_on_all_replicas(
         tf.distribute.get_replica_context().merge_call(across)
     else:
         across(strategy)
+
+
+def assign_on_all_replicas(
+    strategy: Any,
+    variable: Any,
+    value: Callable[[Any, Any], Any],
+    source: Any,
+    rows: Any,
+) -> None:
+    """Assigns `value(variable, source)` to all rows of each replica's copy or to some.
+
+    Args:
+        strategy: as for `update_on_all_replicas`.
+        variable: `keras.Variable` or `tf.Variable`, to be assigned to.
+        value: function of two tensors, each a whole variable or the same rows of it.
+        source: `keras.Variable` or `tf.Variable`, to be read.
+        rows: int tensor, or None for all of them.
+    """
+    import tensorflow as tf
+
+    def assign(variable: tf.Variable, source: tf.Variable) -> None:
+        if rows is None:
+            variable.assign(value(variable.read_value(), source.read_value()))
+            return
+        new_rows = value(tf.gather(variable, rows), tf.gather(source, rows))
+        variable.scatter_update(tf.IndexedSlices(new_rows, rows))
+
+    update_on_all_replicas(strategy, variable, assign, source)

@@ -55,4 +55,5 @@ def _convert(value: Any, dtype: str) -> np.ndarray:
         return np.asarray(value)
     if is_half(dtype):
         value = round_nearest(keras.ops.cast(value, "float32"), dtype)
-    return keras.ops.convert_to_numpy(keras.ops.cast(value, dtype))
+    # By NumPy, since JAX has no float64 unless it is told to.
+    return keras.ops.convert_to_numpy(value).astype(dtype, copy=False)

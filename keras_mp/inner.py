@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.distribution import have_values, is_sparse
+from keras_mp.backend import have_values, is_sparse
 
 # Optimizers that leave a row alone when its gradient is zero, so that only the rows
 # of a sparse gradient need to travel between weight and master.

@@ -11,11 +11,7 @@ from typing import Any
 import keras
 from keras import ops, random
 
-from keras_mp.distribution import (
-    have_values,
-    outside_functions,
-    update_on_all_replicas,
-)
+from keras_mp.backend import assign_on_all_replicas, have_values, outside_functions
 from keras_mp.rounding import differs, is_half, round_nearest, round_stochastic
 
 
@@ -129,13 +125,4 @@ class MasterWeights:
 
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
-        import tensorflow as tf
-
-        def assign(variable: tf.Variable, source: tf.Variable) -> None:
-            if rows is None:
-                variable.assign(value(variable.read_value(), source.read_value()))
-                return
-            new_rows = value(tf.gather(variable, rows), tf.gather(source, rows))
-            variable.scatter_update(tf.IndexedSlices(new_rows, rows))
-
-        update_on_all_replicas(self.strategy, variable, assign, source)
+        assign_on_all_replicas(self.strategy, variable, value, source, rows)

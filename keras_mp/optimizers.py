@@ -8,12 +8,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.distribution import (
+from keras_mp.backend import (
     check_scope,
     cond_on_all_replicas,
     is_sparse,
     outside_functions,
     refuse_several_replicas,
+    replicas_in,
+    strategy_of,
     sum_over_replicas,
 )
 from keras_mp.inner import (
@@ -29,6 +31,8 @@ from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
 from keras_mp.step import StepNotes
+
+_BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def wrap(
@@ -212,7 +216,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        check_scope(self._distribution_strategy)
+        strategy = strategy_of(self)
+        check_scope(strategy)
         variables = list(variables)
         check_values_to_copy(self.inner_optimizer, variables)
         weights = [v for v in variables if needs_master(v)]
@@ -227,11 +232,15 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             masters,
             self.rounding,
             self._seed_generator,
-            self._distribution_strategy,
+            strategy,
         )
         self._own_masters.fill()
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
+        for variable in variables:
+            if not needs_master(variable):
+                # Keras tracks what is in a list; but this is the model's variable.
+                self._untrack_variable(variable)
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
@@ -384,10 +393,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._notes.clear()
         finite, overflow = self._check_finite_everywhere(grads, variables)
         cond_on_all_replicas(
-            finite, lambda grads: self._update(grads, variables), grads
+            finite,
+            lambda grads: self._update(grads, variables),
+            grads,
+            [*self.variables, *self._trainable_variables],
         )
         self._scaler.advance(finite)
-        self._last_overflow.assign(ops.where(finite, self._last_overflow, overflow))
+        last = ops.convert_to_tensor(self._last_overflow)
+        self._last_overflow.assign(ops.where(finite, last, overflow))
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -452,7 +465,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self, grads: Sequence[Any], masters: Sequence[Any]
     ) -> dict[int, Any]:
         """Returns, by `id`, the masters of which only some rows can change."""
-        several_replicas = self._distribution_strategy.num_replicas_in_sync > 1
+        several_replicas = replicas_in(strategy_of(self)) > 1
         if several_replicas or self.rounding == "stochastic":
             return {}
         rows = {
@@ -476,7 +489,21 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
-        """Not available: the TensorFlow backend has no stateless optimizers."""
+        """Returns what `apply` makes of variables that are given as tensors.
+
+        For the JAX backend, whose `fit` and functions under `jax.jit` call it; that
+        of TensorFlow has no stateless optimizers.
+
+        Args:
+            optimizer_variables: list of tensors, the values of `variables`.
+            grads: list of tensors or None, as for `apply`.
+            trainable_variables: list of tensors, the values of the variables that the
+                optimizer was built with.
+
+        Returns:
+            Two lists of tensors: the new `trainable_variables` and
+            `optimizer_variables`.
+        """
         return super(keras.optimizers.LossScaleOptimizer, self).stateless_apply(
             optimizer_variables, grads, trainable_variables
         )
@@ -527,6 +554,11 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         masters = [self._masters[self._get_variable_index(v)] for v in var_list]
         with self.changing_masters():
             self.inner_optimizer.finalize_variable_values(masters)
+            if keras.backend.backend() == "jax":
+                # Keras has made a master and its average one buffer, and the next
+                # `fit` cannot donate a buffer twice.
+                for master in masters:
+                    master.assign(ops.copy(master))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
@@ -573,9 +605,9 @@ def _check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> Non
 
 
 def _check_backend() -> None:
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() not in _BACKENDS:
         raise RuntimeError(
-            "FP32MasterOptimizer needs Keras on the TensorFlow backend. "
+            f"FP32MasterOptimizer needs Keras on one of the backends {_BACKENDS}. "
             f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from keras_mp.distribution import current_function
+from keras_mp.backend import current_function
 
 
 class StepNotes(threading.local):
@@ -28,7 +28,7 @@ class StepNotes(threading.local):
 
     def is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
-        return self.scale is not None and self._function is current_function()
+        return self.scale is not None and self._function == current_function()
 
     def clear(self) -> None:
         """Forgets the note."""

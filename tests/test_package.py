@@ -131,7 +131,7 @@ def test_one_line_is_enough():
     assert shown == repr(keras_mp.wrap("adam"))
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch", "numpy", "openvino"])
+@pytest.mark.parametrize("backend", ["numpy", "openvino"])
 def test_another_backend_is_refused_with_advice(backend, monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: backend)
     inner = keras.optimizers.SGD()
@@ -139,6 +139,6 @@ def test_another_backend_is_refused_with_advice(backend, monkeypatch):
         with pytest.raises(RuntimeError) as caught:
             make(inner)
         message = str(caught.value)
-        assert "needs Keras on the TensorFlow backend" in message
+        assert "needs Keras on one of the backends ('tensorflow', 'jax'," in message
         assert f"Received: keras.backend.backend()={backend!r}" in message
         assert "KERAS_BACKEND=tensorflow" in message

@@ -96,6 +96,7 @@ def convert(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: the model, or one nested in it, is of a class of its own, or has
             other variables than its config says.
+        RuntimeError: Keras is on another backend than TensorFlow.
 
     Example:
 
@@ -105,6 +106,7 @@ def convert(model: keras.Model) -> keras.Model:
 
     Reference: Mixed Precision Training, section 3.3.
     """
+    _check_backend()
     _check(model)
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -146,6 +148,16 @@ def _copy_state(model: keras.Model, converted: keras.Model) -> None:
         new.assign(old)
         if new.trainable != old.trainable:
             new.trainable = old.trainable
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            "`convert` needs Keras on the TensorFlow backend: on others the layers of "
+            "keras_mp compute as those of Keras. "
+            f"Received: backend={keras.backend.backend()!r}. Leave the model as it is, "
+            "or set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
 
 
 def _all_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -1,5 +1,14 @@
 """Operations that accumulate in FP32, whatever the dtype of their inputs."""
 
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "`keras_mp.ops` needs Keras on the TensorFlow backend. "
+        f"Received: backend={keras.backend.backend()!r}. Use the functions of "
+        "`keras.ops`, or set KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
 from keras_mp.ops import exponentials, reductions, statistics
 from keras_mp.ops.build_info import build_info
 from keras_mp.ops.gemm import fp16_gemm

@@ -1,0 +1,46 @@
+"""What an optimizer asks of Keras's backend: one set of functions, chosen here."""
+
+import keras
+
+if keras.backend.backend() == "tensorflow":
+    from keras_mp.distribution import (
+        assign_on_all_replicas,
+        check_scope,
+        cond_on_all_replicas,
+        current_function,
+        have_values,
+        is_sparse,
+        outside_functions,
+        refuse_several_replicas,
+        replicas_in,
+        strategy_of,
+        sum_over_replicas,
+    )
+else:
+    from keras_mp.without_replicas import (
+        assign_on_all_replicas,
+        check_scope,
+        cond_on_all_replicas,
+        current_function,
+        have_values,
+        is_sparse,
+        outside_functions,
+        refuse_several_replicas,
+        replicas_in,
+        strategy_of,
+        sum_over_replicas,
+    )
+
+__all__ = [
+    "assign_on_all_replicas",
+    "check_scope",
+    "cond_on_all_replicas",
+    "current_function",
+    "have_values",
+    "is_sparse",
+    "outside_functions",
+    "refuse_several_replicas",
+    "replicas_in",
+    "strategy_of",
+    "sum_over_replicas",
+]

@@ -1,0 +1,102 @@
+"""The package without TensorFlow: what works, and what says that it needs it."""
+
+import importlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+from backends.problems import value
+
+import keras_mp
+from keras_mp import layers
+
+VECTORS = np.linspace(-1, 1, 16, dtype="float32").reshape(2, 8)
+SEQUENCES, IMAGES, VOLUMES = (
+    VECTORS.reshape(shape) for shape in ((2, 2, 4), (2, 2, 2, 2), (2, 2, 2, 2, 1))
+)
+STATE = np.zeros((2, 3), "float32")
+# The constructor's arguments, and what the layer is called with.
+LAYERS = {
+    "AdditiveAttention": ({}, [SEQUENCES, SEQUENCES]),
+    "Attention": ({}, [SEQUENCES, SEQUENCES]),
+    "AveragePooling1D": ({"pool_size": 2}, SEQUENCES),
+    "AveragePooling2D": ({"pool_size": 2}, IMAGES),
+    # PyTorch has none of 16 bits on a CPU.
+    "AveragePooling3D": ({"pool_size": 2, "dtype": "float32"}, VOLUMES),
+    "BatchNormalization": ({}, VECTORS),
+    "Conv1D": ({"filters": 2, "kernel_size": 2}, SEQUENCES),
+    "Conv2D": ({"filters": 2, "kernel_size": 2}, IMAGES),
+    "Conv2DTranspose": ({"filters": 2, "kernel_size": 2}, IMAGES),
+    "Conv3D": ({"filters": 2, "kernel_size": 2}, VOLUMES),
+    "Dense": ({"units": 3}, VECTORS),
+    "DepthwiseConv2D": ({"kernel_size": 2}, IMAGES),
+    "EinsumDense": ({"equation": "ab,bc->ac", "output_shape": 3}, VECTORS),
+    "GRU": ({"units": 3}, SEQUENCES),
+    "GRUCell": ({"units": 3}, VECTORS, [STATE]),
+    "GlobalAveragePooling1D": ({}, SEQUENCES),
+    "GlobalAveragePooling2D": ({}, IMAGES),
+    "GlobalAveragePooling3D": ({}, VOLUMES),
+    "GroupNormalization": ({"groups": 2}, SEQUENCES),
+    "LSTM": ({"units": 3}, SEQUENCES),
+    "LSTMCell": ({"units": 3}, VECTORS, [STATE, STATE]),
+    "LayerNormalization": ({}, VECTORS),
+    "MultiHeadAttention": ({"num_heads": 2, "key_dim": 2}, SEQUENCES, SEQUENCES),
+    "RMSNormalization": ({}, VECTORS),
+    "SeparableConv2D": ({"filters": 2, "kernel_size": 2}, IMAGES),
+    "Softmax": ({}, VECTORS),
+    "SpectralNormalization": ({"layer": lambda: keras.layers.Dense(3)}, VECTORS),
+    "UnitNormalization": ({}, VECTORS),
+}
+
+
+def test_nothing_has_imported_tensorflow():
+    assert sys.modules["tensorflow"] is None
+    assert not [name for name in sys.modules if name.startswith("tensorflow.")]
+
+
+def test_star_import_gives_what_works_here():
+    scope = {}
+    exec("from keras_mp import *", scope)
+    assert set(scope) - {"__builtins__"} == set(keras_mp.__all__)
+    assert "ops" not in scope
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: keras_mp.ops.fp16_gemm,
+        lambda: importlib.import_module("keras_mp.ops"),
+        lambda: importlib.import_module("keras_mp.ops.gemm"),
+        lambda: importlib.import_module("keras_mp.info"),
+        lambda: keras_mp.convert(keras.Sequential([keras.layers.Dense(1)])),
+    ],
+    ids=["attribute", "ops", "gemm", "info", "convert"],
+)
+def test_what_needs_tensorflow_says_so(use):
+    with pytest.raises((ImportError, RuntimeError)) as caught:
+        use()
+    message = str(caught.value)
+    assert "TensorFlow backend" in message
+    assert f"Received: backend={keras.backend.backend()!r}" in message
+    assert "KERAS_BACKEND=tensorflow" in message
+
+
+def test_every_layer_has_a_case():
+    assert sorted(LAYERS) == sorted(layers.__all__)
+
+
+@pytest.mark.filterwarnings("ignore:The layers of keras_mp accumulate")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_as_that_of_keras(name):
+    options, *arguments = LAYERS[name]
+    options = {"dtype": "mixed_bfloat16"} | options
+    results = []
+    for package in (keras.layers, layers):
+        keras.utils.set_random_seed(0)
+        made = {k: v() if callable(v) else v for k, v in options.items()}
+        layer = getattr(package, name)(**made)
+        results.append([value(x) for x in keras.tree.flatten(layer(*arguments))])
+    for expected, found in zip(*results, strict=True):
+        assert found.dtype.name == layer.compute_dtype
+        np.testing.assert_array_equal(found, expected, strict=True)
