@@ -5,6 +5,8 @@
 PYTHON ?= python3
 # More arguments for pytest: make test ARGS="-k loss_scale"
 ARGS ?=
+# Those of Keras that make test-backends runs on.
+BACKENDS ?= jax torch
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -19,12 +21,13 @@ export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help demo test test-cpp lint clean
+.PHONY: help demo test test-backends test-cpp lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
 	@echo 'make test       run the tests'
+	@echo 'make test-backends   run those of the optimizer on JAX and PyTorch'
 	@echo 'make lint       check style, format and types'
 	@echo 'make clean      remove .venv, build outputs and caches'
 
@@ -39,6 +42,13 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 	  --ignore tests/layers/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
+
+# The conftest.py of the other tests, which is for TensorFlow, is not read.
+test-backends: $(VENV)/.installed-backends
+	@set -e; for backend in $(BACKENDS); do \
+	  KERAS_BACKEND=$$backend $(PYTEST) --confcutdir tests/backends tests/backends \
+	    $(ARGS); \
+	done
 
 # The kernels in plain C++, once more under AddressSanitizer and UBSan.
 test-cpp: $(VENV)/.created

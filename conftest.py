@@ -16,6 +16,9 @@ import keras_mp
 
 pytest_plugins = ["pytester", "skip_policy"]
 
+# They set up another backend: `make test-backends` runs them without this file.
+collect_ignore = ["tests/backends"]
+
 # The first call of a TensorFlow function is slow, so an example has no deadline.
 hypothesis.settings.register_profile("keras_mp", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("keras_mp")

@@ -30,7 +30,7 @@ from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
-from keras_mp.step import StepNotes
+from keras_mp.step import step_notes
 
 _BACKENDS = ("tensorflow", "jax", "torch")
 
@@ -130,7 +130,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self.rounding = rounding
         self._seed_generator = keras.random.SeedGenerator(seed)
         self._track_variable(self._seed_generator.state)
-        self._notes = StepNotes()
+        self._notes = step_notes()
         self._loss_was_scaled = False
         self._masters: list[Any] = []
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)

@@ -3,14 +3,16 @@
 import threading
 from typing import Any
 
+import keras
+
 from keras_mp.backend import current_function
 
 
-class StepNotes(threading.local):
+class StepNotes:
     """The scale that multiplied the loss, and whether gradients are un-scaled.
 
-    One per thread, since a replica is a thread. A note counts only in the function
-    in which it was made: another may be traced once and run many times.
+    A note counts only in the function in which it was made: another may be traced once
+    and run many times.
 
     Attributes:
         scale: scalar tensor, or None when there is no note.
@@ -33,3 +35,15 @@ class StepNotes(threading.local):
     def clear(self) -> None:
         """Forgets the note."""
         self.scale, self.unscaled, self._function = None, False, None
+
+
+class ReplicaStepNotes(threading.local, StepNotes):
+    """Notes of one's own for each thread, since in TensorFlow a replica is a thread."""
+
+
+def step_notes() -> StepNotes:
+    """Returns notes for an optimizer, of a class that the backend's compiler takes."""
+    # Not `torch.compile` those of a thread, for one.
+    return (
+        ReplicaStepNotes() if keras.backend.backend() == "tensorflow" else StepNotes()
+    )

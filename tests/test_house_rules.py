@@ -18,7 +18,8 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 CHAINS = (
     (
         ("arguments",),
-        ("distribution", "loss_scale", "regularizers", "rounding"),
+        ("distribution", "loss_scale", "regularizers", "rounding", "without_replicas"),
+        ("backend",),
         ("inner", "masters", "scaler", "step"),
         ("optimizers",),
         ("callbacks", "export"),

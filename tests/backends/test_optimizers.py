@@ -35,6 +35,11 @@ OPTIMIZERS = {
     "adafactor": lambda: keras.optimizers.Adafactor(0.1),
     "muon": lambda: keras.optimizers.Muon(0.1),
     "schedule-free": lambda: keras.optimizers.ScheduleFreeAdamW(0.1),
+    "multi": lambda: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(0.125), {"kernel": keras.optimizers.Adam(0.01)}
+        )
+    ),
     "schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     ),
