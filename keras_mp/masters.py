@@ -61,8 +61,8 @@ class MasterWeights:
     """The weights that have a master of their own, and how the two are kept equal.
 
     Args:
-        weights: list of 16-bit variables.
-        masters: list of their float32 masters.
+        variables: list of all trainable variables.
+        masters: list of the master of each, which is itself where it has 32 bits.
         rounding: `"nearest"` or `"stochastic"`.
         seed: `keras.random.SeedGenerator` of stochastic rounding.
         strategy: the `tf.distribute.Strategy` they were created in.
@@ -70,13 +70,17 @@ class MasterWeights:
 
     def __init__(
         self,
-        weights: list[Any],
+        variables: list[Any],
         masters: list[Any],
         rounding: str,
         seed: random.SeedGenerator,
         strategy: Any,
     ) -> None:
-        self.pairs = list(zip(weights, masters, strict=True))
+        self.all = masters
+        both = zip(variables, masters, strict=True)
+        self.pairs = [
+            (weight, master) for weight, master in both if weight is not master
+        ]
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy

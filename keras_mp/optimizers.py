@@ -132,7 +132,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._track_variable(self._seed_generator.state)
         self._notes = step_notes()
         self._loss_was_scaled = False
-        self._masters: list[Any] = []
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
@@ -197,6 +196,12 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         return list(self._masters)
 
     @property
+    def _masters(self) -> list[Any]:
+        # Not an attribute: Keras saves the variables in a list that is one, and those
+        # of the model among these are the model's.
+        return self._own_masters.all
+
+    @property
     def last_overflow(self) -> str | None:
         """The path of the first variable that was not finite in the last overflow.
 
@@ -220,27 +225,19 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         check_scope(strategy)
         variables = list(variables)
         check_values_to_copy(self.inner_optimizer, variables)
-        weights = [v for v in variables if needs_master(v)]
-        masters = [create_master(weight) for weight in weights]
-        for weight, master in zip(weights, masters, strict=True):
-            self._track_variable(master)
-            regularizer = getattr(weight, "regularizer", None)
-            if regularizer is not None and not isinstance(regularizer, FP32Regularizer):
-                weight.regularizer = FP32Regularizer(regularizer)
         self._own_masters = MasterWeights(
-            weights,
-            masters,
+            variables,
+            [create_master(v) if needs_master(v) else v for v in variables],
             self.rounding,
             self._seed_generator,
             strategy,
         )
+        for weight, master in self._own_masters.pairs:
+            self._track_variable(master)
+            regularizer = getattr(weight, "regularizer", None)
+            if regularizer is not None and not isinstance(regularizer, FP32Regularizer):
+                weight.regularizer = FP32Regularizer(regularizer)
         self._own_masters.fill()
-        own = iter(masters)
-        self._masters = [next(own) if needs_master(v) else v for v in variables]
-        for variable in variables:
-            if not needs_master(variable):
-                # Keras tracks what is in a list; but this is the model's variable.
-                self._untrack_variable(variable)
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.

@@ -585,6 +585,17 @@ def test_overwrite_with_gradient_waits_for_a_skipped_step(mode):
     assert oracle.value(overwritten).tolist() == [1.0, 1.0]
 
 
+def test_what_is_the_models_is_not_saved_with_the_optimizer_again():
+    half = keras.Variable([1.0], dtype="float16")
+    full = keras.Variable([1.0], dtype="float32")
+    optimizer = keras_mp.wrap(optimizers.SGD(momentum=0.5))
+    optimizer.build([half, full])
+    master = optimizer.master_weights[0]
+    assert optimizer.master_weights[1] is full
+    assert [v is master for v in optimizer.variables].count(True) == 1
+    assert not any(v is full or v is half for v in optimizer.variables)
+
+
 def test_float64_variables_are_their_own_masters():
     weights = oracle.make_weights("float64")
     make = OPTIMIZERS["adam"]
