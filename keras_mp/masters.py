@@ -62,7 +62,7 @@ class MasterWeights:
 
     Args:
         variables: list of all trainable variables.
-        masters: list of the master of each, which is itself where it has 32 bits.
+        masters: list of the master of each: itself, unless it is stored in 16 bits.
         rounding: `"nearest"` or `"stochastic"`.
         seed: `keras.random.SeedGenerator` of stochastic rounding.
         strategy: the `tf.distribute.Strategy` they were created in.
