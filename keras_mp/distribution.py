@@ -14,6 +14,17 @@ def is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
+def can_update() -> bool:
+    """Tells whether the ops of the update step can be used here: on one replica."""
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy():
+        return False
+    from keras_mp.ops import update
+
+    return update.is_there()
+
+
 def current_function() -> Any:
     """Returns the graph that is being traced, or None in eager execution."""
     import tensorflow as tf

@@ -9,20 +9,20 @@ import keras
 from keras import ops
 
 from keras_mp.distribution import (
+    can_update,
     check_scope,
-    cond_on_all_replicas,
-    is_sparse,
     outside_functions,
     refuse_several_replicas,
     sum_over_replicas,
 )
+from keras_mp.fused_update import FusedUpdate, fits_the_kernel
 from keras_mp.inner import (
     check_inner,
     check_values_to_copy,
     exclude_from_weight_decay_too,
     leaves,
-    touched_rows,
 )
+from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
@@ -314,7 +314,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables = self._trainable_variables or [None] * len(gradients)
         _check_one_to_one(gradients, trainable_variables)
         self._notes.take(scale, unscaled=True)
-        return self._in_fp32(gradients, trainable_variables, scale)
+        return unscale(self, gradients, trainable_variables, scale)[0]
 
     def get_unscaled_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """`unscale_gradients`, under the name it had in tf.keras."""
@@ -333,22 +333,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def _read_scale(self) -> Any:
         """Returns a copy of the scale, which another optimizer cannot change."""
         return ops.copy(self.loss_scale)
-
-    def _in_fp32(
-        self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
-    ) -> list[Any]:
-        """Returns gradients in float32, divided by `scale` if there is one."""
-
-        def convert(gradient: Any, variable: Any) -> Any:
-            if gradient is None or self._overwrite_variable_with_gradient(variable):
-                return gradient
-            if needs_master(gradient):
-                gradient = ops.cast(gradient, "float32")
-            if scale is None:
-                return gradient
-            return ops.divide(gradient, ops.cast(scale, gradient.dtype))
-
-        return [convert(g, v) for g, v in zip(gradients, variables, strict=True)]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Does a step, unless a gradient is not finite.
@@ -380,14 +364,35 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
         self._check_variables_are_known(variables)
-        grads = self._in_fp32(grads, variables, self._divisor())
+        update = self._choose_update(grads, variables, self._divisor())
         self._notes.clear()
-        finite, overflow = self._check_finite_everywhere(grads, variables)
-        cond_on_all_replicas(
-            finite, lambda grads: self._update(grads, variables), grads
-        )
+        given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        finite, overflow = self._decide(update.check(), given)
+        update.apply(finite)
         self._scaler.advance(finite)
         self._last_overflow.assign(ops.where(finite, self._last_overflow, overflow))
+
+    def _choose_update(
+        self, grads: Sequence[Any], variables: Sequence[Any], scale: Any
+    ) -> FusedUpdate | InnerUpdate:
+        masters = [self._masters[self._get_variable_index(v)] for v in variables]
+        if can_update() and fits_the_kernel(self.inner_optimizer, grads, masters):
+            grads, masters = self._filter_empty_gradients(grads, masters)
+            return FusedUpdate(
+                self.inner_optimizer,
+                self._own_masters,
+                grads,
+                masters,
+                ops.ones(()) if scale is None else scale,
+            )
+        return InnerUpdate(
+            self.inner_optimizer,
+            self._own_masters,
+            grads,
+            masters,
+            scale,
+            self._distribution_strategy.num_replicas_in_sync > 1,
+        )
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -416,50 +421,24 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             stacklevel=4,
         )
 
-    def _check_finite_everywhere(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> tuple[Any, Any]:
+    def _decide(self, overflows: Any, variables: Sequence[Any]) -> tuple[Any, Any]:
         """Returns whether all gradients of all replicas are finite, and which is not.
+
+        Args:
+            overflows: bool tensor: which gradients of this replica are not finite.
+            variables: list of their variables.
 
         Returns:
             Scalar bool tensor; scalar int tensor, the position of the first variable
             with a gradient that is not.
         """
-        given = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        overflows = ops.stack(
-            [
-                ops.logical_not(ops.all(ops.isfinite(g.values if is_sparse(g) else g)))
-                for g, _ in given
-            ]
-        )
         overflows = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
-            [self._get_variable_index(v) for _, v in given],
+            [self._get_variable_index(v) for v in variables],
             dtype=self._last_overflow.dtype,
         )
         first = ops.take(positions, ops.argmax(ops.minimum(overflows, 1.0)))
         return ops.all(ops.equal(overflows, 0)), first
-
-    def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer update the masters, and the weights follow."""
-        masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        rows = self._touched_rows(grads, masters)
-        self._own_masters.pick_up(rows)
-        self.inner_optimizer.apply(list(grads), masters)
-        self._own_masters.write_back(rows)
-
-    def _touched_rows(
-        self, grads: Sequence[Any], masters: Sequence[Any]
-    ) -> dict[int, Any]:
-        """Returns, by `id`, the masters of which only some rows can change."""
-        several_replicas = self._distribution_strategy.num_replicas_in_sync > 1
-        if several_replicas or self.rounding == "stochastic":
-            return {}
-        rows = {
-            id(master): touched_rows(self.inner_optimizer, gradient, master)
-            for gradient, master in zip(grads, masters, strict=True)
-        }
-        return {key: touched for key, touched in rows.items() if touched is not None}
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Tells whether all gradients of all replicas are finite.
@@ -471,7 +450,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             Scalar bool tensor.
         """
-        return self._check_finite_everywhere(grads, self._trainable_variables)[0]
+        given = zip(grads, self._trainable_variables, strict=True)
+        variables = [v for gradient, v in given if gradient is not None]
+        return self._decide(overflows_of(grads), variables)[0]
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any

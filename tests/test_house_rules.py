@@ -20,6 +20,7 @@ CHAINS = (
         ("arguments",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
+        ("fused_update", "inner_update"),
         ("optimizers",),
         ("callbacks", "export"),
     ),
@@ -39,6 +40,9 @@ MAY_IMPORT = {
     for rank, modules in enumerate(chain)
     for module in modules
 }
+# The one bridge between the chains: the update step has a kernel.
+for module in ("distribution", "fused_update", "inner_update", "masters"):
+    MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.update")
 
 
 @dataclass
