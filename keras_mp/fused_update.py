@@ -7,41 +7,46 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.inner import touched_rows
+from keras_mp.distribution import is_sparse
 from keras_mp.masters import MasterWeights
 
 # SGD and Adam do more with these than the kernel does.
 _OPTIONS = ("clipnorm", "gradient_accumulation_steps", "use_ema", "amsgrad")
 
 
-def fits_the_kernel(
+def fused_part(
     optimizer: Any, gradients: Sequence[Any], masters: Sequence[Any]
-) -> bool:
-    """Tells whether `FusedUpdate` does what `optimizer` does, and not more slowly.
+) -> list[int]:
+    """Returns the indices of the variables that the kernel is to update.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
     """
-    from keras_mp.ops import update
-
     rules = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
     # Not isinstance: a subclass may do anything.
     is_known = type(optimizer) in rules and not any(
         getattr(optimizer, option, None) for option in _OPTIONS
     )
-    return is_known and all(
-        gradient is None
-        or (
-            update.takes(gradient)
-            and keras.backend.standardize_dtype(master.dtype) == "float32"
-            and getattr(master, "constraint", None) is None
-            and not optimizer._overwrite_variable_with_gradient(master)
-            # The inner optimizer can do with some rows; the kernel passes over all.
-            and touched_rows(optimizer, gradient, master) is None
-        )
-        for gradient, master in zip(gradients, masters, strict=True)
+    if not is_known:
+        return []
+    pairs = list(enumerate(zip(gradients, masters, strict=True)))
+    fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
+    others = [i for i, (g, _) in pairs if g is not None and i not in set(fitting)]
+    # A norm over all gradients is not computed by halves.
+    return [] if others and optimizer.global_clipnorm else fitting
+
+
+def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
+    from keras_mp.ops import update
+
+    return (
+        not is_sparse(gradient)
+        and update.takes(gradient)
+        and keras.backend.standardize_dtype(master.dtype) == "float32"
+        and getattr(master, "constraint", None) is None
+        and not optimizer._overwrite_variable_with_gradient(master)
     )
 
 
@@ -52,9 +57,10 @@ class FusedUpdate:
     Attributes:
         optimizer: the `keras.optimizers.SGD`, `Adam` or `AdamW`.
         own_masters: `MasterWeights`.
-        gradients: list of tensors or `tf.IndexedSlices`, of the scaled loss.
+        gradients: list of tensors, of the scaled loss.
         masters: list of their float32 variables.
         scale: scalar float32 tensor that the gradients are divided by.
+        counts_the_step: bool, whether `apply` advances the optimizer's iterations.
     """
 
     optimizer: Any
@@ -62,6 +68,12 @@ class FusedUpdate:
     gradients: Sequence[Any]
     masters: Sequence[Any]
     scale: Any
+    counts_the_step: bool
+
+    @property
+    def given(self) -> list[Any]:
+        """The masters that have a gradient: all."""
+        return list(self.masters)
 
     def check(self) -> Any:
         """Returns which gradients are not finite: a bool tensor, one for each."""
@@ -83,8 +95,9 @@ class FusedUpdate:
             ops.cond(finite, lambda: self._update(True), lambda: None)
         else:
             self._update(finite)
-        iterations = self.optimizer.iterations
-        iterations.assign_add(ops.cast(finite, iterations.dtype))
+        if self.counts_the_step:
+            iterations = self.optimizer.iterations
+            iterations.assign_add(ops.cast(finite, iterations.dtype))
 
     def _update(self, finite: Any) -> None:
         from keras_mp.ops import update

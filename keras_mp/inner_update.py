@@ -31,6 +31,12 @@ class InnerUpdate:
     scale: Any
     several_replicas: bool
 
+    @property
+    def given(self) -> list[Any]:
+        """The masters that have a gradient."""
+        pairs = zip(self.gradients, self.masters, strict=True)
+        return [master for gradient, master in pairs if gradient is not None]
+
     def check(self) -> Any:
         """Returns which gradients are not finite: a bool tensor, one for each given."""
         self._unscaled, overflows = unscale(

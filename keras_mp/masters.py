@@ -93,6 +93,13 @@ class MasterWeights:
         self.strategy = strategy
         self._empty = True
 
+    def of(self, masters: Sequence[Any]) -> "MasterWeights":
+        """Returns those whose master is among `masters`."""
+        wanted = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
+        weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
+        return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
+
     def fill(self) -> None:
         """Gives the masters their first values, as soon as the weights have theirs."""
         weights = [weight for weight, _ in self.pairs]

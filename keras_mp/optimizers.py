@@ -15,7 +15,7 @@ from keras_mp.distribution import (
     refuse_several_replicas,
     sum_over_replicas,
 )
-from keras_mp.fused_update import FusedUpdate, fits_the_kernel
+from keras_mp.fused_update import FusedUpdate, fused_part
 from keras_mp.inner import (
     check_inner,
     check_values_to_copy,
@@ -364,35 +364,43 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
         self._check_variables_are_known(variables)
-        update = self._choose_update(grads, variables, self._divisor())
+        updates = self._plan(grads, variables, self._divisor())
         self._notes.clear()
-        given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        finite, overflow = self._decide(update.check(), given)
-        update.apply(finite)
+        overflows = ops.concatenate([update.check() for update in updates])
+        masters = [m for update in updates for m in update.given]
+        finite, overflow = self._decide(overflows, masters)
+        for update in updates:
+            update.apply(finite)
         self._scaler.advance(finite)
         self._last_overflow.assign(ops.where(finite, self._last_overflow, overflow))
 
-    def _choose_update(
+    def _plan(
         self, grads: Sequence[Any], variables: Sequence[Any], scale: Any
-    ) -> FusedUpdate | InnerUpdate:
+    ) -> list[FusedUpdate | InnerUpdate]:
+        """Returns the parts of the step: by a kernel, and by the inner optimizer."""
+        inner, own = self.inner_optimizer, self._own_masters
         masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        if can_update() and fits_the_kernel(self.inner_optimizer, grads, masters):
+        fused = fused_part(inner, grads, masters) if can_update() else []
+        if len(fused) == sum(gradient is not None for gradient in grads):
             grads, masters = self._filter_empty_gradients(grads, masters)
-            return FusedUpdate(
-                self.inner_optimizer,
-                self._own_masters,
-                grads,
-                masters,
-                ops.ones(()) if scale is None else scale,
+            fused, rest = list(range(len(grads))), []
+        else:
+            rest = [i for i in range(len(grads)) if i not in set(fused)]
+        parts: list[FusedUpdate | InnerUpdate] = []
+        if fused:
+            of_part, part = [grads[i] for i in fused], [masters[i] for i in fused]
+            divisor = ops.ones(()) if scale is None else scale
+            parts.append(
+                FusedUpdate(
+                    inner, own, of_part, part, divisor, counts_the_step=not rest
+                )
             )
-        return InnerUpdate(
-            self.inner_optimizer,
-            self._own_masters,
-            grads,
-            masters,
-            scale,
-            self._distribution_strategy.num_replicas_in_sync > 1,
-        )
+        if rest:
+            of_part, part = [grads[i] for i in rest], [masters[i] for i in rest]
+            several = self._distribution_strategy.num_replicas_in_sync > 1
+            own = own.of(part) if fused else own
+            parts.append(InnerUpdate(inner, own, of_part, part, scale, several))
+        return parts
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -421,24 +429,25 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             stacklevel=4,
         )
 
-    def _decide(self, overflows: Any, variables: Sequence[Any]) -> tuple[Any, Any]:
+    def _decide(self, overflows: Any, masters: Sequence[Any]) -> tuple[Any, Any]:
         """Returns whether all gradients of all replicas are finite, and which is not.
 
         Args:
             overflows: bool tensor: which gradients of this replica are not finite.
-            variables: list of their variables.
+            masters: list of the masters that they belong to.
 
         Returns:
             Scalar bool tensor; scalar int tensor, the position of the first variable
             with a gradient that is not.
         """
-        overflows = sum_over_replicas(ops.cast(overflows, "float32"))
+        counts = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
-            [self._get_variable_index(v) for v in variables],
+            [self.inner_optimizer._get_variable_index(m) for m in masters],
             dtype=self._last_overflow.dtype,
         )
-        first = ops.take(positions, ops.argmax(ops.minimum(overflows, 1.0)))
-        return ops.all(ops.equal(overflows, 0)), first
+        none = len(self._masters)
+        first = ops.min(ops.where(ops.equal(counts, 0), none, positions))
+        return ops.all(ops.equal(counts, 0)), first
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Tells whether all gradients of all replicas are finite.
@@ -450,9 +459,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             Scalar bool tensor.
         """
-        given = zip(grads, self._trainable_variables, strict=True)
-        variables = [v for gradient, v in given if gradient is not None]
-        return self._decide(overflows_of(grads), variables)[0]
+        given = zip(grads, self._masters, strict=True)
+        masters = [master for gradient, master in given if gradient is not None]
+        return self._decide(overflows_of(grads), masters)[0]
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any

@@ -51,12 +51,16 @@ def ops_of_a_step(optimizer, weights, gradients):
     return [node.op for node in nodes]
 
 
-def is_fused(optimizer, weights, gradients):
+def parts(optimizer, weights, gradients):
+    """Which parts a step has, each in one call for all its variables."""
     ops = ops_of_a_step(optimizer, weights, gradients)
-    fused = ops.count("KerasMp>UpdateVariables")
-    # Exactly one of the two ways, each in one call for all variables.
-    assert fused + ops.count("KerasMp>UnscaleGradients") == 1
-    return fused == 1
+    names = {
+        "KerasMp>UpdateVariables": "fused",
+        "KerasMp>UnscaleGradients": "inner",
+    }
+    found = [names[op] for op in ops if op in names]
+    assert len(found) == len(set(found))
+    return set(found)
 
 
 def wrapped(make, shapes=SHAPES, dtype="float16"):
@@ -74,7 +78,8 @@ def ones_like(weights, dtype="float16"):
 @pytest.mark.parametrize("name", [*FUSED, *NOT_FUSED])
 def test_the_optimizers_that_are_fused(name):
     optimizer, weights = wrapped({**FUSED, **NOT_FUSED}[name])
-    assert is_fused(optimizer, weights, ones_like(weights)) == (name in FUSED)
+    expected = {"fused"} if name in FUSED else {"inner"}
+    assert parts(optimizer, weights, ones_like(weights)) == expected
 
 
 def test_a_constraint_is_left_to_the_optimizer():
@@ -82,7 +87,7 @@ def test_a_constraint_is_left_to_the_optimizer():
     weight.constraint = keras.constraints.NonNeg()
     optimizer = keras_mp.wrap(optimizers.SGD(0.1), loss_scale=1)
     optimizer.build([weight])
-    assert not is_fused(optimizer, [weight], ones_like([weight]))
+    assert parts(optimizer, [weight], ones_like([weight])) == {"inner"}
 
 
 def rows(shape):
@@ -91,15 +96,48 @@ def rows(shape):
     )
 
 
-@pytest.mark.parametrize(
-    ("make", "fused"),
-    [(FUSED["sgd"], False), (FUSED["momentum"], True), (FUSED["adam"], True)],
-    ids=["sgd", "momentum", "adam"],
-)
-def test_some_rows_only_where_the_others_stay(make, fused):
-    # SGD touches the given rows only; momentum and Adam move every row at every step.
-    optimizer, weights = wrapped(make, (("table", (3, 2)),))
-    assert is_fused(optimizer, weights, [rows([3, 2])]) == fused
+TABLE = (("table", (3, 2)), ("kernel", (2, 2)))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_some_rows_are_left_to_the_optimizer(name):
+    optimizer, weights = wrapped(FUSED[name], TABLE)
+    gradients = [rows([3, 2]), tf.ones((2, 2), "float16")]
+    assert parts(optimizer, weights, gradients) == {"fused", "inner"}
+
+
+def test_a_norm_over_all_gradients_is_not_split():
+    optimizer, weights = wrapped(FUSED["adamw"], TABLE)
+    gradients = [rows([3, 2]), tf.ones((2, 2), "float16")]
+    assert parts(optimizer, weights, gradients) == {"inner"}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_a_step_of_two_parts_is_one_step(name, mode):
+    weights = oracle.make_weights("float16", TABLE)
+    reference = oracle.Fp32Reference(FUSED[name](), weights)
+    optimizer = keras_mp.wrap(FUSED[name](), keras_mp.DynamicLossScale(8.0))
+    optimizer.scale_loss(0.0)
+    step = oracle.make_step(optimizer, weights, mode)
+    dense = np.full((2, 2), 0.5, "float32")
+    for bad in (None, "table", "kernel", None):
+        scale = optimizer.loss_scale.numpy()
+        values = np.full((1, 2), np.nan if bad == "table" else scale, "float16")
+        table = tf.IndexedSlices(values, tf.constant([1]), tf.constant([3, 2]))
+        kernel = np.full((2, 2), np.inf) if bad == "kernel" else scale * dense
+        step([table, tf.constant(kernel, "float16")])
+        if bad is not None:
+            path = {"table": weights[0].path, "kernel": weights[1].path}[bad]
+            assert optimizer.last_overflow == path
+            continue
+        exact = tf.IndexedSlices(np.ones((1, 2), "float32"), [1], [3, 2])
+        reference.apply([exact, tf.constant(dense)])
+        steps = int(optimizer.iterations.numpy())
+        reference.assert_equal(optimizer, 0 if mode != "xla" else 8 * steps)
+        oracle.assert_weights_are_masters(optimizer, weights)
+    assert optimizer.iterations.numpy() == 2
+    assert optimizer.skipped_steps.numpy() == 2
 
 
 @pytest.mark.parametrize("name", FUSED)

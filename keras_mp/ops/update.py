@@ -128,8 +128,7 @@ def update_variables(
 
     Args:
         finite: scalar bool tensor: if false, nothing changes.
-        gradients: list of tensors, or of `tf.IndexedSlices`, which are added up into a
-            tensor of the shape of the master.
+        gradients: list of tensors.
         masters: list of float32 variables, one for each gradient.
         slots: list of float32 variables: the momentums, then the velocities.
         weights: list of 16-bit variables, or None where the master is the weight.
@@ -156,7 +155,7 @@ def update_variables(
         numbers=tf.stack(
             [tf.cast(x, tf.float32) for x in ({**defaults, **numbers}).values()]
         ),
-        gradients=[_dense(gradient) for gradient in gradients],
+        gradients=list(gradients),
         masters=_handles(masters),
         slots=_handles(slots),
         weights=_handles([weights[i] for i in weight_of]),
@@ -165,15 +164,6 @@ def update_variables(
         decays=list(decays),
         rule=rule,
     )
-
-
-def _dense(gradient: Any) -> tf.Tensor:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.convert_to_tensor(gradient)
-    # Rows that occur twice are added up in FP32.
-    wide = tf.cast(gradient.values, tf.float32)
-    shape = tf.cast(gradient.dense_shape, gradient.indices.dtype)
-    return tf.scatter_nd(gradient.indices[:, None], wide, shape)
 
 
 def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:

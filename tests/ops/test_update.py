@@ -159,14 +159,6 @@ def test_a_step_moves_everything_or_nothing(run, finite):
     assert_values(weights, expected[:1], "float16")
 
 
-def test_rows_that_occur_twice_are_added_up_in_fp32(run):
-    (master,) = variables([[1.0], [2.0], [3.0]])
-    values = tf.constant([[2048.0], [1.0], [0.5]], "float16")
-    rows = tf.IndexedSlices(values, tf.constant([2, 2, 0]), tf.constant([3, 1]))
-    run(lambda: step([master], [rows]))
-    assert_values([master], [[[0.5], [2.0], [3.0 - 2049.0]]], "float32")
-
-
 def test_a_value_that_was_read_before_stays(run):
     masters = variables([1.0, 2.0])
 
