@@ -21,7 +21,7 @@ CHAINS = (
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
         ("optimizers",),
-        ("callbacks", "export"),
+        ("callbacks", "checkpoints", "export"),
     ),
     (
         ("ops.checks", "ops.native", "ops.reference"),
