@@ -10,7 +10,7 @@ import pytest
 
 import keras_mp
 
-EPOCHS, BATCHES = 2, 2
+EPOCHS, BATCHES = 3, 2
 
 
 def make_model(dropout=0.0):
