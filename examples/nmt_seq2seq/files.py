@@ -17,6 +17,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(part)
         os.replace(part, path)
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -33,7 +35,7 @@ def downloaded(url: str) -> Path:
         write_whole(path, lambda part: urlretrieve(url, part))
     except OSError as error:
         raise OSError(
-            f"A data set must be downloaded as a whole. Received: {url}, {error}. "
-            f"Fetch it in another way and put it here: {path}."
+            f"A data set must be downloaded as a whole. Received: {url}: {error}. "
+            "Fetch it in another way, and put it there or name it with --data."
         ) from error
     return path
