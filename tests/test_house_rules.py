@@ -18,6 +18,7 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 CHAINS = (
     (
         ("arguments",),
+        ("serialization",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
         ("optimizers",),
