@@ -270,12 +270,13 @@ class DynamicLossScale(LossScale):
         }
 
 
-def as_loss_scale(loss_scale: Any) -> LossScale:
+def as_loss_scale(loss_scale: Any, custom_objects: Any = None) -> LossScale:
     """Returns the rule that `loss_scale` names.
 
     Args:
         loss_scale: `"dynamic"`, a positive number, a `LossScale` or its serialized
             form.
+        custom_objects: dict, classes that a serialized form may name.
 
     Returns:
         A `LossScale`.
@@ -285,7 +286,9 @@ def as_loss_scale(loss_scale: Any) -> LossScale:
         ValueError: another string, a number out of range, or a malformed config.
     """
     if isinstance(loss_scale, dict) and "class_name" in loss_scale:
-        loss_scale = deserialize("loss_scale", loss_scale, LossScale, None)
+        loss_scale = deserialize(
+            "loss_scale", loss_scale, LossScale, custom_objects=custom_objects
+        )
     if isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, str) and loss_scale == "dynamic":

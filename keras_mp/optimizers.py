@@ -556,14 +556,17 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             TypeError: an argument is missing, unknown or of the wrong type.
             ValueError: as for `wrap`, or a config inside is malformed.
         """
-        with keras.saving.CustomObjectScope(custom_objects or {}):
-            inner = deserialize(
-                "inner_optimizer",
-                config.get("inner_optimizer"),
-                keras.optimizers.Optimizer,
-                "optimizers",
-            )
-            return cls(**{**config, "inner_optimizer": inner})
+        config = dict(config)
+        config["inner_optimizer"] = deserialize(
+            "inner_optimizer",
+            config.get("inner_optimizer"),
+            keras.optimizers.Optimizer,
+            "optimizers",
+            custom_objects,
+        )
+        if "loss_scale" in config:
+            config["loss_scale"] = as_loss_scale(config["loss_scale"], custom_objects)
+        return cls(**config)
 
     def __repr__(self) -> str:
         inner = type(self.inner_optimizer).__name__
