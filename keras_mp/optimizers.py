@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.arguments import shown, whole_number
 from keras_mp.distribution import (
     can_update,
     check_scope,
@@ -28,6 +29,7 @@ from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
+from keras_mp.serialization import deserialize
 from keras_mp.step import StepNotes
 
 
@@ -119,9 +121,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         if rounding not in ROUNDING_MODES:
             raise ValueError(
                 '`rounding` must be "nearest" or "stochastic". '
-                f"Received: rounding={rounding!r}. The paper trained with "
+                f"Received: rounding={shown(rounding)}. The paper trained with "
                 '"nearest"; Appendix A compares the two.'
             )
+        if not isinstance(name, str | None):
+            raise TypeError(
+                f"`name` must be a str or None. Received: name={shown(name)}."
+            )
+        seed = whole_number("seed", seed, "Try 0.", least=0)
         super().__init__(inner_optimizer, name=name)
         self.rounding = rounding
         self._seed_generator = keras.random.SeedGenerator(seed)
@@ -533,12 +540,22 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "FP32MasterOptimizer":
-        """Returns the optimizer that `get_config` described."""
+        """Returns the optimizer that `get_config` described.
+
+        Raises:
+            TypeError: an argument is missing, unknown or of the wrong type.
+            ValueError: as for `wrap`, or a config inside is malformed.
+        """
         config = dict(config)
-        for key in ("inner_optimizer", "loss_scale"):
-            config[key] = keras.saving.deserialize_keras_object(
-                config[key], custom_objects=custom_objects
-            )
+        config["inner_optimizer"] = deserialize(
+            "inner_optimizer",
+            config.get("inner_optimizer"),
+            keras.optimizers.Optimizer,
+            "optimizers",
+            custom_objects,
+        )
+        if "loss_scale" in config:
+            config["loss_scale"] = as_loss_scale(config["loss_scale"], custom_objects)
         return cls(**config)
 
     def __repr__(self) -> str:

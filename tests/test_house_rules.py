@@ -18,11 +18,12 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 CHAINS = (
     (
         ("arguments",),
+        ("serialization",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
         ("fused_update", "inner_update"),
         ("optimizers",),
-        ("callbacks", "export"),
+        ("callbacks", "checkpoints", "export"),
     ),
     (
         ("ops.checks", "ops.native", "ops.reference"),
