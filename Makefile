@@ -32,11 +32,13 @@ help:
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
-# The layers run twice: in plain TensorFlow, and on the native library. What XLA compiles
-# and how models are converted and trained is the same both times. The tests of the ops
-# choose the library themselves.
+# Layers and optimizers run twice: in plain TensorFlow, and on the native library. What
+# XLA compiles and how models are converted and trained is the same both times. The tests
+# of the ops choose the library themselves.
 test: $(VENV)/.installed-test $(NATIVE) test-cpp
-	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) tests/layers -k 'not xla' \
+	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
+	  tests/layers tests/test_optimizers.py tests/test_outside_changes.py \
+	  tests/test_overflow.py \
 	  --ignore tests/layers/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
