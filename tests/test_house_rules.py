@@ -20,6 +20,7 @@ CHAINS = (
         ("arguments",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
+        ("joint",),
         ("optimizers",),
         ("callbacks", "export"),
     ),
