@@ -65,8 +65,8 @@ def check_scope(strategy: Any) -> None:
         raise RuntimeError(
             "An optimizer must be created in the scope of the strategy that it trains "
             "in, or every replica moves the loss scale. Received: an optimizer created "
-            f"outside, used with {type(here).__name__}. Call keras_mp.wrap(...) inside "
-            "`with strategy.scope():`."
+            f"outside, used with {type(here).__name__}. Create it, and call "
+            "keras_mp.wrap(...), inside `with strategy.scope():`."
         )
 
 
@@ -106,17 +106,28 @@ def sum_over_replicas(x: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 
-def cond_on_all_replicas(
-    predicate: Any, on_each_replica: Callable[[list[Any]], None], grads: list[Any]
+def run_on_each_replica(
+    strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
 ) -> None:
-    """Calls `on_each_replica(grads)` on every replica if `predicate` holds.
+    """Calls `act` on every replica, with the gradients of that replica."""
+    strategy.extended.call_for_each_replica(act, (grads,))
+
+
+def cond_on_all_replicas(
+    predicate: Any,
+    run: Callable[[Any, Callable[[list[Any]], None], list[Any]], None],
+    act: Callable[[list[Any]], None],
+    grads: list[Any],
+) -> None:
+    """Runs `act(grads)` on all replicas if `predicate` holds.
 
     The condition stands outside the replicas, where `tf.distribute` wants it: a
     branch inside a replica could not exchange anything with the others.
 
     Args:
         predicate: scalar bool tensor, the same on every replica.
-        on_each_replica: called in a replica context.
+        run: called across replicas with the strategy, `act`, and the gradients of all.
+        act: called in a replica context.
         grads: list of this replica's tensors, `tf.IndexedSlices` or None.
     """
     import tensorflow as tf
@@ -125,11 +136,8 @@ def cond_on_all_replicas(
 
     @as_is
     def across(strategy: Any, predicate: Any, grads: list[Any]) -> None:
-        def on_all_replicas() -> None:
-            strategy.extended.call_for_each_replica(as_is(on_each_replica), (grads,))
-
         anywhere = strategy.experimental_local_results(predicate)[0]
-        ops.cond(anywhere, on_all_replicas, lambda: None)
+        ops.cond(anywhere, lambda: run(strategy, as_is(act), grads), lambda: None)
 
     context = tf.distribute.get_replica_context()
     context.merge_call(across, args=(predicate, grads))

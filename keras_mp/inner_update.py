@@ -1,6 +1,6 @@
 """The update by the inner optimizer itself, whichever it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class InnerUpdate:
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by.
         several_replicas: bool, whether other replicas do the same step.
+        run: how they do it, as for `cond_on_all_replicas`.
     """
 
     optimizer: Any
@@ -30,6 +31,7 @@ class InnerUpdate:
     masters: Sequence[Any]
     scale: Any
     several_replicas: bool
+    run: Callable[..., None]
 
     @property
     def given(self) -> list[Any]:
@@ -50,7 +52,7 @@ class InnerUpdate:
         Args:
             finite: scalar bool tensor, the same on every replica.
         """
-        cond_on_all_replicas(finite, self._update, self._unscaled)
+        cond_on_all_replicas(finite, self.run, self._update, self._unscaled)
 
     def _update(self, gradients: Sequence[Any]) -> None:
         rows = self._touched_rows(gradients)

@@ -1,8 +1,9 @@
 """The wrapper that gives any Keras optimizer FP32 masters and loss scaling."""
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from keras_mp.distribution import (
     check_scope,
     outside_functions,
     refuse_several_replicas,
+    run_on_each_replica,
     sum_over_replicas,
 )
 from keras_mp.fused_update import FusedUpdate, fused_part
@@ -24,6 +26,7 @@ from keras_mp.inner import (
     leaves,
 )
 from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
+from keras_mp.joint import creating_for_all_replicas, needs_the_sum, run_on_the_sum
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
@@ -137,6 +140,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._loss_was_scaled = False
         self._masters: list[Any] = []
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
+        self._run: Callable[..., None] = run_on_each_replica
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
             self._scaler = loss_scale._scaler
@@ -219,11 +223,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        check_scope(self._distribution_strategy)
+        for optimizer in (self, *leaves(self.inner_optimizer)):
+            check_scope(optimizer._distribution_strategy)
         variables = list(variables)
         check_values_to_copy(self.inner_optimizer, variables)
         weights = [v for v in variables if needs_master(v)]
-        masters = [create_master(weight) for weight in weights]
+        creating = self._choose_run(variables)
+        with creating():
+            masters = [create_master(weight) for weight in weights]
         for weight, master in zip(weights, masters, strict=True):
             self._track_variable(master)
             regularizer = getattr(weight, "regularizer", None)
@@ -240,9 +247,26 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
-        self.inner_optimizer.build(self._masters)
+        with creating():
+            self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    def _choose_run(self, variables: Sequence[Any]) -> Callable[..., Any]:
+        """Decides whether the inner optimizer runs on each replica or once for all.
+
+        Returns:
+            What gives the context manager to create its variables in.
+        """
+        several_replicas = self._distribution_strategy.num_replicas_in_sync > 1
+        # A variable that its gradient replaces has no use for a sum.
+        replaced = any(self._overwrite_variable_with_gradient(v) for v in variables)
+        if not several_replicas or replaced or not needs_the_sum(self.inner_optimizer):
+            return contextlib.nullcontext
+        own = [v for v in variables if not needs_master(v)]
+        constrained = [v for v in own if getattr(v, "constraint", None) is not None]
+        self._run = functools.partial(run_on_the_sum, constrained)
+        return creating_for_all_replicas
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None
@@ -406,7 +430,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             of_part, part = [grads[i] for i in rest], [masters[i] for i in rest]
             several = self._distribution_strategy.num_replicas_in_sync > 1
             own = own.of(part) if fused else own
-            parts.append(InnerUpdate(inner, own, of_part, part, scale, several))
+            parts.append(
+                InnerUpdate(inner, own, of_part, part, scale, several, self._run)
+            )
         return parts
 
     def _divisor(self) -> Any:

@@ -21,7 +21,7 @@ CHAINS = (
         ("serialization",),
         ("distribution", "loss_scale", "regularizers", "rounding"),
         ("inner", "masters", "scaler", "step"),
-        ("fused_update", "inner_update"),
+        ("fused_update", "inner_update", "joint"),
         ("optimizers",),
         ("callbacks", "checkpoints", "export"),
     ),
