@@ -103,7 +103,9 @@ def test_classes_that_a_scope_names(scope):
 
 
 @pytest.mark.parametrize(
-    "regularizer", ["l2", registered_l2, keras.regularizers.L1(0.5)], ids=repr
+    "regularizer",
+    ["l2", registered_l2, keras.regularizers.L1(0.5)],
+    ids=["name", "function", "object"],
 )
 def test_a_regularizer_and_its_copy(regularizer):
     original = FP32Regularizer(regularizer)
