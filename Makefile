@@ -19,12 +19,13 @@ export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help demo test test-cpp lint clean
+.PHONY: help demo test test-slow test-cpp lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
 	@echo 'make test       run the tests'
+	@echo 'make test-slow  run those that take minutes'
 	@echo 'make lint       check style, format and types'
 	@echo 'make clean      remove .venv, build outputs and caches'
 
@@ -39,6 +40,9 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 	  --ignore tests/layers/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
+
+test-slow: $(VENV)/.installed-test $(NATIVE)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow $(ARGS)
 
 # The kernels in plain C++, once more under AddressSanitizer and UBSan.
 test-cpp: $(VENV)/.created

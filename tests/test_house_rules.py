@@ -22,7 +22,7 @@ CHAINS = (
         ("inner", "masters", "scaler", "step"),
         ("joint",),
         ("optimizers",),
-        ("callbacks", "export"),
+        ("callbacks", "checkpoints", "export"),
     ),
     (
         ("ops.checks", "ops.native", "ops.reference"),

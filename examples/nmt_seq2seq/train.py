@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 import resource
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from batches import encode, held_out_batches, training_batches
 from data import load_pairs, prepare, split
 from decoding import translate
 from evaluation import bleu
+from files import write_whole
 from model import Translator
 from schedules import DecayOnWorse, luong234
 from vocabulary import Vocabulary, detokenize
@@ -121,19 +123,18 @@ class StepTimer(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self.start)
 
 
-def make_callbacks(args: argparse.Namespace) -> list[keras.callbacks.Callback]:
+def make_callbacks(
+    args: argparse.Namespace, log: list[dict[str, float]]
+) -> list[keras.callbacks.Callback]:
     """Returns what runs beside the training; an epoch is `eval_every` steps."""
     callbacks: list[keras.callbacks.Callback] = []
     if args.precision.startswith("mixed"):
         callbacks.append(keras_mp.LossScaleCallback())
     if args.decay == "on_worse":
-        callbacks.append(DecayOnWorse())
+        callbacks.append(DecayOnWorse(losses=[row["loss"] for row in log]))
     return [
         *callbacks,
         keras.callbacks.CSVLogger(args.out / "log.csv", append=args.resume),
-        keras.callbacks.ModelCheckpoint(
-            args.out / "checkpoint.weights.h5", save_weights_only=True
-        ),
     ]
 
 
@@ -143,6 +144,13 @@ def read_log(path: Path) -> list[dict[str, float]]:
         return []
     with path.open() as file:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def cut_log(path: Path, rows: int) -> None:
+    """Removes the rows after so many: those of epochs that are trained again."""
+    if path.is_file():
+        lines = path.read_text().splitlines(keepends=True)[: 1 + rows]
+        write_whole(path, lambda part: part.write_text("".join(lines)))
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -170,13 +178,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
     print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")
 
-    # Training. To resume: the weights with the optimizer's state, and the data from
-    # where they stopped.
-    done = 0
-    if args.resume:
-        done = len(read_log(args.out / "log.csv"))
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(args.out / "checkpoint.weights.h5")
+    # Training. To resume: the weights with the optimizer's state, the log and the data
+    # from where they stopped.
+    if not args.resume:
+        shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
+    checkpoints = keras_mp.Checkpoints(args.out / "checkpoints")
+    done = checkpoints.restore(model)
+    cut_log(args.out / "log.csv", done)
+    callbacks = make_callbacks(args, read_log(args.out / "log.csv"))
     timer = StepTimer()
     model.fit(
         batches.skip(done * args.eval_every),
@@ -184,7 +193,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         epochs=args.steps // args.eval_every,
         initial_epoch=done,
         steps_per_epoch=args.eval_every,
-        callbacks=[timer, *make_callbacks(args)],
+        # Checkpoints last: a row of the log is written before its checkpoint.
+        callbacks=[timer, *callbacks, checkpoints],
         verbose=args.verbose,
         shuffle=False,  # the data set shuffles itself
     )
@@ -208,7 +218,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "train_perplexity": [row["perplexity"] for row in log],
         "held_out_perplexity": [row["val_perplexity"] for row in log],
         "bleu": scores,
-        "step_seconds": float(np.median(timer.seconds)),
+        "step_seconds": float(np.median(timer.seconds or [np.nan])),
         "peak_mb": peak_mb,
         "loss_scale": log[-1].get("loss_scale"),
         "skipped_steps": log[-1].get("skipped_steps"),
@@ -216,7 +226,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "french": french,
         "translations": found,
     }
-    (args.out / "result.json").write_text(json.dumps(result, indent=1))
+    text = json.dumps(result, indent=1)
+    write_whole(args.out / "result.json", lambda part: part.write_text(text))
     print(f"held-out perplexity {log[-1]['val_perplexity']:.2f}, BLEU {scores}")
     return result
 

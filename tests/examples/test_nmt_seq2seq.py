@@ -265,6 +265,11 @@ def test_decay_on_worse():
         callback.on_epoch_end(epoch, {"loss": loss})
         rates.append(float(callback.model.optimizer.learning_rate))
     assert rates == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+    # One that resumes, with the losses of the log.
+    resumed = DecayOnWorse(factor=0.5, losses=callback.losses[:4])
+    resumed.set_model(callback.model)
+    resumed.on_epoch_end(4, {"loss": 4.6})
+    assert float(callback.model.optimizer.learning_rate) == 0.25
 
 
 def test_beam_of_one_is_greedy():
@@ -351,14 +356,35 @@ def test_train_in_fp32(corpus, tmp_path):
 def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     from train import main
 
-    flags = [*TINY, *corpus, "--precision=mixed"]
+    flags = [*TINY, *corpus, "--precision=mixed", "--dropout=0.2"]
     whole = main([*flags, f"--out={tmp_path / 'whole'}"])
     check(whole)
     assert whole["loss_scale"] > 1
-    main([*flags, f"--out={tmp_path / 'parts'}", "--steps=2"])
-    parts = main([*flags, f"--out={tmp_path / 'parts'}", "--resume"])
+    folder = tmp_path / "parts"
+    main([*flags, f"--out={folder}", "--steps=2"])
+    # What a kill before the next checkpoint, and one inside of a row, leave there.
+    log = (folder / "log.csv").read_text()
+    row = log.splitlines(keepends=True)[-1]
+    (folder / "log.csv").write_text(f"{log}{row}{row[:9]}")
+    parts = main([*flags, f"--out={folder}", "--resume"])
     for key in ("train_perplexity", "held_out_perplexity", "loss_scale"):
-        np.testing.assert_allclose(parts[key], whole[key], rtol=1e-6)
+        assert parts[key] == whole[key]
+    assert parts["translations"] == whole["translations"]
+
+
+@pytest.mark.slow
+def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_path):
+    from train import main
+
+    flags = [*TINY, *corpus, "--precision=mixed", f"--out={tmp_path}"]
+    first = main(flags)
+    # It may have been killed before it wrote the result.
+    (tmp_path / "result.json").unlink()
+    again = main([*flags, "--resume"])
+    assert again["translations"] == first["translations"]
+    assert (tmp_path / "result.json").is_file()
+    anew = main(flags)
+    assert anew["train_perplexity"] == first["train_perplexity"]
 
 
 def test_legacy_preset_runs(corpus, tmp_path):
