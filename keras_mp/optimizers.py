@@ -16,6 +16,7 @@ from keras_mp.distribution import (
     outside_functions,
     refuse_several_replicas,
     run_on_each_replica,
+    scope_of,
     sum_over_replicas,
 )
 from keras_mp.inner import (
@@ -218,7 +219,11 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         for optimizer in (self, *leaves(self.inner_optimizer)):
             check_scope(optimizer._distribution_strategy)
-        variables = list(variables)
+        with scope_of(self._distribution_strategy):
+            self._create_variables(list(variables))
+
+    def _create_variables(self, variables: list[Any]) -> None:
+        """Does what `build` does, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         weights = [v for v in variables if needs_master(v)]
         creating = self._choose_run(variables)
