@@ -143,3 +143,26 @@ def test_the_translator_goes_on_after_a_kill(tmp_path):
     assert expected[-1].startswith("000000012-")
     for folder in ("whole/out/worker1", "killed/out", "killed/out/worker1"):
         assert saved(tmp_path / folder) == expected
+
+
+FIT = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+try:
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.slow
+def test_fit_fails_in_keras_itself(tmp_path):
+    """Once it does not, the limit in the README is out of date."""
+    workers = Workers(tmp_path, "-c", FIT)
+    workers.run([], progress=lambda: 0)
+    for index in range(2):
+        expected = "refused: Attempt to convert a value (PerReplica:"
+        assert expected in workers.log(index).read_text()
