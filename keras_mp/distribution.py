@@ -1,6 +1,8 @@
 """The few things that `tf.distribute` and `tf.function` ask of an optimizer."""
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -68,6 +70,14 @@ def check_scope(strategy: Any) -> None:
             f"outside, used with {type(here).__name__}. Create it, and call "
             "keras_mp.wrap(...), inside `with strategy.scope():`."
         )
+
+
+def scope_of(strategy: Any) -> AbstractContextManager[Any]:
+    """Returns what to create variables in, whether or not its scope is entered."""
+    import tensorflow as tf
+
+    here = tf.distribute.get_strategy()
+    return contextlib.nullcontext() if here is strategy else strategy.scope()
 
 
 def refuse_several_replicas() -> None:

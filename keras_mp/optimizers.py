@@ -16,6 +16,7 @@ from keras_mp.distribution import (
     outside_functions,
     refuse_several_replicas,
     run_on_each_replica,
+    scope_of,
     sum_over_replicas,
 )
 from keras_mp.fused_update import FusedUpdate, fused_part
@@ -226,11 +227,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         for optimizer in (self, *leaves(self.inner_optimizer)):
             check_scope(optimizer._distribution_strategy)
         variables = list(variables)
+        with scope_of(self._distribution_strategy), self._choose_run(variables):
+            self._create_variables(variables)
+
+    def _create_variables(self, variables: list[Any]) -> None:
+        """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         weights = [v for v in variables if needs_master(v)]
-        creating = self._choose_run(variables)
-        with creating():
-            masters = [create_master(weight) for weight in weights]
+        masters = [create_master(weight) for weight in weights]
         for weight, master in zip(weights, masters, strict=True):
             self._track_variable(master)
             regularizer = getattr(weight, "regularizer", None)
@@ -247,26 +251,27 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         own = iter(masters)
         self._masters = [next(own) if needs_master(v) else v for v in variables]
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
-        with creating():
-            self.inner_optimizer.build(self._masters)
+        self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
-    def _choose_run(self, variables: Sequence[Any]) -> Callable[..., Any]:
+    def _choose_run(
+        self, variables: Sequence[Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Decides whether the inner optimizer runs on each replica or once for all.
 
         Returns:
-            What gives the context manager to create its variables in.
+            What to create its variables in.
         """
         several_replicas = self._distribution_strategy.num_replicas_in_sync > 1
         # A variable that its gradient replaces has no use for a sum.
         replaced = any(self._overwrite_variable_with_gradient(v) for v in variables)
         if not several_replicas or replaced or not needs_the_sum(self.inner_optimizer):
-            return contextlib.nullcontext
+            return contextlib.nullcontext()
         own = [v for v in variables if not needs_master(v)]
         constrained = [v for v in own if getattr(v, "constraint", None) is not None]
         self._run = functools.partial(run_on_the_sum, constrained)
-        return creating_for_all_replicas
+        return creating_for_all_replicas()
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None

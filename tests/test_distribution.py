@@ -288,6 +288,15 @@ def test_an_optimizer_made_outside_the_scope_is_refused(strategy, policy):
     assert "keras_mp.wrap" in message
 
 
+def test_an_optimizer_is_built_in_the_scope_wherever_that_is_asked_for(strategy):
+    with strategy.scope():
+        model = one_weight(momentum=0.5)
+    model.optimizer.build(model.trainable_variables)
+    fit(model, column(1, 1), 2)
+    assert_equal_on_all_replicas(strategy, model)
+    assert model.get_weights()[0].tolist() == [[0.75]]
+
+
 def test_an_inner_optimizer_made_outside_the_scope_is_refused(strategy):
     # Each replica would count its iterations.
     inner = keras.optimizers.SGD(0.25)

@@ -13,6 +13,8 @@ import resource
 import shutil
 import sys
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from evaluation import bleu
 from files import write_whole
 from model import Translator
 from schedules import DecayOnWorse, luong234
+from strategies import STRATEGIES, fit, make_strategy, worker_index
 from vocabulary import Vocabulary, detokenize
 
 import keras_mp
@@ -50,6 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--loss-scale", default="dynamic", help="'dynamic' or a number, for mixed"
     )
+    parser.add_argument("--strategy", choices=STRATEGIES, default="none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/nmt"))
     parser.add_argument("--resume", action="store_true")
@@ -107,6 +111,8 @@ def make_model(
     model.build()
     # XLA would compile again for every shape of a batch.
     model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    # Here, in the scope of the strategy: its replicas cannot create variables.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -138,12 +144,13 @@ def make_callbacks(
     ]
 
 
-def read_log(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of a log, one an epoch; none where there is no log."""
+def read_log(path: Path, rows: int | None = None) -> list[dict[str, float]]:
+    """Returns the first rows of a log, one an epoch; none where there is no log."""
     if not path.is_file():
         return []
     with path.open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        found = islice(csv.DictReader(file), rows)
+        return [{k: float(v) for k, v in row.items()} for row in found]
 
 
 def cut_log(path: Path, rows: int) -> None:
@@ -154,8 +161,15 @@ def cut_log(path: Path, rows: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Trains, evaluates, writes result.json and returns what it holds."""
+    """Trains, evaluates, writes result.json and returns what it holds.
+
+    Of several workers the first one does the latter three.
+    """
     args = parse_args(argv)
+    strategy = make_strategy(args.strategy, args.batch)
+    # Of several workers, all go on from what the first one has saved.
+    first, worker = args.out, worker_index(strategy)
+    args.out = args.out / f"worker{worker}" if worker else args.out
     args.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(args.seed)
     # The one line that decides how weights, activations and gradients are stored.
@@ -174,20 +188,25 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     held_out = held_out_batches(held_out, args.batch)
 
     # Model.
-    model = make_model(args, len(source), len(target))
+    with strategy.scope():
+        model = make_model(args, len(source), len(target))
     print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
     print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")
 
     # Training. To resume: the weights with the optimizer's state, the log and the data
     # from where they stopped.
-    if not args.resume:
+    done = 0
+    if args.resume:
+        done = keras_mp.Checkpoints(first / "checkpoints").restore(model)
+    else:
         shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
     checkpoints = keras_mp.Checkpoints(args.out / "checkpoints")
-    done = checkpoints.restore(model)
     cut_log(args.out / "log.csv", done)
-    callbacks = make_callbacks(args, read_log(args.out / "log.csv"))
+    callbacks = make_callbacks(args, read_log(first / "log.csv", done))
     timer = StepTimer()
-    model.fit(
+    keras_fit = partial(model.fit, shuffle=False)  # the data set shuffles itself
+    run = keras_fit if args.strategy == "none" else partial(fit, model)
+    run(
         batches.skip(done * args.eval_every),
         validation_data=held_out,
         epochs=args.steps // args.eval_every,
@@ -196,8 +215,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         # Checkpoints last: a row of the log is written before its checkpoint.
         callbacks=[timer, *callbacks, checkpoints],
         verbose=args.verbose,
-        shuffle=False,  # the data set shuffles itself
     )
+    if worker:
+        return {}
 
     # The most memory that the process has held so far, in MB.
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

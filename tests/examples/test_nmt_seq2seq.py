@@ -157,6 +157,22 @@ def test_batches_come_from_one_bucket():
         assert np.all(np.count_nonzero(labels == EOS, axis=1) == 1)
 
 
+@pytest.mark.parametrize(
+    ("machine", "expected"), [(0, [[0, 1], [4, 5]]), (1, [[2, 3]])]
+)
+def test_a_batch_is_cut_into_shares(machine, expected):
+    from batches import shares
+
+    x = np.arange(8).reshape(1, 8, 1)
+    batches = tf.data.Dataset.from_tensor_slices(((x, x), x + 10)).repeat()
+    context = tf.distribute.InputContext(2, machine, num_replicas_in_sync=4)
+    found = [
+        (source[:, 0].numpy().tolist(), labels[:, 0].numpy().tolist())
+        for (source, _), labels in shares(batches)(context).take(len(expected))
+    ]
+    assert found == [(rows, [10 + row for row in rows]) for rows in expected]
+
+
 def test_source_is_reversed():
     from batches import encode
     from vocabulary import EOS, Vocabulary
@@ -370,6 +386,36 @@ def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     for key in ("train_perplexity", "held_out_perplexity", "loss_scale"):
         assert parts[key] == whole[key]
     assert parts["translations"] == whole["translations"]
+
+
+@pytest.fixture
+def mirrored(strategy, monkeypatch):
+    """Has `--strategy=mirrored` mean the replicas of all other tests."""
+    import strategies
+
+    monkeypatch.setitem(strategies.STRATEGIES, "mirrored", lambda: strategy)
+    return "--strategy=mirrored"
+
+
+def test_train_on_replicas(corpus, tmp_path, mirrored, monkeypatch):
+    import train
+
+    monkeypatch.setattr(train, "translate", lambda *_: [[]] * 21)
+    flags = [*TINY, *corpus, "--precision=mixed", "--held-out=21", "--no-bidirectional"]
+    alone = train.main([*flags, f"--out={tmp_path / 'alone'}"])
+    both = train.main([*flags, mirrored, f"--out={tmp_path / 'both'}"])
+    # The same but for roundings of 2^-11, which is far from 1% of what is learned.
+    learned = alone["held_out_perplexity"][0] - alone["held_out_perplexity"][-1]
+    for key in ("train_perplexity", "held_out_perplexity"):
+        np.testing.assert_allclose(both[key], alone[key], rtol=0, atol=0.01 * learned)
+    assert both["loss_scale"] == alone["loss_scale"]
+
+
+def test_a_batch_that_replicas_cannot_share(mirrored):
+    from train import main
+
+    with pytest.raises(ValueError, match=r"multiple of .*: --batch 15, 2 replicas"):
+        main(["--batch=15", mirrored])
 
 
 @pytest.mark.slow
