@@ -44,7 +44,8 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/.installed-test $(NATIVE)
-	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow $(ARGS)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
+	  -o faulthandler_timeout=1800 $(ARGS)
 
 # The kernels in plain C++, once more under AddressSanitizer and UBSan.
 test-cpp: $(VENV)/.created

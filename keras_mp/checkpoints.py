@@ -1,5 +1,6 @@
 """Checkpoints that no kill, full disk or flipped bit can spoil unseen."""
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -166,7 +167,9 @@ def _variables(objects: Sequence[Any]) -> list[Any]:
         optimizer = getattr(each, "optimizer", None)
         if optimizer is not None:
             if not optimizer.built:
-                optimizer.build(each.trainable_variables)
+                strategy = getattr(each, "distribute_strategy", None)
+                with strategy.scope() if strategy else contextlib.nullcontext():
+                    optimizer.build(each.trainable_variables)
             variables += optimizer.variables
     return variables
 

@@ -168,3 +168,29 @@ def test_numbers_that_are_refused(number, error, tmp_path):
     with pytest.raises(error, match=f"`keep` must be .* Received: keep={number}"):
         Checkpoints(tmp_path, keep=number)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_restores_every_replica(strategy, tmp_path):
+    def mirrored():
+        with strategy.scope():
+            layers = [keras.Input((3,)), keras.layers.Dense(2, dtype="float16")]
+            model = keras.Sequential(layers)
+            model.compile(keras_mp.wrap("adam"), "mse", jit_compile=False)
+        return model
+
+    def fit(model, epochs, *callbacks, initial_epoch=0):
+        x = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
+        options = {"batch_size": 4, "shuffle": False, "verbose": 0}
+        epochs = {"epochs": epochs, "initial_epoch": initial_epoch}
+        model.fit(x, x[:, :2], callbacks=list(callbacks), **options, **epochs)
+        return values(model, model.optimizer)
+
+    expected = fit(mirrored(), 4)
+    checkpoints = Checkpoints(tmp_path)
+    fit(mirrored(), 2, checkpoints)
+    model = mirrored()
+    found = fit(model, 4, initial_epoch=checkpoints.restore(model))
+    assert_same(found, expected)
+    for variable in [*model.variables, *model.optimizer.variables]:
+        first, second = strategy.experimental_local_results(variable.value)
+        oracle.assert_same_bits(first.numpy(), second.numpy(), variable.path)
