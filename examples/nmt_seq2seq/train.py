@@ -107,6 +107,8 @@ def make_model(
     model.build()
     # XLA would compile again for every shape of a batch.
     model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    # Or the first step would, and the second step be traced again.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
