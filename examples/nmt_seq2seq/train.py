@@ -111,7 +111,8 @@ def make_model(
     model.build()
     # XLA would compile again for every shape of a batch.
     model.compile(optimizer=make_optimizer(args), jit_compile=False)
-    # Here, in the scope of the strategy: its replicas cannot create variables.
+    # Here, in the scope of the strategy: its replicas cannot create variables, and
+    # where the first step does, the second one is traced again.
     model.optimizer.build(model.trainable_variables)
     return model
 
