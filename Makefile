@@ -21,27 +21,34 @@ export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help demo test test-backends test-cpp lint clean
+.PHONY: help demo test test-backends test-cpp test-slow lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
 	@echo 'make test       run the tests'
-	@echo 'make test-backends   run those of the optimizer on JAX and PyTorch'
+	@echo 'make test-backends  run those of the optimizer on JAX and PyTorch'
+	@echo 'make test-slow      run those that take minutes'
 	@echo 'make lint       check style, format and types'
 	@echo 'make clean      remove .venv, build outputs and caches'
 
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
-# The layers run twice: in plain TensorFlow, and on the native library. What XLA compiles
-# and how models are converted and trained is the same both times. The tests of the ops
-# choose the library themselves.
+# Layers and optimizers run twice: in plain TensorFlow, and on the native library. What
+# XLA compiles and how models are converted and trained is the same both times. The tests
+# of the ops choose the library themselves.
 test: $(VENV)/.installed-test $(NATIVE) test-cpp
-	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) tests/layers -k 'not xla' \
+	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
+	  tests/layers tests/test_optimizers.py tests/test_outside_changes.py \
+	  tests/test_overflow.py \
 	  --ignore tests/layers/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
+
+test-slow: $(VENV)/.installed-test $(NATIVE)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
+	  -o faulthandler_timeout=1800 $(ARGS)
 
 # The conftest.py of the other tests, which is for TensorFlow, is not read.
 test-backends: $(VENV)/.installed-backends

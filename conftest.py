@@ -25,10 +25,11 @@ hypothesis.settings.load_profile("keras_mp")
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 tf.config.threading.set_intra_op_parallelism_threads(2)
-# Two devices, so that tf.distribute has two replicas on any machine.
+# So that tf.distribute has two replicas on any machine, and in test_replicas.py four.
+REPLICAS = int(os.environ.get("KERAS_MP_TEST_REPLICAS", "2"))
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 2,
+    [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
 )
 
 
@@ -46,8 +47,8 @@ def fresh_keras():
 # devices would be taken for one another.
 @pytest.fixture(scope="session")
 def strategy():
-    """Two replicas on two logical CPUs."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    """A replica on each logical CPU."""
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
 
 
 @pytest.fixture(autouse=True)

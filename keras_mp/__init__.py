@@ -10,6 +10,7 @@ from keras_mp.callbacks import (
     LossScaleCollapseError,
     SwapEMAWeights,
 )
+from keras_mp.checkpoints import Checkpoints
 from keras_mp.export import export_weights
 from keras_mp.layers import convert
 from keras_mp.loss_scale import (
@@ -24,6 +25,7 @@ from keras_mp.regularizers import FP32Regularizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoints",
     "ConstantLossScale",
     "DynamicLossScale",
     "FP32MasterOptimizer",

@@ -2,18 +2,27 @@
 
 import math
 import numbers
+import reprlib
 from typing import Any
 
 import numpy as np
 
 _FLOAT32_MAX = float(2**128 - 2**104)
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = _SHORT.maxlist = 8
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 500
+
+
+def shown(value: Any) -> str:
+    """Returns `repr(value)`, cut where it is long or deeply nested."""
+    return _SHORT.repr(value)
 
 
 def positive_number(name: str, value: Any, fix: str) -> float:
     """Returns `value` as a float if float32 can hold it and it is above 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"`{name}` must be a number. Received: {name}={value!r} "
+            f"`{name}` must be a number. Received: {name}={shown(value)} "
             f"of type {type(value).__name__}. {fix}"
         )
     try:
@@ -24,22 +33,22 @@ def positive_number(name: str, value: Any, fix: str) -> float:
     if not 2.0**-126 <= number <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
-            f"Received: {name}={value!r}. {fix}"
+            f"Received: {name}={shown(value)}. {fix}"
         )
     return number
 
 
-def whole_number(name: str, value: Any, fix: str) -> int:
+def whole_number(name: str, value: Any, fix: str, least: int = 1) -> int:
     """Returns `value` as an int if it is a whole number that int32 can count to."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
-            f"`{name}` must be an int. Received: {name}={value!r} "
+            f"`{name}` must be an int. Received: {name}={shown(value)} "
             f"of type {type(value).__name__}. {fix}"
         )
     number: Any = value
-    if not 1 <= number < 2**31:
+    if not least <= number < 2**31:
         raise ValueError(
-            f"`{name}` must be at least 1 and below 2**31. "
-            f"Received: {name}={value!r}. {fix}"
+            f"`{name}` must be at least {least} and below 2**31. "
+            f"Received: {name}={shown(value)}. {fix}"
         )
     return int(number)

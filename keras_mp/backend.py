@@ -5,6 +5,7 @@ import keras
 if keras.backend.backend() == "tensorflow":
     from keras_mp.distribution import (
         assign_on_all_replicas,
+        can_update,
         check_scope,
         cond_on_all_replicas,
         current_function,
@@ -13,12 +14,15 @@ if keras.backend.backend() == "tensorflow":
         outside_functions,
         refuse_several_replicas,
         replicas_in,
+        run_on_each_replica,
+        scope_of,
         strategy_of,
         sum_over_replicas,
     )
 else:
     from keras_mp.without_replicas import (
         assign_on_all_replicas,
+        can_update,
         check_scope,
         cond_on_all_replicas,
         current_function,
@@ -27,12 +31,15 @@ else:
         outside_functions,
         refuse_several_replicas,
         replicas_in,
+        run_on_each_replica,
+        scope_of,
         strategy_of,
         sum_over_replicas,
     )
 
 __all__ = [
     "assign_on_all_replicas",
+    "can_update",
     "check_scope",
     "cond_on_all_replicas",
     "current_function",
@@ -41,6 +48,8 @@ __all__ = [
     "outside_functions",
     "refuse_several_replicas",
     "replicas_in",
+    "run_on_each_replica",
+    "scope_of",
     "strategy_of",
     "sum_over_replicas",
 ]

@@ -1,6 +1,8 @@
 """The few things that `tf.distribute` and `tf.function` ask of an optimizer."""
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -12,6 +14,17 @@ def is_sparse(gradient: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(gradient, tf.IndexedSlices)
+
+
+def can_update() -> bool:
+    """Tells whether the ops of the update step can be used here: on one replica."""
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy():
+        return False
+    from keras_mp.ops import update
+
+    return update.is_there()
 
 
 def current_function() -> Any:
@@ -64,9 +77,17 @@ def check_scope(strategy: Any) -> None:
         raise RuntimeError(
             "An optimizer must be created in the scope of the strategy that it trains "
             "in, or every replica moves the loss scale. Received: an optimizer created "
-            f"outside, used with {type(here).__name__}. Call keras_mp.wrap(...) inside "
-            "`with strategy.scope():`."
+            f"outside, used with {type(here).__name__}. Create it, and call "
+            "keras_mp.wrap(...), inside `with strategy.scope():`."
         )
+
+
+def scope_of(strategy: Any) -> AbstractContextManager[Any]:
+    """Returns what to create variables in, whether or not its scope is entered."""
+    import tensorflow as tf
+
+    here = tf.distribute.get_strategy()
+    return contextlib.nullcontext() if here is strategy else strategy.scope()
 
 
 def refuse_several_replicas() -> None:
@@ -105,23 +126,32 @@ def sum_over_replicas(x: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 
+def run_on_each_replica(
+    strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
+) -> None:
+    """Calls `act` on every replica, with the gradients of that replica."""
+    strategy.extended.call_for_each_replica(act, (grads,))
+
+
 def cond_on_all_replicas(
     predicate: Any,
-    on_each_replica: Callable[[list[Any]], None],
+    run: Callable[[Any, Callable[[list[Any]], None], list[Any]], None],
+    act: Callable[[list[Any]], None],
     grads: list[Any],
     variables: list[Any],
 ) -> None:
-    """Calls `on_each_replica(grads)` on every replica if `predicate` holds.
+    """Runs `act(grads)` on all replicas if `predicate` holds.
 
     The condition stands outside the replicas, where `tf.distribute` wants it: a
     branch inside a replica could not exchange anything with the others.
 
     Args:
         predicate: scalar bool tensor, the same on every replica.
-        on_each_replica: called in a replica context.
+        run: called across replicas with the strategy, `act`, and the gradients of all.
+        act: called in a replica context.
         grads: list of this replica's tensors, `tf.IndexedSlices` or None.
-        variables: list of those that `on_each_replica` may change; not needed here,
-            where it is called only if they are to change.
+        variables: list of those that `act` may change; not needed here, where it is
+            called only if they are to change.
     """
     import tensorflow as tf
 
@@ -129,11 +159,8 @@ def cond_on_all_replicas(
 
     @as_is
     def across(strategy: Any, predicate: Any, grads: list[Any]) -> None:
-        def on_all_replicas() -> None:
-            strategy.extended.call_for_each_replica(as_is(on_each_replica), (grads,))
-
         anywhere = strategy.experimental_local_results(predicate)[0]
-        ops.cond(anywhere, on_all_replicas, lambda: None)
+        ops.cond(anywhere, lambda: run(strategy, as_is(act), grads), lambda: None)
 
     context = tf.distribute.get_replica_context()
     context.merge_call(across, args=(predicate, grads))

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.arguments import shown
 from keras_mp.backend import have_values, is_sparse
 
 # Optimizers that leave a row alone when its gradient is zero, so that only the rows
@@ -33,7 +34,7 @@ def check_inner(optimizer: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a keras.optimizers.Optimizer. "
-            f"Received: {optimizer!r} of type {type(optimizer).__name__}. "
+            f"Received: {shown(optimizer)} of type {type(optimizer).__name__}. "
             "keras_mp.wrap also takes a name or a config."
         )
     for leaf in leaves(optimizer):

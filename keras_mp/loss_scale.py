@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_mp.arguments import positive_number, whole_number
+from keras_mp.arguments import positive_number, shown, whole_number
+from keras_mp.serialization import deserialize
 
 
 class LossScaleState(NamedTuple):
@@ -269,22 +270,25 @@ class DynamicLossScale(LossScale):
         }
 
 
-def as_loss_scale(loss_scale: Any) -> LossScale:
+def as_loss_scale(loss_scale: Any, custom_objects: Any = None) -> LossScale:
     """Returns the rule that `loss_scale` names.
 
     Args:
         loss_scale: `"dynamic"`, a positive number, a `LossScale` or its serialized
             form.
+        custom_objects: dict, classes that a serialized form may name.
 
     Returns:
         A `LossScale`.
 
     Raises:
         TypeError: anything else.
-        ValueError: another string, or a number out of range.
+        ValueError: another string, a number out of range, or a malformed config.
     """
-    if isinstance(loss_scale, dict):
-        loss_scale = keras.saving.deserialize_keras_object(loss_scale)
+    if isinstance(loss_scale, dict) and "class_name" in loss_scale:
+        loss_scale = deserialize(
+            "loss_scale", loss_scale, LossScale, custom_objects=custom_objects
+        )
     if isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
@@ -292,7 +296,7 @@ def as_loss_scale(loss_scale: Any) -> LossScale:
     if isinstance(loss_scale, str):
         raise ValueError(
             '`loss_scale` must be "dynamic", a positive number or a LossScale. '
-            f"Received: loss_scale={loss_scale!r}. Spell it "
+            f"Received: loss_scale={shown(loss_scale)}. Spell it "
             'keras_mp.wrap(optimizer, loss_scale="dynamic").'
         )
     fix = 'Try loss_scale="dynamic", or a constant such as 128.'

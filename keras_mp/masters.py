@@ -5,14 +5,25 @@ authoritative except where someone else wrote to the weight: there the weight no
 longer is a rounding of its master, and the master takes the weight's value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 from keras import ops, random
 
-from keras_mp.backend import assign_on_all_replicas, have_values, outside_functions
-from keras_mp.rounding import differs, is_half, round_nearest, round_stochastic
+from keras_mp.backend import (
+    assign_on_all_replicas,
+    can_update,
+    have_values,
+    outside_functions,
+)
+from keras_mp.rounding import (
+    differs,
+    draw_uniforms,
+    is_half,
+    round_nearest,
+    round_stochastic,
+)
 
 
 def needs_master(variable: Any) -> bool:
@@ -86,6 +97,19 @@ class MasterWeights:
         self.strategy = strategy
         self._empty = True
 
+    @property
+    def variables(self) -> list[Any]:
+        """All that changes where weights and masters do."""
+        weights = [weight for weight, _ in self.pairs]
+        return [*self.all, *weights, self.seed.state]
+
+    def of(self, masters: Sequence[Any]) -> "MasterWeights":
+        """Returns those whose master is among `masters`."""
+        wanted = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
+        weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
+        return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
+
     def fill(self) -> None:
         """Gives the masters their first values, as soon as the weights have theirs."""
         weights = [weight for weight, _ in self.pairs]
@@ -99,7 +123,13 @@ class MasterWeights:
         Args:
             rows: int tensors by `id` of the master: the only rows of it that matter.
         """
-        for weight, master in self.pairs:
+        whole = self._update_whole(rows)
+        if whole:
+            from keras_mp.ops import update
+
+            weights, masters = zip(*whole, strict=True)
+            update.follow_weights(masters, weights, self.rounding)
+        for weight, master in self._one_by_one(whole):
             self._assign(master, self._followed, weight, rows.get(id(master)))
 
     def values(self) -> dict[int, Any]:
@@ -117,6 +147,12 @@ class MasterWeights:
         Args:
             rows: as for `pick_up`.
         """
+        whole = self._update_whole(rows)
+        if whole:
+            from keras_mp.ops import update
+
+            weights, masters = zip(*whole, strict=True)
+            update.cast_masters(masters, weights, self.uniforms(weights))
 
         def rounded(weight: Any, master: Any) -> Any:
             dtype = keras.backend.standardize_dtype(weight.dtype)
@@ -124,8 +160,24 @@ class MasterWeights:
                 return round_stochastic(master, dtype, self.seed)
             return round_nearest(master, dtype)
 
-        for weight, master in self.pairs:
+        for weight, master in self._one_by_one(whole):
             self._assign(weight, rounded, master, rows.get(id(master)))
+
+    def uniforms(self, weights: Sequence[Any]) -> list[Any]:
+        """Returns what stochastic rounding of these weights draws: none for nearest."""
+        if self.rounding == "nearest":
+            return []
+        return [draw_uniforms(weight, self.seed) for weight in weights]
+
+    def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
+        """Returns the pairs that an op does in one call: those of all rows."""
+        if not can_update():
+            return []
+        return [(w, m) for w, m in self.pairs if id(m) not in rows]
+
+    def _one_by_one(self, whole: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        done = {id(master) for _, master in whole}
+        return [(w, m) for w, m in self.pairs if id(m) not in done]
 
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""

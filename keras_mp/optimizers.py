@@ -1,35 +1,41 @@
 """The wrapper that gives any Keras optimizer FP32 masters and loss scaling."""
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_mp.arguments import shown, whole_number
 from keras_mp.backend import (
+    can_update,
     check_scope,
-    cond_on_all_replicas,
-    is_sparse,
     outside_functions,
     refuse_several_replicas,
     replicas_in,
+    run_on_each_replica,
+    scope_of,
     strategy_of,
     sum_over_replicas,
 )
+from keras_mp.fused_update import FusedUpdate, fused_part
 from keras_mp.inner import (
     check_inner,
     check_values_to_copy,
     exclude_from_weight_decay_too,
     leaves,
-    touched_rows,
 )
+from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
+from keras_mp.joint import creating_for_all_replicas, needs_the_sum, run_on_the_sum
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
+from keras_mp.serialization import deserialize
 from keras_mp.step import step_notes
 
 _BACKENDS = ("tensorflow", "jax", "torch")
@@ -123,9 +129,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         if rounding not in ROUNDING_MODES:
             raise ValueError(
                 '`rounding` must be "nearest" or "stochastic". '
-                f"Received: rounding={rounding!r}. The paper trained with "
+                f"Received: rounding={shown(rounding)}. The paper trained with "
                 '"nearest"; Appendix A compares the two.'
             )
+        if not isinstance(name, str | None):
+            raise TypeError(
+                f"`name` must be a str or None. Received: name={shown(name)}."
+            )
+        seed = whole_number("seed", seed, "Try 0.", least=0)
         super().__init__(inner_optimizer, name=name)
         self.rounding = rounding
         self._seed_generator = keras.random.SeedGenerator(seed)
@@ -133,6 +144,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._notes = step_notes()
         self._loss_was_scaled = False
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
+        self._run: Callable[..., None] = run_on_each_replica
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
             self._scaler = loss_scale._scaler
@@ -222,15 +234,21 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         strategy = strategy_of(self)
-        check_scope(strategy)
+        for optimizer in (self, *leaves(self.inner_optimizer)):
+            check_scope(strategy_of(optimizer))
         variables = list(variables)
+        with scope_of(strategy), self._choose_run(variables):
+            self._create_variables(variables)
+
+    def _create_variables(self, variables: list[Any]) -> None:
+        """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         self._own_masters = MasterWeights(
             variables,
             [create_master(v) if needs_master(v) else v for v in variables],
             self.rounding,
             self._seed_generator,
-            strategy,
+            strategy_of(self),
         )
         for weight, master in self._own_masters.pairs:
             self._track_variable(master)
@@ -242,6 +260,24 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    def _choose_run(
+        self, variables: Sequence[Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Decides whether the inner optimizer runs on each replica or once for all.
+
+        Returns:
+            What to create its variables in.
+        """
+        several_replicas = replicas_in(strategy_of(self)) > 1
+        # A variable that its gradient replaces has no use for a sum.
+        replaced = any(self._overwrite_variable_with_gradient(v) for v in variables)
+        if not several_replicas or replaced or not needs_the_sum(self.inner_optimizer):
+            return contextlib.nullcontext()
+        own = [v for v in variables if not needs_master(v)]
+        constrained = [v for v in own if getattr(v, "constraint", None) is not None]
+        self._run = functools.partial(run_on_the_sum, constrained)
+        return creating_for_all_replicas()
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None
@@ -320,7 +356,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables = self._trainable_variables or [None] * len(gradients)
         _check_one_to_one(gradients, trainable_variables)
         self._notes.take(scale, unscaled=True)
-        return self._in_fp32(gradients, trainable_variables, scale)
+        return unscale(self, gradients, trainable_variables, scale)[0]
 
     def get_unscaled_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """`unscale_gradients`, under the name it had in tf.keras."""
@@ -339,22 +375,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def _read_scale(self) -> Any:
         """Returns a copy of the scale, which another optimizer cannot change."""
         return ops.copy(self.loss_scale)
-
-    def _in_fp32(
-        self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
-    ) -> list[Any]:
-        """Returns gradients in float32, divided by `scale` if there is one."""
-
-        def convert(gradient: Any, variable: Any) -> Any:
-            if gradient is None or self._overwrite_variable_with_gradient(variable):
-                return gradient
-            if needs_master(gradient):
-                gradient = ops.cast(gradient, "float32")
-            if scale is None:
-                return gradient
-            return ops.divide(gradient, ops.cast(scale, gradient.dtype))
-
-        return [convert(g, v) for g, v in zip(gradients, variables, strict=True)]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Does a step, unless a gradient is not finite.
@@ -386,18 +406,46 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
         self._check_variables_are_known(variables)
-        grads = self._in_fp32(grads, variables, self._divisor())
+        updates = self._plan(grads, variables, self._divisor())
         self._notes.clear()
-        finite, overflow = self._check_finite_everywhere(grads, variables)
-        cond_on_all_replicas(
-            finite,
-            lambda grads: self._update(grads, variables),
-            grads,
-            [*self.variables, *self._trainable_variables],
-        )
+        overflows = ops.concatenate([update.check() for update in updates])
+        masters = [m for update in updates for m in update.given]
+        finite, overflow = self._decide(overflows, masters)
+        for update in updates:
+            update.apply(finite)
         self._scaler.advance(finite)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, overflow))
+
+    def _plan(
+        self, grads: Sequence[Any], variables: Sequence[Any], scale: Any
+    ) -> list[FusedUpdate | InnerUpdate]:
+        """Returns the parts of the step: by a kernel, and by the inner optimizer."""
+        inner, own = self.inner_optimizer, self._own_masters
+        masters = [self._masters[self._get_variable_index(v)] for v in variables]
+        fused = fused_part(inner, grads, masters) if can_update() else []
+        if len(fused) == sum(gradient is not None for gradient in grads):
+            grads, masters = self._filter_empty_gradients(grads, masters)
+            fused, rest = list(range(len(grads))), []
+        else:
+            rest = [i for i in range(len(grads)) if i not in set(fused)]
+        parts: list[FusedUpdate | InnerUpdate] = []
+        if fused:
+            of_part, part = [grads[i] for i in fused], [masters[i] for i in fused]
+            divisor = ops.ones(()) if scale is None else scale
+            parts.append(
+                FusedUpdate(
+                    inner, own, of_part, part, divisor, counts_the_step=not rest
+                )
+            )
+        if rest:
+            of_part, part = [grads[i] for i in rest], [masters[i] for i in rest]
+            several = replicas_in(strategy_of(self)) > 1
+            own = own.of(part) if fused else own
+            parts.append(
+                InnerUpdate(inner, own, of_part, part, scale, several, self._run)
+            )
+        return parts
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -426,50 +474,25 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             stacklevel=4,
         )
 
-    def _check_finite_everywhere(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> tuple[Any, Any]:
+    def _decide(self, overflows: Any, masters: Sequence[Any]) -> tuple[Any, Any]:
         """Returns whether all gradients of all replicas are finite, and which is not.
+
+        Args:
+            overflows: bool tensor: which gradients of this replica are not finite.
+            masters: list of the masters that they belong to.
 
         Returns:
             Scalar bool tensor; scalar int tensor, the position of the first variable
             with a gradient that is not.
         """
-        given = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        overflows = ops.stack(
-            [
-                ops.logical_not(ops.all(ops.isfinite(g.values if is_sparse(g) else g)))
-                for g, _ in given
-            ]
-        )
-        overflows = sum_over_replicas(ops.cast(overflows, "float32"))
+        counts = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
-            [self._get_variable_index(v) for _, v in given],
+            [self.inner_optimizer._get_variable_index(m) for m in masters],
             dtype=self._last_overflow.dtype,
         )
-        first = ops.take(positions, ops.argmax(ops.minimum(overflows, 1.0)))
-        return ops.all(ops.equal(overflows, 0)), first
-
-    def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer update the masters, and the weights follow."""
-        masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        rows = self._touched_rows(grads, masters)
-        self._own_masters.pick_up(rows)
-        self.inner_optimizer.apply(list(grads), masters)
-        self._own_masters.write_back(rows)
-
-    def _touched_rows(
-        self, grads: Sequence[Any], masters: Sequence[Any]
-    ) -> dict[int, Any]:
-        """Returns, by `id`, the masters of which only some rows can change."""
-        several_replicas = replicas_in(strategy_of(self)) > 1
-        if several_replicas or self.rounding == "stochastic":
-            return {}
-        rows = {
-            id(master): touched_rows(self.inner_optimizer, gradient, master)
-            for gradient, master in zip(grads, masters, strict=True)
-        }
-        return {key: touched for key, touched in rows.items() if touched is not None}
+        none = len(self._masters)
+        first = ops.min(ops.where(ops.equal(counts, 0), none, positions))
+        return ops.all(ops.equal(counts, 0)), first
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Tells whether all gradients of all replicas are finite.
@@ -481,7 +504,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             Scalar bool tensor.
         """
-        return self._check_finite_everywhere(grads, self._trainable_variables)[0]
+        given = zip(grads, self._masters, strict=True)
+        masters = [master for gradient, master in given if gradient is not None]
+        return self._decide(overflows_of(grads), masters)[0]
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
@@ -572,12 +597,22 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "FP32MasterOptimizer":
-        """Returns the optimizer that `get_config` described."""
+        """Returns the optimizer that `get_config` described.
+
+        Raises:
+            TypeError: an argument is missing, unknown or of the wrong type.
+            ValueError: as for `wrap`, or a config inside is malformed.
+        """
         config = dict(config)
-        for key in ("inner_optimizer", "loss_scale"):
-            config[key] = keras.saving.deserialize_keras_object(
-                config[key], custom_objects=custom_objects
-            )
+        config["inner_optimizer"] = deserialize(
+            "inner_optimizer",
+            config.get("inner_optimizer"),
+            keras.optimizers.Optimizer,
+            "optimizers",
+            custom_objects,
+        )
+        if "loss_scale" in config:
+            config["loss_scale"] = as_loss_scale(config["loss_scale"], custom_objects)
         return cls(**config)
 
     def __repr__(self) -> str:

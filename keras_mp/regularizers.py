@@ -5,6 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.arguments import shown
+from keras_mp.serialization import deserialize
+
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class FP32Regularizer(keras.regularizers.Regularizer):
@@ -16,7 +19,12 @@ class FP32Regularizer(keras.regularizers.Regularizer):
 
     Args:
         regularizer: callable from a tensor to a scalar, such as a
-            `keras.regularizers.Regularizer`.
+            `keras.regularizers.Regularizer`, its name or its config.
+
+    Raises:
+        TypeError: `regularizer` is something else.
+        ValueError: `regularizer` is a name that Keras does not know, or a malformed
+            config.
 
     Example:
 
@@ -29,6 +37,14 @@ class FP32Regularizer(keras.regularizers.Regularizer):
     """
 
     def __init__(self, regularizer: Any) -> None:
+        if isinstance(regularizer, dict):
+            regularizer = _deserialize(regularizer)
+        if not callable(regularizer) and not isinstance(regularizer, str):
+            raise TypeError(
+                "`regularizer` must be a callable, or the name or config of one. "
+                f"Received: regularizer={shown(regularizer)}. Leave a weight without "
+                "a regularizer as it is."
+            )
         self.regularizer = keras.regularizers.get(regularizer)
 
     def __call__(self, x: Any) -> Any:
@@ -38,3 +54,12 @@ class FP32Regularizer(keras.regularizers.Regularizer):
         """Returns the constructor's arguments."""
         serialized = keras.saving.serialize_keras_object(self.regularizer)
         return {"regularizer": serialized}
+
+
+def _deserialize(config: dict[str, Any]) -> Any:
+    """Returns a regularizer, or a function that its author has registered."""
+    name = config.get("config")
+    if config.get("class_name") == "function" and isinstance(name, str):
+        return keras.saving.get_registered_object(name)
+    kind = keras.regularizers.Regularizer
+    return deserialize("regularizer", config, kind, "regularizers")

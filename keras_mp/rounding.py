@@ -59,8 +59,13 @@ def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
     spacing = _spacing(x, dtype)
     steps = x / spacing
     down = ops.floor(steps)
-    up = random.uniform(ops.shape(x), dtype="float32", seed=seed) < steps - down
+    up = draw_uniforms(x, seed) < steps - down
     return ops.cast((down + ops.cast(up, "float32")) * spacing, dtype)
+
+
+def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
+    """Returns numbers from [0, 1): a float32 tensor of the shape of `x`."""
+    return random.uniform(ops.shape(x), dtype="float32", seed=seed)
 
 
 def differs(weight: Any, master: Any, rounding: str) -> Any:

@@ -4,7 +4,9 @@ On JAX a program computes with whole arrays, wherever `keras.distribution` has p
 parts: a sum over an array is one over all devices. PyTorch trains in one process.
 """
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -13,6 +15,11 @@ from keras import ops
 
 def is_sparse(gradient: Any) -> bool:
     """Tells whether `gradient` has only some rows: on these backends none has."""
+    return False
+
+
+def can_update() -> bool:
+    """Tells whether the ops of the update step can be used: they are TensorFlow's."""
     return False
 
 
@@ -44,6 +51,11 @@ def check_scope(strategy: Any) -> None:
     """Accepts any scope: Keras itself warns of a mix of devices."""
 
 
+def scope_of(strategy: Any) -> AbstractContextManager[None]:
+    """Returns what to create variables in: any scope does."""
+    return contextlib.nullcontext()
+
+
 def replicas_in(strategy: Any) -> int:
     """Returns 1."""
     return 1
@@ -58,29 +70,38 @@ def sum_over_replicas(x: Any) -> Any:
     return x
 
 
+def run_on_each_replica(
+    strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
+) -> None:
+    """Calls `act`."""
+    act(grads)
+
+
 def cond_on_all_replicas(
     predicate: Any,
-    on_each_replica: Callable[[list[Any]], None],
+    run: Callable[[Any, Callable[[list[Any]], None], list[Any]], None],
+    act: Callable[[list[Any]], None],
     grads: list[Any],
     variables: list[Any],
 ) -> None:
-    """Calls `on_each_replica(grads)` if `predicate` holds.
+    """Runs `act(grads)` if `predicate` holds.
 
     Args:
         predicate: scalar bool tensor.
-        on_each_replica: function of a list of gradients.
+        run: called with None, `act` and `grads`.
+        act: function of a list of gradients.
         grads: list of tensors or None.
-        variables: list of those that `on_each_replica` may change.
+        variables: list of those that `act` may change.
     """
     if not _is_traced(predicate):
         if predicate:
-            on_each_replica(grads)
+            run(None, act, grads)
         return
     before = [variable.value for variable in variables]
 
     def changed() -> list[Any]:
         with keras.StatelessScope(list(zip(variables, before, strict=True))) as scope:
-            on_each_replica(grads)
+            run(None, act, grads)
         return [scope.get_current_value(variable) for variable in variables]
 
     after = ops.cond(predicate, changed, lambda: before)

@@ -1,74 +1,21 @@
-"""Two replicas on two logical CPUs against one process, bit for bit where exact.
-
-The loss is the mean output. With a layer that is linear in the data its gradient is the
-mean of the data, so that with integers and powers of two nothing is rounded.
-"""
+"""Two replicas on two logical CPUs, through `fit` and a loop of one's own."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import (
+    assert_equal_on_all_replicas,
+    column,
+    copies,
+    fit,
+    linear,
+    mean_output,
+    one_weight,
+)
 
 import keras_mp
 from keras_mp import DynamicLossScale
-
-
-def mean_output(y_true, y_pred):
-    return keras.ops.mean(y_pred, axis=-1)
-
-
-def one_weight(policy="float16", loss_scale=None, **arguments):
-    """A model of one weight, 1, and SGD(0.25)."""
-    layer = keras.layers.Dense(
-        1, use_bias=False, kernel_initializer="ones", dtype=policy, name="only"
-    )
-    model = keras.Sequential([keras.Input((1,)), layer])
-    optimizer = keras_mp.wrap(
-        keras.optimizers.SGD(0.25), loss_scale or DynamicLossScale(8.0), **arguments
-    )
-    model.compile(optimizer, mean_output, jit_compile=False)
-    return model
-
-
-def fit(model, rows, batch_size, *callbacks, epochs=1):
-    """Fits on rows in their order: the first half of a batch is replica 0's."""
-    x = np.asarray(rows)
-    return model.fit(
-        x,
-        np.zeros((len(x), 1), "float32"),
-        batch_size=batch_size,
-        shuffle=False,
-        epochs=epochs,
-        verbose=0,
-        callbacks=list(callbacks),
-    ).history
-
-
-def column(*numbers):
-    return np.array(numbers, "float32").reshape(-1, 1)
-
-
-def copies(strategy, variable):
-    """The value of a variable on each replica."""
-    native = variable.value if isinstance(variable, keras.Variable) else variable
-    return [copy.numpy() for copy in strategy.experimental_local_results(native)]
-
-
-def assert_equal_on_all_replicas(strategy, model):
-    optimizer = model.optimizer
-    for variable in [
-        *model.variables,
-        *optimizer.variables,
-        *optimizer.inner_optimizer.variables,
-    ]:
-        first, second = copies(strategy, variable)
-        np.testing.assert_array_equal(first, second, err_msg=variable.path)
-    for weight, master in zip(
-        model.trainable_variables, optimizer.master_weights, strict=True
-    ):
-        rounded = master.numpy().astype(weight.dtype)
-        np.testing.assert_array_equal(weight.numpy(), rounded, strict=True)
-
 
 # Overflows.
 
@@ -127,89 +74,20 @@ def test_one_replica_alone_may_overflow_in_float16(strategy):
     assert model.get_weights()[0].tolist() == [[1.0 - 0.25 * 2.5]]
 
 
-# Against one process on the joint batch.
-
-OPTIMIZERS = {
-    "float16-momentum": lambda: keras.optimizers.SGD(0.125, momentum=0.5),
-    "float16-adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.25),
-    "float16-global-clipnorm": lambda: keras.optimizers.SGD(0.125, global_clipnorm=1.0),
-    "mixed_float16-adam": lambda: keras.optimizers.Adam(0.1, clipnorm=1.0),
-}
+# Sparse gradients and stochastic rounding.
 
 
-def linear(policy, optimizer, rounding="nearest"):
-    """A kernel and a bias."""
-    layer = keras.layers.Dense(8, kernel_initializer="ones", dtype=policy)
-    model = keras.Sequential([keras.Input((3,)), layer])
-    wrapped = keras_mp.wrap(optimizer, DynamicLossScale(64.0), rounding)
-    model.compile(wrapped, mean_output, jit_compile=False)
-    return model
-
-
-@pytest.mark.parametrize("case", OPTIMIZERS)
-def test_training_equals_that_of_one_process(strategy, case):
-    policy, optimizer = case.partition("-")[0], OPTIMIZERS[case]
-    # Small integers, batches of 8, 8 outputs: every gradient is a sum of integers
-    # below 2**11 times a power of two, and exact in float16 and float32, in whatever
-    # order it is summed. Hence what the optimizer makes of it is the same, too.
-    x = np.random.default_rng(0).integers(-4, 5, (48, 3)).astype("float32")
-    x[21, 1] = np.nan  # the third batch, replica 1
-    single = linear(policy, optimizer())
-    fit(single, x, 8)
-    with strategy.scope():
-        mirrored = linear(policy, optimizer())
-    fit(mirrored, x, 8)
-
-    assert_equal_on_all_replicas(strategy, mirrored)
-    for one, two in zip(
-        single.optimizer.variables + single.variables,
-        mirrored.optimizer.variables + mirrored.variables,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(two.numpy(), one.numpy(), err_msg=one.path)
-    assert mirrored.optimizer.skipped_steps.numpy() == 1
-    assert mirrored.optimizer.iterations.numpy() == 5
-    changed = [np.any(w != np.round(w)) for w in mirrored.get_weights()]
-    assert all(changed)
-
-
-def perceptron():
-    keras.utils.set_random_seed(7)
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((4,)), *layers])
-    optimizer = keras_mp.wrap(keras.optimizers.SGD(0.0625), DynamicLossScale(64.0))
-    model.compile(optimizer, "mse", jit_compile=False)
-    return model
-
-
-def test_training_on_real_numbers_equals_that_of_one_process(strategy):
-    # An entry of a gradient is a sum of 8 products, below `size` in all. The two runs
-    # differ in the order of the sum, 8 roundings of float32 of that size. A step moves
-    # a weight by the gradient divided by 16, so after 10 steps the weights differ by
-    # 10 / 16 of that, and twice that for the later gradients that differ with them.
-    size, steps = 4.0, 10
-    tolerance = 2 * (steps / 16) * 8 * 2.0**-23 * size
-    rng = np.random.default_rng(3)
-    x = rng.uniform(-1, 1, (8 * steps, 4)).astype("float32")
-    y = x[:, :1] * x[:, 1:2]
-    single = perceptron()
-    start = single.get_weights()
-    with strategy.scope():
-        mirrored = perceptron()
-    for model in (single, mirrored):
-        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    assert_equal_on_all_replicas(strategy, mirrored)
-    assert mirrored.optimizer.iterations.numpy() == steps
-    for one, two, before in zip(
-        single.get_weights(), mirrored.get_weights(), start, strict=True
-    ):
-        np.testing.assert_allclose(two, one, rtol=0, atol=tolerance)
-        # Far less than what training changed.
-        assert np.max(np.abs(one - before)) > 100 * tolerance
-
-
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
-def test_sparse_gradients_touch_the_rows_of_every_replica(strategy, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "clipnorm"),
+    [
+        (keras.optimizers.SGD, None),
+        (keras.optimizers.SGD, 0.25),
+        (keras.optimizers.Adam, None),
+    ],
+)
+def test_sparse_gradients_touch_the_rows_of_every_replica(
+    strategy, optimizer, clipnorm
+):
     def embedding():
         layers = [
             keras.layers.Embedding(
@@ -218,7 +96,7 @@ def test_sparse_gradients_touch_the_rows_of_every_replica(strategy, optimizer):
             keras.layers.Flatten(dtype="float16"),
         ]
         model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
-        wrapped = keras_mp.wrap(optimizer(1.0), 8)
+        wrapped = keras_mp.wrap(optimizer(1.0, clipnorm=clipnorm), 8)
         model.compile(wrapped, mean_output, jit_compile=False)
         return model
 
@@ -234,8 +112,11 @@ def test_sparse_gradients_touch_the_rows_of_every_replica(strategy, optimizer):
     (one,), (two,) = single.get_weights(), mirrored.get_weights()
     np.testing.assert_array_equal(two, one, strict=True)
     if optimizer is keras.optimizers.SGD:
-        # Minus the share of the row in both batches: 1/4 and 2/4, ...
-        assert two.ravel().tolist() == [0.25, 0.75, 0.5, 0.75, 0.75, 1.0]
+        # Minus the share of the row in both batches: 1/4 and 2/4, ... Each share of 1/4
+        # in a batch of four is clipped from a norm of 1/2 to one of 1/4.
+        clipped = 0.5 if clipnorm else 1.0
+        expected = 1 - clipped * np.array([0.75, 0.25, 0.5, 0.25, 0.25, 0.0])
+        assert two.ravel().tolist() == expected.tolist()
 
 
 def test_stochastic_rounding_draws_the_same_on_every_replica(strategy):
@@ -340,6 +221,37 @@ def test_a_loop_of_ones_own(strategy):
     assert optimizer.skipped_steps.numpy() == 1
 
 
+def test_accumulation_in_an_eager_loop(strategy):
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="float16")
+        inner = keras.optimizers.SGD(0.25, gradient_accumulation_steps=2)
+        optimizer = keras_mp.wrap(inner, 1)
+        optimizer.build([weight])
+    found = []
+    for step in [[1.0, 2.0], [1.0, np.inf], [2.0, 3.0], [4.0, 4.0]]:
+        gradients = tf.constant(step, "float16")
+
+        def apply(gradients=gradients):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            optimizer.apply([gradients[replica][None]], [weight])
+
+        strategy.run(apply)
+        found.append([copy.item() for copy in copies(strategy, weight)])
+    # One update: 1/4 of the mean of 3 and 5, the sums of two steps.
+    assert found == [[1.0] * 2, [1.0] * 2, [0.0] * 2, [0.0] * 2]
+    assert optimizer.skipped_steps.numpy() == 1
+
+
+def test_in_an_uneven_batch_each_replica_counts_as_much(strategy):
+    # As with bare Keras: replica 0 has the mean of two rows, replica 1 that of one.
+    with strategy.scope():
+        model = one_weight()
+    fit(model, column(1, 1, 1, 1, 2, 4, 8), 4)
+    assert_equal_on_all_replicas(strategy, model)
+    mean = ((2 + 4) / 2 + 8) / 2
+    assert model.get_weights()[0].tolist() == [[1.0 - 0.25 - 0.25 * mean]]
+
+
 def test_an_optimizer_that_is_not_built_says_what_to_do(strategy):
     with strategy.scope():
         weight = keras.Variable([1.0], dtype="float16")
@@ -374,3 +286,21 @@ def test_an_optimizer_made_outside_the_scope_is_refused(strategy, policy):
     assert "Received: " in message
     assert "strategy.scope()" in message
     assert "keras_mp.wrap" in message
+
+
+def test_an_optimizer_is_built_in_the_scope_wherever_that_is_asked_for(strategy):
+    with strategy.scope():
+        model = one_weight(momentum=0.5)
+    model.optimizer.build(model.trainable_variables)
+    fit(model, column(1, 1), 2)
+    assert_equal_on_all_replicas(strategy, model)
+    assert model.get_weights()[0].tolist() == [[0.75]]
+
+
+def test_an_inner_optimizer_made_outside_the_scope_is_refused(strategy):
+    # Each replica would count its iterations.
+    inner = keras.optimizers.SGD(0.25)
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="float16")
+        with pytest.raises(RuntimeError, match=r"Received: .* Create it, and call ker"):
+            keras_mp.wrap(inner, 8).build([weight])

@@ -15,6 +15,7 @@ import pytest
 import keras_mp
 
 NAMES = {
+    "Checkpoints",
     "ConstantLossScale",
     "DynamicLossScale",
     "FP32MasterOptimizer",

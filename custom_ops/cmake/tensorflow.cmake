@@ -21,6 +21,8 @@ set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_xla.cc
   tensorflow/in_xla_xla.cc
+  tensorflow/update_xla.cc
+  tensorflow/update_xla_calls.cc
   tensorflow/average_pool.cc
   tensorflow/batch_norm_cpu.cc
   tensorflow/batch_norm_op.cc
@@ -32,19 +34,25 @@ add_library(keras_mp_ops MODULE
   tensorflow/row_ops_cpu.cc
   tensorflow/status.cc
   tensorflow/sum_op.cc
+  tensorflow/update_arguments.cc
+  tensorflow/update_cpu_ops.cc
+  tensorflow/update_ops.cc
+  tensorflow/variables.cc
   tensorflow/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
 # together; those of XLA, which take as long again, beside them.
 set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
+  tensorflow/update_xla.cc tensorflow/update_xla_calls.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
   tensorflow/average_pool.cc tensorflow/batch_norm_cpu.cc
   tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
-  tensorflow/status.cc tensorflow/sum_op.cc
+  tensorflow/status.cc tensorflow/sum_op.cc tensorflow/update_arguments.cc
+  tensorflow/update_cpu_ops.cc tensorflow/update_ops.cc tensorflow/variables.cc
   PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}

@@ -20,6 +20,8 @@ struct Avx2 {
   typedef std::uint32_t Words __attribute__((vector_size(32)));
   typedef std::uint16_t Shorts __attribute__((vector_size(16)));
 
+  static Float Sqrt(Float x) { return _mm256_sqrt_ps(x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
   }

@@ -21,6 +21,8 @@ struct Avx512 {
   typedef std::uint32_t Words __attribute__((vector_size(64)));
   typedef std::uint16_t Shorts __attribute__((vector_size(32)));
 
+  static Float Sqrt(Float x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     // With a mask: GCC 12 takes the plain intrinsics for uses of uninitialized memory.
     return _mm512_maskz_cvtph_ps(

@@ -19,6 +19,8 @@ struct Neon {
   typedef std::uint32_t Words __attribute__((vector_size(16)));
   typedef std::uint16_t Shorts __attribute__((vector_size(8)));
 
+  static Float Sqrt(Float x) { return vsqrtq_f32(x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
   }

@@ -19,6 +19,11 @@ struct Portable {
   typedef std::uint32_t Words __attribute__((vector_size(16)));
   typedef std::uint16_t Shorts __attribute__((vector_size(8)));
 
+  static Float Sqrt(Float x) {
+    return Float{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]),
+                 __builtin_sqrtf(x[3])};
+  }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return Float{HalfToFloat(x[0]), HalfToFloat(x[1]), HalfToFloat(x[2]),
                  HalfToFloat(x[3])};

@@ -1,6 +1,6 @@
 """Batches of padded ids, through tf.data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,3 +70,26 @@ def training_batches(
 def held_out_batches(examples: tf.data.Dataset, batch: int) -> tf.data.Dataset:
     """Returns the held-out pairs in their own order."""
     return examples.padded_batch(batch).map(shift).prefetch(2)
+
+
+def shares(
+    batches: tf.data.Dataset,
+) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+    """Returns what makes the dataset of a machine: each batch cut into equal shares.
+
+    The shares of a batch go to its replicas in order, first one to each machine.
+    """
+
+    def of_machine(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def cut(*batch: Any) -> tf.data.Dataset:
+            shape = [context.num_replicas_in_sync, -1]
+            return tf.data.Dataset.from_tensor_slices(
+                tf.nest.map_structure(
+                    lambda x: tf.reshape(x, [*shape, tf.shape(x)[1]]), batch
+                )
+            )
+
+        machines, machine = context.num_input_pipelines, context.input_pipeline_id
+        return batches.flat_map(cut).shard(machines, machine).prefetch(2)
+
+    return of_machine

@@ -5,11 +5,12 @@ import importlib
 import lzma
 import random
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import keras
+from files import downloaded
 from vocabulary import tokenize
 
 Pair = tuple[str, str]
@@ -33,7 +34,7 @@ def load_pairs(source: str) -> list[Pair]:
     if source.startswith("tfds:"):
         pairs = _read_tfds(source.removeprefix("tfds:"))
     elif source == "fra-eng":
-        pairs = list(_parse(Path(keras.utils.get_file(origin=FRA_ENG))))
+        pairs = list(_parse(downloaded(FRA_ENG)))
     elif source == "libreoffice-help":
         pairs = list(_parse(LIBREOFFICE_HELP))
     else:
@@ -65,15 +66,32 @@ def _lines(path: Path) -> Iterator[str]:
             f"'tfds:name/config'. Received: --data {path}, which does not exist. "
             "Check the path."
         )
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"A data file must be UTF-8. Received: {path}, line {number}: "
-                    f"{error.reason}. Convert it, for instance with iconv."
-                ) from error
+    for number, line in enumerate(_read(path), start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"A data file must be UTF-8. Received: {path}, line {number}: "
+                f"{error.reason}. Convert it, for instance with iconv."
+            ) from error
+
+
+def _read(path: Path) -> list[bytes]:
+    broken = (
+        EOFError,
+        gzip.BadGzipFile,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+        zlib.error,
+    )
+    try:
+        with _open(path) as file:
+            return list(file)
+    except broken as error:
+        raise ValueError(
+            f"A compressed file must be whole. Received: {path}: {error}. Fetch it "
+            "again."
+        ) from error
 
 
 def _open(path: Path) -> BinaryIO:

@@ -128,7 +128,10 @@ class Translator(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> tf.Tensor:
-        """Returns the masked cross entropy in FP32, averaged over the sentences."""
+        """Returns the masked cross entropy in FP32, averaged over the sentences.
+
+        And divided by the number of replicas, as the gradients of all are added up.
+        """
         if training and self.sampled_softmax:
             entropy = self._sampled_entropy(y, y_pred)
         else:
@@ -140,7 +143,8 @@ class Translator(keras.Model):
         sentences = ops.sum(entropy * weights, axis=1)
         if self.loss_per == "mean":
             sentences /= ops.sum(weights, axis=1)
-        return ops.mean(sentences)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return ops.mean(sentences) / replicas
 
     def _sampled_entropy(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         layer = self.output_layer

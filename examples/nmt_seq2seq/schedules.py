@@ -1,5 +1,6 @@
 """The learning-rate schedules of the two tutorials."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -26,12 +27,13 @@ class DecayOnWorse(keras.callbacks.Callback):
 
     Args:
         factor: Float. What the learning rate is multiplied by.
+        losses: List of floats. The losses of the epochs before those of this run.
     """
 
-    def __init__(self, factor: float = 0.99) -> None:
+    def __init__(self, factor: float = 0.99, losses: Sequence[float] = ()) -> None:
         super().__init__()
         self.factor = factor
-        self.losses: list[float] = []
+        self.losses = list(losses)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         loss = (logs or {})["loss"]

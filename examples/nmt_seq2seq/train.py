@@ -10,8 +10,11 @@ import argparse
 import csv
 import json
 import resource
+import shutil
 import sys
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,10 @@ from batches import encode, held_out_batches, training_batches
 from data import load_pairs, prepare, split
 from decoding import translate
 from evaluation import bleu
+from files import write_whole
 from model import Translator
 from schedules import DecayOnWorse, luong234
+from strategies import STRATEGIES, fit, make_strategy, worker_index
 from vocabulary import Vocabulary, detokenize
 
 import keras_mp
@@ -48,6 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--loss-scale", default="dynamic", help="'dynamic' or a number, for mixed"
     )
+    parser.add_argument("--strategy", choices=STRATEGIES, default="none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/nmt"))
     parser.add_argument("--resume", action="store_true")
@@ -105,6 +111,9 @@ def make_model(
     model.build()
     # XLA would compile again for every shape of a batch.
     model.compile(optimizer=make_optimizer(args), jit_compile=False)
+    # Here, in the scope of the strategy: its replicas cannot create variables, and
+    # where the first step does, the second one is traced again.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -121,33 +130,47 @@ class StepTimer(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self.start)
 
 
-def make_callbacks(args: argparse.Namespace) -> list[keras.callbacks.Callback]:
+def make_callbacks(
+    args: argparse.Namespace, log: list[dict[str, float]]
+) -> list[keras.callbacks.Callback]:
     """Returns what runs beside the training; an epoch is `eval_every` steps."""
     callbacks: list[keras.callbacks.Callback] = []
     if args.precision.startswith("mixed"):
         callbacks.append(keras_mp.LossScaleCallback())
     if args.decay == "on_worse":
-        callbacks.append(DecayOnWorse())
+        callbacks.append(DecayOnWorse(losses=[row["loss"] for row in log]))
     return [
         *callbacks,
         keras.callbacks.CSVLogger(args.out / "log.csv", append=args.resume),
-        keras.callbacks.ModelCheckpoint(
-            args.out / "checkpoint.weights.h5", save_weights_only=True
-        ),
     ]
 
 
-def read_log(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of a log, one an epoch; none where there is no log."""
+def read_log(path: Path, rows: int | None = None) -> list[dict[str, float]]:
+    """Returns the first rows of a log, one an epoch; none where there is no log."""
     if not path.is_file():
         return []
     with path.open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        found = islice(csv.DictReader(file), rows)
+        return [{k: float(v) for k, v in row.items()} for row in found]
+
+
+def cut_log(path: Path, rows: int) -> None:
+    """Removes the rows after so many: those of epochs that are trained again."""
+    if path.is_file():
+        lines = path.read_text().splitlines(keepends=True)[: 1 + rows]
+        write_whole(path, lambda part: part.write_text("".join(lines)))
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Trains, evaluates, writes result.json and returns what it holds."""
+    """Trains, evaluates, writes result.json and returns what it holds.
+
+    Of several workers the first one does the latter three.
+    """
     args = parse_args(argv)
+    strategy = make_strategy(args.strategy, args.batch)
+    # Of several workers, all go on from what the first one has saved.
+    first, worker = args.out, worker_index(strategy)
+    args.out = args.out / f"worker{worker}" if worker else args.out
     args.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(args.seed)
     # The one line that decides how weights, activations and gradients are stored.
@@ -166,28 +189,36 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     held_out = held_out_batches(held_out, args.batch)
 
     # Model.
-    model = make_model(args, len(source), len(target))
+    with strategy.scope():
+        model = make_model(args, len(source), len(target))
     print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
     print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")
 
-    # Training. To resume: the weights with the optimizer's state, and the data from
-    # where they stopped.
+    # Training. To resume: the weights with the optimizer's state, the log and the data
+    # from where they stopped.
     done = 0
     if args.resume:
-        done = len(read_log(args.out / "log.csv"))
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(args.out / "checkpoint.weights.h5")
+        done = keras_mp.Checkpoints(first / "checkpoints").restore(model)
+    else:
+        shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
+    checkpoints = keras_mp.Checkpoints(args.out / "checkpoints")
+    cut_log(args.out / "log.csv", done)
+    callbacks = make_callbacks(args, read_log(first / "log.csv", done))
     timer = StepTimer()
-    model.fit(
+    keras_fit = partial(model.fit, shuffle=False)  # the data set shuffles itself
+    run = keras_fit if args.strategy == "none" else partial(fit, model)
+    run(
         batches.skip(done * args.eval_every),
         validation_data=held_out,
         epochs=args.steps // args.eval_every,
         initial_epoch=done,
         steps_per_epoch=args.eval_every,
-        callbacks=[timer, *make_callbacks(args)],
+        # Checkpoints last: a row of the log is written before its checkpoint.
+        callbacks=[timer, *callbacks, checkpoints],
         verbose=args.verbose,
-        shuffle=False,  # the data set shuffles itself
     )
+    if worker:
+        return {}
 
     # The most memory that the process has held so far, in MB.
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -208,7 +239,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "train_perplexity": [row["perplexity"] for row in log],
         "held_out_perplexity": [row["val_perplexity"] for row in log],
         "bleu": scores,
-        "step_seconds": float(np.median(timer.seconds)),
+        "step_seconds": float(np.median(timer.seconds or [np.nan])),
         "peak_mb": peak_mb,
         "loss_scale": log[-1].get("loss_scale"),
         "skipped_steps": log[-1].get("skipped_steps"),
@@ -216,7 +247,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "french": french,
         "translations": found,
     }
-    (args.out / "result.json").write_text(json.dumps(result, indent=1))
+    text = json.dumps(result, indent=1)
+    write_whole(args.out / "result.json", lambda part: part.write_text(text))
     print(f"held-out perplexity {log[-1]['val_perplexity']:.2f}, BLEU {scores}")
     return result
 

@@ -157,6 +157,22 @@ def test_batches_come_from_one_bucket():
         assert np.all(np.count_nonzero(labels == EOS, axis=1) == 1)
 
 
+@pytest.mark.parametrize(
+    ("machine", "expected"), [(0, [[0, 1], [4, 5]]), (1, [[2, 3]])]
+)
+def test_a_batch_is_cut_into_shares(machine, expected):
+    from batches import shares
+
+    x = np.arange(8).reshape(1, 8, 1)
+    batches = tf.data.Dataset.from_tensor_slices(((x, x), x + 10)).repeat()
+    context = tf.distribute.InputContext(2, machine, num_replicas_in_sync=4)
+    found = [
+        (source[:, 0].numpy().tolist(), labels[:, 0].numpy().tolist())
+        for (source, _), labels in shares(batches)(context).take(len(expected))
+    ]
+    assert found == [(rows, [10 + row for row in rows]) for rows in expected]
+
+
 def test_source_is_reversed():
     from batches import encode
     from vocabulary import EOS, Vocabulary
@@ -265,6 +281,11 @@ def test_decay_on_worse():
         callback.on_epoch_end(epoch, {"loss": loss})
         rates.append(float(callback.model.optimizer.learning_rate))
     assert rates == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+    # One that resumes, with the losses of the log.
+    resumed = DecayOnWorse(factor=0.5, losses=callback.losses[:4])
+    resumed.set_model(callback.model)
+    resumed.on_epoch_end(4, {"loss": 4.6})
+    assert float(callback.model.optimizer.learning_rate) == 0.25
 
 
 def test_beam_of_one_is_greedy():
@@ -351,14 +372,65 @@ def test_train_in_fp32(corpus, tmp_path):
 def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     from train import main
 
-    flags = [*TINY, *corpus, "--precision=mixed"]
+    flags = [*TINY, *corpus, "--precision=mixed", "--dropout=0.2"]
     whole = main([*flags, f"--out={tmp_path / 'whole'}"])
     check(whole)
     assert whole["loss_scale"] > 1
-    main([*flags, f"--out={tmp_path / 'parts'}", "--steps=2"])
-    parts = main([*flags, f"--out={tmp_path / 'parts'}", "--resume"])
+    folder = tmp_path / "parts"
+    main([*flags, f"--out={folder}", "--steps=2"])
+    # What a kill before the next checkpoint, and one inside of a row, leave there.
+    log = (folder / "log.csv").read_text()
+    row = log.splitlines(keepends=True)[-1]
+    (folder / "log.csv").write_text(f"{log}{row}{row[:9]}")
+    parts = main([*flags, f"--out={folder}", "--resume"])
     for key in ("train_perplexity", "held_out_perplexity", "loss_scale"):
-        np.testing.assert_allclose(parts[key], whole[key], rtol=1e-6)
+        assert parts[key] == whole[key]
+    assert parts["translations"] == whole["translations"]
+
+
+@pytest.fixture
+def mirrored(strategy, monkeypatch):
+    """Has `--strategy=mirrored` mean the replicas of all other tests."""
+    import strategies
+
+    monkeypatch.setitem(strategies.STRATEGIES, "mirrored", lambda: strategy)
+    return "--strategy=mirrored"
+
+
+def test_train_on_replicas(corpus, tmp_path, mirrored, monkeypatch):
+    import train
+
+    monkeypatch.setattr(train, "translate", lambda *_: [[]] * 21)
+    flags = [*TINY, *corpus, "--precision=mixed", "--held-out=21", "--no-bidirectional"]
+    alone = train.main([*flags, f"--out={tmp_path / 'alone'}"])
+    both = train.main([*flags, mirrored, f"--out={tmp_path / 'both'}"])
+    # The same but for roundings of 2^-11, which is far from 1% of what is learned.
+    learned = alone["held_out_perplexity"][0] - alone["held_out_perplexity"][-1]
+    for key in ("train_perplexity", "held_out_perplexity"):
+        np.testing.assert_allclose(both[key], alone[key], rtol=0, atol=0.01 * learned)
+    assert both["loss_scale"] == alone["loss_scale"]
+
+
+def test_a_batch_that_replicas_cannot_share(mirrored):
+    from train import main
+
+    with pytest.raises(ValueError, match=r"multiple of .*: --batch 15, 2 replicas"):
+        main(["--batch=15", mirrored])
+
+
+@pytest.mark.slow
+def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_path):
+    from train import main
+
+    flags = [*TINY, *corpus, "--precision=mixed", f"--out={tmp_path}"]
+    first = main(flags)
+    # It may have been killed before it wrote the result.
+    (tmp_path / "result.json").unlink()
+    again = main([*flags, "--resume"])
+    assert again["translations"] == first["translations"]
+    assert (tmp_path / "result.json").is_file()
+    anew = main(flags)
+    assert anew["train_perplexity"] == first["train_perplexity"]
 
 
 def test_legacy_preset_runs(corpus, tmp_path):

@@ -1,0 +1,90 @@
+#include "update_arguments.h"
+
+#include <string>
+#include <utility>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace keras_mp {
+namespace {
+
+UpdateRule RuleNamed(const std::string& name) {
+  if (name == "momentum") return UpdateRule::kMomentum;
+  if (name == "nesterov") return UpdateRule::kNesterov;
+  if (name == "adam") return UpdateRule::kAdam;
+  return UpdateRule::kSgd;
+}
+
+}  // namespace
+
+UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
+                                 std::vector<std::int64_t> weight_of,
+                                 std::vector<std::int64_t> decays)
+    : rule_(rule),
+      is_stochastic_(is_stochastic),
+      weight_of_(std::move(weight_of)),
+      decays_(std::move(decays)),
+      weights_(count(), -1),
+      uniforms_(count(), -1) {
+  const int weight_count = static_cast<int>(weight_of_.size());
+  for (int k = 0; k < weight_count; ++k) {
+    weights_[weight_of_[k]] = first_weight() + k;
+    if (is_stochastic_) uniforms_[weight_of_[k]] = first_weight() + weight_count + k;
+  }
+}
+
+absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
+  int count, slots, weight_count, uniform_count;
+  std::string rule;
+  std::vector<std::int64_t> weight_of;
+  std::vector<bool> decays;
+  std::vector<tensorflow::DataType> types;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("slot_count", &slots));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("weight_count", &weight_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("decays", &decays));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
+  const bool is_stochastic = uniform_count > 0;
+  const auto has = [](const auto& list, int size) {
+    return list.size() == static_cast<std::size_t>(size);
+  };
+  std::vector<bool> taken(count);
+  bool fits = has(types, count) && has(decays, count) && has(weight_of, weight_count) &&
+              (!is_stochastic || uniform_count == weight_count);
+  for (std::int64_t i : weight_of) {
+    fits = fits && 0 <= i && i < count && !taken[i];
+    if (fits) taken[i] = true;
+  }
+  if (fits) {
+    *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
+                            {decays.begin(), decays.end()});
+    fits = slots == this->slots() * count;
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the lists must match, and each weight have a master of its own. Received: ", count,
+      " masters, ", types.size(), " gradients, ", decays.size(), " decays, ", slots,
+      " slots for ", rule, ", ", weight_count, " weights, ", uniform_count, " uniforms"));
+}
+
+int UpdateArguments::slots() const {
+  if (rule_ == UpdateRule::kSgd) return 0;
+  return rule_ == UpdateRule::kAdam ? 2 : 1;
+}
+
+UpdateNumbers UpdateArguments::Numbers(const float* numbers) const {
+  UpdateNumbers result;
+  result.rule = rule_;
+  float* const fields[kNumberCount] = {
+      &result.scale,         &result.clip_value,       &result.clip_factor,
+      &result.weight_decay,  &result.rate,             &result.momentum,
+      &result.alpha,         &result.one_minus_beta_1, &result.one_minus_beta_2,
+      &result.epsilon};
+  for (int i = 0; i < kNumberCount; ++i) *fields[i] = numbers[i];
+  return result;
+}
+
+}  // namespace keras_mp

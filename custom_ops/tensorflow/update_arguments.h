@@ -1,0 +1,62 @@
+// Where the inputs of KerasMp>UpdateVariables are, for the kernels of every device:
+// finite, numbers, gradients, masters, first slots, second slots, weights, uniforms.
+
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "keras_mp/update_cpu.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace keras_mp {
+
+class UpdateArguments {
+ public:
+  static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
+  // The length of `numbers`: UpdateNumbers from `scale` to `epsilon`.
+  static constexpr int kNumberCount = 10;
+
+  UpdateArguments() = default;
+  // `weight_of[k]`: the master of the k-th weight; the other masters are weights
+  // themselves. `decays`: one for each master.
+  UpdateArguments(UpdateRule rule, bool is_stochastic,
+                  std::vector<std::int64_t> weight_of, std::vector<std::int64_t> decays);
+
+  // From the attributes of the op, which must match.
+  absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+
+  UpdateRule rule() const { return rule_; }
+  bool is_stochastic() const { return is_stochastic_; }
+  const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
+  const std::vector<std::int64_t>& decays() const { return decays_; }
+  int count() const { return static_cast<int>(decays_.size()); }
+  int slots() const;  // of each variable
+
+  // The input that is something of the i-th variable, or -1.
+  int gradient(int i) const { return kLists + i; }
+  int master(int i) const { return kLists + count() + i; }
+  int slot(int k, int i) const {
+    return k < slots() ? kLists + (2 + k) * count() + i : -1;
+  }
+  int weight(int i) const { return weights_[i]; }
+  int uniform(int i) const { return uniforms_[i]; }
+  // The inputs that are written to: masters, slots and weights.
+  int first_variable() const { return kLists + count(); }
+  int end_of_variables() const { return first_weight() + static_cast<int>(weight_of_.size()); }
+
+  UpdateNumbers Numbers(const float* numbers) const;
+
+ private:
+  int first_weight() const { return kLists + (2 + slots()) * count(); }
+
+  UpdateRule rule_ = UpdateRule::kSgd;
+  bool is_stochastic_ = false;
+  std::vector<std::int64_t> weight_of_, decays_;
+  std::vector<int> weights_, uniforms_;
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_

@@ -1,0 +1,18 @@
+// The names under which XLA finds the kernels of the update step.
+
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_
+
+namespace keras_mp {
+
+// Operands as the inputs of the op of that name; results as its outputs, or the variables
+// that it writes to, each in the memory of its operand.
+inline constexpr char kCheckGradientsCall[] = "keras_mp.check_gradients";
+inline constexpr char kUnscaleGradientsCall[] = "keras_mp.unscale_gradients";
+inline constexpr char kFollowWeightsCall[] = "keras_mp.follow_weights";
+inline constexpr char kCastMastersCall[] = "keras_mp.cast_masters";
+inline constexpr char kUpdateVariablesCall[] = "keras_mp.update_variables";
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_

@@ -1,0 +1,32 @@
+// The variables that an op reads and writes in place.
+
+#ifndef KERAS_MP_TENSORFLOW_VARIABLES_H_
+#define KERAS_MP_TENSORFLOW_VARIABLES_H_
+
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/platform/mutex.h"
+
+namespace keras_mp {
+
+// Holds the locks of variables while it lives.
+class LockedVariables {
+ public:
+  // Locks the variables behind these inputs.
+  absl::Status Lock(tensorflow::OpKernelContext* ctx, const std::vector<int>& inputs);
+
+  // The numbers of the variable behind an input, to be written to: those that were read
+  // before stay as they are.
+  tensorflow::Tensor& operator[](int input) { return *tensors_[input]; }
+
+ private:
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
+  std::vector<tensorflow::mutex_lock> locks_;
+  std::vector<tensorflow::Tensor*> tensors_;  // by input
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_VARIABLES_H_

@@ -1,0 +1,211 @@
+"""Checkpoints that no kill, full disk or flipped bit can spoil unseen."""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mp.arguments import whole_number
+
+_RULE = "A checkpoint must have the checksum that is in its name."
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves all that training goes on from, and restores the last that is whole.
+
+    A checkpoint holds every variable of a model and of its optimizer: weights,
+    masters, slots, the loss scale with its counters, and the seeds of dropout, which
+    `save_weights` and `tf.train.Checkpoint` leave out. A run that goes on from it
+    ends, to the bit, as if it had never stopped.
+
+    It is one file, `<number>-<checksum>.npz`, written under another name, flushed to
+    the disk and then renamed, so that the process may be killed at any moment. The
+    checksum, 16 digits of SHA-256, tells a file that was cut short or changed.
+
+    As a callback of `fit` it saves at the end of every epoch. `fit` can only be
+    resumed where an epoch begins: where epochs are long, make them short with
+    `steps_per_epoch`. In a loop of your own call `save` after any step.
+
+    Args:
+        directory: str or path, of one process alone; made when it is first needed.
+        keep: int >= 1. How many checkpoints to keep, the last ones. Defaults to 2.
+
+    Raises:
+        TypeError: `keep` is not an int.
+        ValueError: `keep` is below 1.
+
+    Example:
+
+    >>> import tempfile
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(keras_mp.wrap("adam"), "mse")
+    >>> x = np.ones((4, 2), "float32")
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     checkpoints = keras_mp.Checkpoints(directory)
+    ...     history = model.fit(
+    ...         x, x[:, :1], epochs=3, initial_epoch=checkpoints.restore(model),
+    ...         callbacks=[checkpoints], verbose=0)
+    ...     checkpoints.restore(model)
+    3
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2) -> None:
+        super().__init__()
+        self.directory = Path(directory)
+        self.keep = whole_number("keep", keep, "Try 2.")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, under the number of epochs that are done."""
+        self.save(epoch + 1, self.model)
+
+    def save(self, number: int, *objects: Any) -> None:
+        """Saves variables, and removes checkpoints that are no longer kept.
+
+        So are those of this number and above: a run that began before them goes its
+        own way.
+
+        Args:
+            number: int >= 1. How much is done, in steps or epochs.
+            *objects: models and optimizers. A compiled model brings its optimizer.
+
+        Raises:
+            OSError: the file cannot be written; those before it are as they were.
+            TypeError: `number` is not an int.
+            ValueError: `number` is below 1, or an object is not built.
+        """
+        number = whole_number("number", number, "Count the steps or epochs done.")
+        arrays = {
+            f"{i} {variable.path} {_dtype(variable)}": ops.convert_to_numpy(variable)
+            for i, variable in enumerate(_variables(objects))
+        }
+        unfinished = self.directory / "unfinished"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _write(unfinished, arrays)
+            path = self.directory / f"{number:09d}-{_checksum(unfinished)}.npz"
+            os.replace(unfinished, path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(
+                error.errno,
+                f"Checkpoint {number} could not be written: {error.strerror}. Those "
+                "before it are as they were. Make room, or choose another directory",
+                str(self.directory),
+            ) from error
+        self._remove_all_but(number, path)
+
+    def restore(self, *objects: Any) -> int:
+        """Restores variables from the last checkpoint that is whole.
+
+        Args:
+            *objects: as for `save`, in the same order.
+
+        Returns:
+            The number it was saved under, or 0 where there is no checkpoint.
+
+        Raises:
+            OSError: there are checkpoints, and none is whole.
+            ValueError: the checkpoint has other variables, or an object is not built.
+        """
+        variables = _variables(objects)
+        damaged: list[str] = []
+        for number, checksum, path in reversed(self._found()):
+            if _checksum(path) != checksum:
+                damaged.append(str(path))
+                continue
+            if damaged:
+                warnings.warn(
+                    f"{_RULE} Received: {', '.join(damaged)}, cut short or changed "
+                    f"since. Restored instead: {path}.",
+                    stacklevel=2,
+                )
+            _assign(variables, path)
+            return number
+        if damaged:
+            raise OSError(
+                f"{_RULE} Received: {', '.join(damaged)}, cut short or changed since, "
+                "and no other. Bring back a copy, or start in another directory."
+            )
+        return 0
+
+    def _found(self) -> list[tuple[int, str, Path]]:
+        """Returns number, checksum and path of each checkpoint, in order."""
+        paths = self.directory.glob("*.npz")
+        named = ((re.fullmatch(r"(\d+)-([0-9a-f]{16})", p.stem), p) for p in paths)
+        return sorted((int(name[1]), name[2], path) for name, path in named if name)
+
+    def _remove_all_but(self, number: int, new: Path) -> None:
+        """Leaves the new checkpoint and the last before it, as many as are kept."""
+        found = self._found()
+        earlier = [path for other, _, path in found if other < number]
+        kept = [*earlier, new][-self.keep :]
+        for _, _, path in found:
+            if path not in kept:
+                path.unlink()
+
+
+def _variables(objects: Sequence[Any]) -> list[Any]:
+    """Returns the variables of all objects; a model's optimizer is built for that."""
+    variables: list[Any] = []
+    for each in objects:
+        if not getattr(each, "built", True):
+            raise ValueError(
+                "A checkpoint needs all variables to be there. Received: "
+                f"{each.name!r}, which is not built. Start a model with keras.Input, "
+                "or call its build(shape); build an optimizer on its variables."
+            )
+        variables += each.variables
+        optimizer = getattr(each, "optimizer", None)
+        if optimizer is not None:
+            if not optimizer.built:
+                strategy = getattr(each, "distribute_strategy", None)
+                with strategy.scope() if strategy else contextlib.nullcontext():
+                    optimizer.build(each.trainable_variables)
+            variables += optimizer.variables
+    return variables
+
+
+def _dtype(variable: Any) -> str:
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes a file and has it on the disk before a rename makes it count."""
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+def _assign(variables: list[Any], path: Path) -> None:
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    saved = [(key.rpartition(" ")[2], array.shape) for key, array in arrays.items()]
+    expected = [(_dtype(v), tuple(v.shape)) for v in variables]
+    for i, (found, wanted) in enumerate(itertools.zip_longest(saved, expected)):
+        if found != wanted:
+            raise ValueError(
+                "A checkpoint must be of the same model, optimizer and dtype policy. "
+                f"Received: {path}, whose variable {i} is {found}, for one that is "
+                f"{wanted}. Make them as they were, or start in another directory."
+            )
+    for variable, array in zip(variables, arrays.values(), strict=True):
+        # NumPy knows no bfloat16, and reads it as bytes without a type.
+        variable.assign(array.view(_dtype(variable)))

@@ -1,0 +1,159 @@
+"""The whole update in one pass, for the optimizers that a kernel knows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.backend import is_sparse
+from keras_mp.masters import MasterWeights
+
+# SGD and Adam do more with these than the kernel does.
+_OPTIONS = ("clipnorm", "gradient_accumulation_steps", "use_ema", "amsgrad")
+
+
+def fused_part(
+    optimizer: Any, gradients: Sequence[Any], masters: Sequence[Any]
+) -> list[int]:
+    """Returns the indices of the variables that the kernel is to update.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        gradients: list of tensors, `tf.IndexedSlices` or None.
+        masters: list of their variables.
+    """
+    rules = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
+    # Not isinstance: a subclass may do anything.
+    is_known = type(optimizer) in rules and not any(
+        getattr(optimizer, option, None) for option in _OPTIONS
+    )
+    if not is_known:
+        return []
+    pairs = list(enumerate(zip(gradients, masters, strict=True)))
+    fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
+    others = [i for i, (g, _) in pairs if g is not None and i not in set(fitting)]
+    # A norm over all gradients is not computed by halves.
+    return [] if others and optimizer.global_clipnorm else fitting
+
+
+def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
+    from keras_mp.ops import update
+
+    return (
+        not is_sparse(gradient)
+        and update.takes(gradient)
+        and keras.backend.standardize_dtype(master.dtype) == "float32"
+        and getattr(master, "constraint", None) is None
+        and not optimizer._overwrite_variable_with_gradient(master)
+    )
+
+
+@dataclass
+class FusedUpdate:
+    """The step of an SGD, Adam or AdamW, as one pass over all variables.
+
+    Attributes:
+        optimizer: the `keras.optimizers.SGD`, `Adam` or `AdamW`.
+        own_masters: `MasterWeights`.
+        gradients: list of tensors, of the scaled loss.
+        masters: list of their float32 variables.
+        scale: scalar float32 tensor that the gradients are divided by.
+        counts_the_step: bool, whether `apply` advances the optimizer's iterations.
+    """
+
+    optimizer: Any
+    own_masters: MasterWeights
+    gradients: Sequence[Any]
+    masters: Sequence[Any]
+    scale: Any
+    counts_the_step: bool
+
+    @property
+    def given(self) -> list[Any]:
+        """The masters that have a gradient: all."""
+        return list(self.masters)
+
+    def check(self) -> Any:
+        """Returns which gradients are not finite: a bool tensor, one for each."""
+        from keras_mp.ops import update
+
+        clips = self._clip_norm() is not None
+        overflows, squares = update.check_gradients(self.gradients, self.scale, clips)
+        self._norm = ops.sqrt(squares)
+        return overflows
+
+    def apply(self, finite: Any) -> None:
+        """Updates slots, masters and weights if `finite` is true.
+
+        Args:
+            finite: scalar bool tensor.
+        """
+        if self.own_masters.rounding == "stochastic":
+            # A step that is skipped must not draw numbers.
+            ops.cond(finite, lambda: self._update(True), lambda: None)
+        else:
+            self._update(finite)
+        if self.counts_the_step:
+            iterations = self.optimizer.iterations
+            iterations.assign_add(ops.cast(finite, iterations.dtype))
+
+    def _update(self, finite: Any) -> None:
+        from keras_mp.ops import update
+
+        weight_of = {id(master): weight for weight, master in self.own_masters.pairs}
+        weights = [weight_of.get(id(master)) for master in self.masters]
+        own = [weight for weight in weights if weight is not None]
+        rule, slots, numbers = self._rule()
+        update.update_variables(
+            finite,
+            self.gradients,
+            self.masters,
+            slots,
+            weights,
+            self.own_masters.uniforms(own),
+            [self._decays(master) for master in self.masters],
+            rule=rule,
+            numbers={**numbers, **self._clipping(), "scale": self.scale},
+        )
+
+    def _rule(self) -> tuple[str, list[Any], dict[str, Any]]:
+        """Returns the rule's name, the slots and the numbers of the rule."""
+        optimizer = self.optimizer
+        rate = ops.cast(optimizer.learning_rate, "float32")
+        numbers = {"rate": rate, "weight_decay": optimizer.weight_decay or 0.0}
+        if isinstance(optimizer, keras.optimizers.Adam):
+            # As in keras.optimizers.Adam.update_step, to the bit.
+            step = ops.cast(optimizer.iterations + 1, "float32")
+            power_1 = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
+            power_2 = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
+            numbers["alpha"] = rate * ops.sqrt(1 - power_2) / (1 - power_1)
+            numbers["one_minus_beta_1"] = 1 - optimizer.beta_1
+            numbers["one_minus_beta_2"] = 1 - optimizer.beta_2
+            numbers["epsilon"] = optimizer.epsilon
+            slots = [optimizer._momentums, optimizer._velocities]
+            return "adam", self._slots(slots), numbers
+        if not optimizer.momentum:
+            return "sgd", [], numbers
+        numbers["momentum"] = optimizer.momentum
+        rule = "nesterov" if optimizer.nesterov else "momentum"
+        return rule, self._slots([optimizer.momentums]), numbers
+
+    def _slots(self, lists: list[list[Any]]) -> list[Any]:
+        indices = [self.optimizer._get_variable_index(m) for m in self.masters]
+        return [slots[i] for slots in lists for i in indices]
+
+    def _decays(self, master: Any) -> bool:
+        optimizer = self.optimizer
+        return bool(optimizer.weight_decay) and optimizer._use_weight_decay(master)
+
+    def _clip_norm(self) -> float | None:
+        return self.optimizer.global_clipnorm or None
+
+    def _clipping(self) -> dict[str, Any]:
+        clip_norm = self._clip_norm()
+        if clip_norm is None:
+            return {"clip_value": self.optimizer.clipvalue or 0.0}
+        # As in Keras, but for the order in which the squares were added up.
+        return {"clip_factor": clip_norm * ops.minimum(1 / self._norm, 1 / clip_norm)}

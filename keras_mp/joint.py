@@ -1,0 +1,96 @@
+"""An optimizer run once for all replicas, on the sum of their gradients.
+
+Keras clips on each replica the share of the gradient that was computed there, and where
+it accumulates gradients, or overwrites weights with their average, it branches inside
+the replicas, which `tf.distribute` refuses. One run on the sum does what one process
+does on the joint batch. It costs a copy of the gradients from the first replica of a
+machine to its others.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from keras_mp.distribution import update_on_all_replicas
+from keras_mp.inner import leaves
+
+
+def needs_the_sum(optimizer: Any) -> bool:
+    """Tells whether replicas that run `optimizer` by themselves fail or differ.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+    """
+    return any(
+        leaf.clipnorm
+        or leaf.global_clipnorm
+        or leaf.clipvalue
+        or leaf.gradient_accumulation_steps
+        or leaf.ema_overwrite_frequency
+        for leaf in leaves(optimizer)
+    )
+
+
+def creating_for_all_replicas() -> AbstractContextManager[None]:
+    """Variables created inside have what one replica assigns on all replicas.
+
+    Keras creates them so that each replica assigns to its own copy.
+    """
+    import tensorflow as tf
+
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        arguments["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return next_creator(**arguments)
+
+    return tf.variable_creator_scope(create)
+
+
+def run_on_the_sum(
+    assigned: Sequence[Any],
+    strategy: Any,
+    act: Callable[[list[Any]], None],
+    grads: list[Any],
+) -> None:
+    """Calls `act` once, with the sum of the gradients of all replicas.
+
+    Args:
+        assigned: variables to which `act` assigns directly, and which were not created
+            for all replicas.
+        strategy: `tf.distribute.Strategy`.
+        act: called in the context of the first replica of this machine.
+        grads: list of what each replica has, or of None.
+    """
+    import tensorflow as tf
+
+    class ForAll(tf.distribute.ReplicaContext):
+        """Takes itself for the only replica: nothing is left to be reduced."""
+
+        def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+            return value
+
+    sums, replica = _sums(strategy, grads)
+    device = strategy.extended.worker_devices[0]
+    with tf.device(device), ForAll(strategy, replica):
+        act(sums)
+        values = [tf.identity(variable) for variable in assigned]
+    for variable, value in zip(assigned, values, strict=True):
+        update_on_all_replicas(strategy, variable, lambda v, x: v.assign(x), value)
+
+
+def _sums(strategy: Any, grads: list[Any]) -> tuple[list[Any], int]:
+    """Returns the sums of the gradients on the first replica here, and its number."""
+    import tensorflow as tf
+
+    @tf.autograph.experimental.do_not_convert
+    def on_each_replica(grads: list[Any]) -> tuple[list[Any], int]:
+        context = tf.distribute.get_replica_context()
+        given = [gradient for gradient in grads if gradient is not None]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
+        return sums, int(tf.get_static_value(context.replica_id_in_sync_group))
+
+    results = strategy.extended.call_for_each_replica(on_each_replica, (grads,))
+    given, replica = tf.nest.map_structure(
+        lambda result: strategy.experimental_local_results(result)[0], results
+    )
+    sums = iter(given)
+    return [None if g is None else next(sums) for g in grads], replica
