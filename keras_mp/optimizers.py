@@ -35,7 +35,7 @@ from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
-from keras_mp.serialization import deserialize
+from keras_mp.serialization import deserialize, serialize_optimizer
 from keras_mp.step import step_notes
 
 _BACKENDS = ("tensorflow", "jax", "torch")
@@ -586,7 +586,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns the constructor's arguments, serialized."""
         serialize = keras.saving.serialize_keras_object
         return {
-            "inner_optimizer": serialize(self.inner_optimizer),
+            "inner_optimizer": serialize_optimizer(self.inner_optimizer),
             "loss_scale": serialize(self._scaler.rule),
             "rounding": self.rounding,
             "seed": self._seed_generator.get_config()["seed"],

@@ -10,6 +10,15 @@ from keras_mp.arguments import shown
 _MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError)
 
 
+def serialize_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Returns the config of an optimizer, with a class that every backend has."""
+    config = keras.saving.serialize_keras_object(optimizer)
+    if config["module"] and config["module"].partition(".")[0] == "keras":
+        # On PyTorch Keras names a module of its own, and makes that class of this one.
+        config["module"] = "keras.optimizers"
+    return config
+
+
 def deserialize(
     argument: str,
     config: Any,

@@ -173,8 +173,8 @@ def test_numbers_that_are_refused(number, error, tmp_path):
 def test_restores_every_replica(strategy, tmp_path):
     def mirrored():
         with strategy.scope():
-            layers = [keras.Input((3,)), keras.layers.Dense(2, dtype="float16")]
-            model = keras.Sequential(layers)
+            layer = keras.layers.Dense(2, kernel_initializer="ones", dtype="float16")
+            model = keras.Sequential([keras.Input((3,)), layer])
             model.compile(keras_mp.wrap("adam"), "mse", jit_compile=False)
         return model
 

@@ -25,6 +25,7 @@ if keras.backend.backend() not in ONLY_FOR:
         f"These tests run on the backends {', '.join(ONLY_FOR)}. Received: "
         f"{keras.backend.backend()!r}. Run `make test-backends`."
     )
+collect_ignore = ["jax_process.py"]  # a script
 collect_ignore_glob = [
     files for backend, files in ONLY_FOR.items() if backend != keras.backend.backend()
 ]

@@ -1,4 +1,4 @@
-"""One of two processes that train together; tests/backends/test_jax_processes.py.
+"""One of two processes that train together; tests/backends/test_jax_distribution.py.
 
 Usage: jax_process.py RANK PORT
 """
