@@ -21,7 +21,7 @@ export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help demo test test-backends test-cpp test-slow lint clean
+.PHONY: help demo test test-backends test-cpp test-cpp-slow test-slow lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,7 +46,7 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
 
-test-slow: $(VENV)/.installed-test $(NATIVE)
+test-slow: $(VENV)/.installed-test $(NATIVE) test-cpp-slow
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
 	  -o faulthandler_timeout=1800 $(ARGS)
 
@@ -57,17 +57,27 @@ test-backends: $(VENV)/.installed-backends
 	    $(ARGS); \
 	done
 
-# The kernels in plain C++, once more under AddressSanitizer and UBSan.
+# The kernels in plain C++, without TensorFlow; NAME of build/cpp-NAME, then the
+# sanitizers.
+build_cpp = $(VENV)/bin/cmake -G Ninja -S custom_ops -B build/cpp-$(1) \
+	-DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
+	-DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF -DKERAS_MP_SANITIZE=$(2) \
+	&& $(VENV)/bin/cmake --build build/cpp-$(1)
+ctest = $(VENV)/bin/ctest --parallel 2 --output-on-failure --test-dir
+MEMORY := address,undefined
+
 test-cpp: $(VENV)/.created
-	@set -e; for sanitize in OFF ON; do \
-	  build=build/cpp-sanitize-$$sanitize; \
-	  $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
-	    -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF \
-	    -DKERAS_MP_SANITIZE=$$sanitize \
-	    -S custom_ops -B $$build; \
-	  $(VENV)/bin/cmake --build $$build; \
-	  $(VENV)/bin/ctest --parallel 2 --test-dir $$build --output-on-failure; \
-	done
+	@$(call build_cpp,plain,)
+	@$(call build_cpp,memory,$(MEMORY))
+	@$(ctest) build/cpp-plain
+	@$(ctest) build/cpp-memory
+
+# Threads, and the update step with many more lists of variables.
+test-cpp-slow: $(VENV)/.created
+	@$(call build_cpp,thread,thread)
+	@$(call build_cpp,memory,$(MEMORY))
+	@$(ctest) build/cpp-thread
+	@for build in thread memory; do build/cpp-$$build/update_cpu_test 5000 || exit 1; done
 
 $(NATIVE): $(SOURCES) setup.py
 	@echo "Building the native library; this takes 1 to 3 minutes."

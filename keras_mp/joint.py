@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
+from keras import ops
+
 from keras_mp.distribution import update_on_all_replicas
 from keras_mp.inner import leaves
 
@@ -45,13 +48,40 @@ def creating_for_all_replicas() -> AbstractContextManager[None]:
     return tf.variable_creator_scope(create)
 
 
-def run_on_the_sum(
+def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
+    """Returns the sums of the gradients of all replicas, to each of them.
+
+    Args:
+        gradients: list of this replica's tensors, `tf.IndexedSlices` or None.
+        dtype: str, of the terms and the sums between replicas. `"float32"` is the least
+            for a gradient, or `"float16"`: a sum that overflows is not finite.
+
+    Returns:
+        List like `gradients`, at least float32.
+    """
+    import tensorflow as tf
+
+    given = [gradient for gradient in gradients if gradient is not None]
+    wide = [keras.backend.result_type(g.dtype.name, "float32") for g in given]
+    sent = wide if dtype == "float32" else [dtype] * len(given)
+    context = tf.distribute.get_replica_context()
+    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, _cast(given, sent))
+    widened = iter(_cast(sums, wide))
+    return [None if g is None else next(widened) for g in gradients]
+
+
+def _cast(gradients: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
+    pairs = zip(gradients, dtypes, strict=True)
+    return [ops.cast(gradient, dtype) for gradient, dtype in pairs]
+
+
+def run_once(
     assigned: Sequence[Any],
     strategy: Any,
     act: Callable[[list[Any]], None],
     grads: list[Any],
 ) -> None:
-    """Calls `act` once, with the sum of the gradients of all replicas.
+    """Calls `act` once, with the gradients of the first replica, the same on all.
 
     Args:
         assigned: variables to which `act` assigns directly, and which were not created
@@ -68,29 +98,26 @@ def run_on_the_sum(
         def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
             return value
 
-    sums, replica = _sums(strategy, grads)
+    first = [
+        None if each is None else strategy.experimental_local_results(each)[0]
+        for each in grads
+    ]
     device = strategy.extended.worker_devices[0]
-    with tf.device(device), ForAll(strategy, replica):
-        act(sums)
+    with tf.device(device), ForAll(strategy, _first_replica(strategy)):
+        act(first)
         values = [tf.identity(variable) for variable in assigned]
     for variable, value in zip(assigned, values, strict=True):
         update_on_all_replicas(strategy, variable, lambda v, x: v.assign(x), value)
 
 
-def _sums(strategy: Any, grads: list[Any]) -> tuple[list[Any], int]:
-    """Returns the sums of the gradients on the first replica here, and its number."""
+def _first_replica(strategy: Any) -> int:
+    """Returns the number of the first replica of this machine."""
     import tensorflow as tf
 
     @tf.autograph.experimental.do_not_convert
-    def on_each_replica(grads: list[Any]) -> tuple[list[Any], int]:
+    def number() -> int:
         context = tf.distribute.get_replica_context()
-        given = [gradient for gradient in grads if gradient is not None]
-        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
-        return sums, int(tf.get_static_value(context.replica_id_in_sync_group))
+        return int(tf.get_static_value(context.replica_id_in_sync_group))
 
-    results = strategy.extended.call_for_each_replica(on_each_replica, (grads,))
-    given, replica = tf.nest.map_structure(
-        lambda result: strategy.experimental_local_results(result)[0], results
-    )
-    sums = iter(given)
-    return [None if g is None else next(sums) for g in grads], replica
+    numbers = strategy.extended.call_for_each_replica(number)
+    return int(strategy.experimental_local_results(numbers)[0])

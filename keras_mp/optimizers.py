@@ -29,7 +29,12 @@ from keras_mp.inner import (
     leaves,
 )
 from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
-from keras_mp.joint import creating_for_all_replicas, needs_the_sum, run_on_the_sum
+from keras_mp.joint import (
+    creating_for_all_replicas,
+    needs_the_sum,
+    run_once,
+    sum_gradients,
+)
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
 from keras_mp.regularizers import FP32Regularizer
@@ -46,6 +51,7 @@ def wrap(
     loss_scale: Any = "dynamic",
     rounding: str = "nearest",
     seed: int = 0,
+    all_reduce_dtype: str = "float32",
     name: str | None = None,
 ) -> "FP32MasterOptimizer":
     """Gives `optimizer` FP32 master weights and loss scaling.
@@ -58,6 +64,10 @@ def wrap(
         rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
             weights. Defaults to `"nearest"`.
         seed: int, of stochastic rounding. Defaults to 0.
+        all_reduce_dtype: `"float32"` or `"float16"`, in which the replicas of a
+            `tf.distribute.Strategy` sum their gradients. FP16 halves the traffic; the
+            sum of n replicas is off by up to n roundings of the sum of its terms'
+            sizes, and where it overflows the step is skipped. Defaults to `"float32"`.
         name: str. Defaults to a name made from the class.
 
     Returns:
@@ -79,7 +89,9 @@ min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
     Reference: Mixed Precision Training, sections 3.1 and 3.2.
     """
     inner = keras.optimizers.get(optimizer)
-    return FP32MasterOptimizer(inner, loss_scale, rounding, seed, name)
+    return FP32MasterOptimizer(
+        inner, loss_scale, rounding, seed, all_reduce_dtype, name
+    )
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -98,6 +110,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         loss_scale: as for `wrap`.
         rounding: as for `wrap`.
         seed: as for `wrap`.
+        all_reduce_dtype: as for `wrap`.
         name: as for `wrap`.
 
     Raises:
@@ -122,6 +135,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         loss_scale: Any = "dynamic",
         rounding: str = "nearest",
         seed: int = 0,
+        all_reduce_dtype: str = "float32",
         name: str | None = None,
     ) -> None:
         _check_backend()
@@ -137,13 +151,16 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"`name` must be a str or None. Received: name={shown(name)}."
             )
         seed = whole_number("seed", seed, "Try 0.", least=0)
+        _check_all_reduce_dtype(all_reduce_dtype)
         super().__init__(inner_optimizer, name=name)
         self.rounding = rounding
+        self.all_reduce_dtype = all_reduce_dtype
         self._seed_generator = keras.random.SeedGenerator(seed)
         self._track_variable(self._seed_generator.state)
         self._notes = step_notes()
         self._loss_was_scaled = False
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
+        self._is_joint = False
         self._run: Callable[..., None] = run_on_each_replica
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
@@ -272,11 +289,20 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         several_replicas = replicas_in(strategy_of(self)) > 1
         # A variable that its gradient replaces has no use for a sum.
         replaced = any(self._overwrite_variable_with_gradient(v) for v in variables)
-        if not several_replicas or replaced or not needs_the_sum(self.inner_optimizer):
+        halved = self.all_reduce_dtype == "float16"
+        if several_replicas and replaced and halved:
+            raise ValueError(
+                "Gradients that replace their variables cannot be summed. Received: "
+                "variables with overwrite_with_gradient=True, and all_reduce_dtype="
+                '"float16". Leave all_reduce_dtype at "float32".'
+            )
+        joint = halved or needs_the_sum(self.inner_optimizer)
+        if not several_replicas or replaced or not joint:
             return contextlib.nullcontext()
         own = [v for v in variables if not needs_master(v)]
         constrained = [v for v in own if getattr(v, "constraint", None) is not None]
-        self._run = functools.partial(run_on_the_sum, constrained)
+        self._is_joint = True
+        self._run = functools.partial(run_once, constrained)
         return creating_for_all_replicas()
 
     def exclude_from_weight_decay(
@@ -333,7 +359,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             List like `gradients`, float32.
 
         Raises:
-            RuntimeError: called twice before `apply`.
+            RuntimeError: called twice before `apply`, or several replicas are to sum
+                gradients in FP16, where un-scaled ones are lost.
             ValueError: lists of different lengths.
 
         Example:
@@ -350,6 +377,13 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
                 "call of `unscale_gradients` before `apply`. Call it once, on all "
                 "gradients; to add up gradients of several batches set "
                 "`gradient_accumulation_steps` on the inner optimizer."
+            )
+        if self._is_joint and self.all_reduce_dtype == "float16":
+            raise RuntimeError(
+                "Gradients that are summed in FP16 must be scaled. Received: a call of "
+                '`unscale_gradients` with all_reduce_dtype="float16" on several '
+                'replicas. Choose "float32", or do not un-scale: clipvalue, clipnorm '
+                "and global_clipnorm of the inner optimizer clip the sum."
             )
         scale = self._scale_in_use()
         if trainable_variables is None:
@@ -406,7 +440,10 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
         self._check_variables_are_known(variables)
-        updates = self._plan(grads, variables, self._divisor())
+        scale = self._divisor()
+        if self._is_joint:
+            grads = sum_gradients(grads, self.all_reduce_dtype)
+        updates = self._plan(grads, variables, scale)
         self._notes.clear()
         overflows = ops.concatenate([update.check() for update in updates])
         masters = [m for update in updates for m in update.given]
@@ -590,6 +627,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             "loss_scale": serialize(self._scaler.rule),
             "rounding": self.rounding,
             "seed": self._seed_generator.get_config()["seed"],
+            "all_reduce_dtype": self.all_reduce_dtype,
             "name": self.name,
         }
 
@@ -642,4 +680,20 @@ def _check_backend() -> None:
             f"FP32MasterOptimizer needs Keras on one of the backends {_BACKENDS}. "
             f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
+def _check_all_reduce_dtype(dtype: Any) -> None:
+    if dtype not in ("float32", "float16"):
+        raise ValueError(
+            '`all_reduce_dtype` must be "float32" or "float16". '
+            f'Received: all_reduce_dtype={shown(dtype)}. "float16" halves what '
+            "replicas send to each other."
+        )
+    if dtype == "float16" and keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
+            "TensorFlow backend; on others the sum is part of the model's program. "
+            f"Received: backend={keras.backend.backend()!r}. Leave it at "
+            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
         )

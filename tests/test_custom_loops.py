@@ -220,6 +220,12 @@ def test_unknown_rounding():
         keras_mp.wrap("sgd", rounding="up")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", None, 16])
+def test_unknown_dtype_of_sums(dtype):
+    with pytest.raises(ValueError, match=rf'"float16".*all_reduce_dtype={dtype!r}'):
+        keras_mp.wrap("sgd", all_reduce_dtype=dtype)
+
+
 # Two optimizers that share one loss scale, as for a GAN.
 
 

@@ -304,3 +304,76 @@ def test_an_inner_optimizer_made_outside_the_scope_is_refused(strategy):
         weight = keras.Variable([1.0], dtype="float16")
         with pytest.raises(RuntimeError, match=r"Received: .* Create it, and call ker"):
             keras_mp.wrap(inner, 8).build([weight])
+
+
+# Gradients that are summed in FP16.
+
+
+def apply_on_each(strategy, shares, **arguments):
+    """The weight, from 0, and the optimizer after a step of SGD(1): minus the sum."""
+    shares = np.asarray(shares)
+    with strategy.scope():
+        weight = keras.Variable(np.zeros(shares.shape[1:]), dtype=shares.dtype.name)
+        optimizer = keras_mp.wrap(keras.optimizers.SGD(1.0), 1, **arguments)
+        optimizer.build([weight])
+
+    def apply():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.apply([tf.constant(shares)[replica]], [weight])
+
+    strategy.run(apply)
+    return copies(strategy, optimizer.master_weights[0]), optimizer
+
+
+SUMS = {
+    # Between 2,048 and 4,096 float16 has the even integers.
+    "a rounding": ("float16", [2048, 1], "float16", 2048),
+    "no rounding": ("float16", [2048, 1], "float32", 2049),
+    "float32 gradients": ("float32", [2049, 3], "float16", 2052),
+    "float32 gradients as they are": ("float32", [2049, 3.5], "float32", 2052.5),
+    "an overflow": ("float16", [40000, 40000], "float16", None),
+    "no overflow": ("float16", [40000, 40000], "float32", 80000),
+    "a term that overflows": ("float32", [70000, -70000], "float16", None),
+}
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_the_sum_of_two_replicas(strategy, case):
+    dtype, shares, all_reduce_dtype, expected = SUMS[case]
+    shares = np.array(shares, dtype)[:, None]
+    masters, optimizer = apply_on_each(
+        strategy, shares, all_reduce_dtype=all_reduce_dtype
+    )
+    assert [m.item() for m in masters] == [-(expected or 0.0)] * 2
+    assert optimizer.skipped_steps.numpy() == (expected is None)
+
+
+def test_the_bound_of_sums_in_float16(strategy):
+    shares = np.random.default_rng(0).normal(size=(2, 10_000)).astype("float32")
+    masters, _ = apply_on_each(strategy, shares, all_reduce_dtype="float16")
+    exact, sizes = shares.astype("float64").sum(0), np.abs(shares).sum(0)
+    # Each term is rounded once, and their sum, below (1 + 2**-11) `sizes`, once more;
+    # below 2**-14 a rounding is up to 2**-25.
+    bound = 2 * (1 + 2.0**-11) * 2.0**-11 * sizes + 3 * 2.0**-25
+    for master in masters:
+        assert np.all(np.abs(-master - exact) <= bound)
+        assert np.any(-master != exact)
+
+
+def test_gradients_that_are_summed_in_float16_stay_scaled(strategy):
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="float16")
+        optimizer = keras_mp.wrap("sgd", all_reduce_dtype="float16")
+        optimizer.build([weight])
+    gradients = [tf.ones(1, "float16")]
+    with pytest.raises(RuntimeError, match="summed in FP16 must be scaled"):
+        strategy.run(lambda: optimizer.unscale_gradients(gradients))
+
+
+def test_gradients_that_replace_their_variable_are_not_summed(strategy):
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="float32")
+        weight.overwrite_with_gradient = True
+        optimizer = keras_mp.wrap("sgd", all_reduce_dtype="float16")
+        with pytest.raises(ValueError, match="that replace their variables"):
+            optimizer.build([weight])

@@ -69,9 +69,10 @@ def test_star_import_gives_what_works_here():
         lambda: importlib.import_module("keras_mp.ops"),
         lambda: importlib.import_module("keras_mp.ops.gemm"),
         lambda: importlib.import_module("keras_mp.info"),
+        lambda: keras_mp.wrap("sgd", all_reduce_dtype="float16"),
         lambda: keras_mp.convert(keras.Sequential([keras.layers.Dense(1)])),
     ],
-    ids=["attribute", "ops", "gemm", "info", "convert"],
+    ids=["attribute", "ops", "gemm", "info", "sums", "convert"],
 )
 def test_what_needs_tensorflow_says_so(use):
     with pytest.raises((ImportError, RuntimeError)) as caught:

@@ -204,12 +204,14 @@ def is_inner(config):
 
 def is_wrapper(config):
     known = keras_mp.wrap("sgd").get_config().keys()
-    config = {"loss_scale": 1, "rounding": "nearest", "seed": 0, "name": None} | config
+    defaults = {"loss_scale": 1, "rounding": "nearest", "seed": 0, "name": None}
+    config = defaults | {"all_reduce_dtype": "float32"} | config
     return (
         config.keys() == known
         and is_loss_scale(config["loss_scale"])
         and config["rounding"] in ("nearest", "stochastic")
         and is_whole(config["seed"], least=0)
+        and config["all_reduce_dtype"] in ("float32", "float16")
         and keras_accepts(lambda name: keras.optimizers.SGD(name=name), config["name"])
         and is_inner(config["inner_optimizer"])
     )
