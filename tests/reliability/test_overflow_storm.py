@@ -1,8 +1,9 @@
 """inf, -inf and NaN at random steps and places: as if those steps had never been.
 
-Gradients have 5 significant bits and come in pairs that differ in sign, so that the
-momentum returns to 0 and nothing that is added has more than 24 bits: in every mode,
-whatever the order of the operations, each step equals that of float64 to the bit.
+Weights start with 11 significant bits; gradients have 5, and come in pairs that differ
+in sign, so that the momentum returns to 0. A weight that drifts up to 2**11 is a multiple
+of 2**-12 and has 24 bits at most: in every mode, whatever the order of the operations,
+each step equals that of float64 to the bit.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ RULE = {"growth_interval": 2, "hysteresis": 2, "min_scale": 2.0**4, "max_scale":
 def make_weights():
     """Two in FP16, which have masters, and one in FP32, which is its own."""
     halves = oracle.make_weights("float16", [("kernel", (2, 3)), ("bias", (3,))])
-    return [*halves, *oracle.make_weights("float32", [("scale", ())], seed=1)]
+    (scale,) = oracle.make_weights("float32", [("scale", ())], seed=1)
+    scale.assign(keras.ops.cast(keras.ops.cast(scale, "float16"), "float32"))
+    return [*halves, scale]
 
 
 @dataclass
