@@ -102,6 +102,18 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
   return {};
 }
 
+// Calls work(kernel, piece) for each piece of the pairs.
+template <class Work>
+Status ForPairs(const MasterPair* pairs, std::int64_t count, const Parallel& parallel,
+                Isa isa, const Work& work) {
+  const Status status = CheckSizes(count, isa);
+  if (!status.ok()) return status;
+  const UpdateKernel& kernel = *UpdateKernelOf(isa);
+  const auto pieces = Cut(count, [&](std::int64_t i) { return pairs[i].size; });
+  ForPiecesOf(parallel, pieces, [&](std::int64_t i) { work(kernel, pieces[i]); });
+  return {};
+}
+
 }  // namespace
 
 const UpdateKernel* UpdateKernelOf(Isa isa) {
@@ -130,32 +142,21 @@ Status UnscaleGradientsCpu(const GradientCheck& check, float* const* to,
 
 Status FollowWeightsCpu(const MasterPair* pairs, std::int64_t count, Rounding rounding,
                         const Parallel& parallel, Isa isa) {
-  const Status status = CheckSizes(count, isa);
-  if (!status.ok()) return status;
-  const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const auto pieces = Cut(count, [&](std::int64_t i) { return pairs[i].size; });
-  ForPiecesOf(parallel, pieces, [&](std::int64_t i) {
-    const auto [array, begin, end] = pieces[i];
-    const MasterPair& pair = pairs[array];
-    kernel.follow(pair.master + begin, pair.weight + begin, pair.type, end - begin,
-                  rounding);
+  return ForPairs(pairs, count, parallel, isa, [&](const auto& kernel, const auto& piece) {
+    const MasterPair& pair = pairs[piece.array];
+    kernel.follow(pair.master + piece.begin, pair.weight + piece.begin, pair.type,
+                  piece.end - piece.begin, rounding);
   });
-  return {};
 }
 
 Status CastMastersCpu(const MasterPair* pairs, std::int64_t count,
                       const float* const* uniforms, const Parallel& parallel, Isa isa) {
-  const Status status = CheckSizes(count, isa);
-  if (!status.ok()) return status;
-  const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const auto pieces = Cut(count, [&](std::int64_t i) { return pairs[i].size; });
-  ForPiecesOf(parallel, pieces, [&](std::int64_t i) {
-    const auto [array, begin, end] = pieces[i];
-    const MasterPair& pair = pairs[array];
-    kernel.cast(pair.master + begin, pair.weight + begin, pair.type, end - begin,
-                uniforms ? uniforms[array] + begin : nullptr);
+  return ForPairs(pairs, count, parallel, isa, [&](const auto& kernel, const auto& piece) {
+    const MasterPair& pair = pairs[piece.array];
+    kernel.cast(pair.master + piece.begin, pair.weight + piece.begin, pair.type,
+                piece.end - piece.begin,
+                uniforms ? uniforms[piece.array] + piece.begin : nullptr);
   });
-  return {};
 }
 
 Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
