@@ -1,6 +1,6 @@
 """How long the update of all variables takes, from gradients to weights.
 
-    python benchmarks/update_step.py [--curve] [--lists 16x1M ...]
+    python benchmarks/update_step.py [--curve] [--lists 16x1M ...] [--xla no yes]
 
 In one process and in turns: the bare optimizer in FP32; Keras's LossScaleOptimizer
 around it; keras_mp.wrap around it with FP32 variables, as under the policy
@@ -131,7 +131,7 @@ def make_steps(name, shapes, jit, is_sparse):
     ]
 
 
-def compare(lists, optimizers, rounds):
+def compare(lists, optimizers, routes, rounds):
     """Prints the table."""
     bandwidth = copy_bandwidth()
     print(f"Copy: {bandwidth:.1f} GB/s. Medians of {rounds} updates, in ms.\n")
@@ -149,7 +149,7 @@ def compare(lists, optimizers, rounds):
             count = TOUCHED_ROWS * shapes[0][1]
         for name in optimizers:
             limit = BYTES[name] * count / bandwidth / 1e6
-            for jit in (False, True):
+            for jit in (route == "yes" for route in routes):
                 if jit and is_sparse:
                     continue  # XLA makes a sparse gradient dense
                 steps = make_steps(name, shapes, jit, is_sparse)
@@ -185,11 +185,18 @@ def main():
     parser.add_argument(
         "--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS)
     )
+    parser.add_argument(
+        "--xla",
+        nargs="+",
+        choices=["no", "yes"],
+        default=["no", "yes"],
+        help="XLA compiles a step of 400 variables for minutes",
+    )
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--curve", action="store_true", help="print the growth, too")
     args = parser.parse_args()
     print(f"`python benchmarks/update_step.py` on {machine()}.")
-    compare(args.lists, args.optimizers, args.rounds)
+    compare(args.lists, args.optimizers, args.xla, args.rounds)
     if args.curve:
         curve(args.rounds)
 

@@ -33,9 +33,9 @@ def fused_part(
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
-    others = [i for i, (g, _) in pairs if g is not None and i not in set(fitting)]
+    given = sum(gradient is not None for gradient in gradients)
     # A norm over all gradients is not computed by halves.
-    return [] if others and optimizer.global_clipnorm else fitting
+    return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
 
 
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:

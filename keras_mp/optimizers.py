@@ -465,7 +465,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             grads, masters = self._filter_empty_gradients(grads, masters)
             fused, rest = list(range(len(grads))), []
         else:
-            rest = [i for i in range(len(grads)) if i not in set(fused)]
+            rest = sorted(set(range(len(grads))) - set(fused))
         parts: list[FusedUpdate | InnerUpdate] = []
         if fused:
             of_part, part = [grads[i] for i in fused], [masters[i] for i in fused]
