@@ -25,12 +25,12 @@ SOURCES := $(shell find custom_ops -type f)
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo       train a small translation model in FP32 and in mixed precision'
-	@echo 'make test       run the tests'
+	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
+	@echo 'make test           run the tests'
 	@echo 'make test-backends  run those of the optimizer on JAX and PyTorch'
 	@echo 'make test-slow      run those that take minutes'
-	@echo 'make lint       check style, format and types'
-	@echo 'make clean      remove .venv, build outputs and caches'
+	@echo 'make lint           check style, format and types'
+	@echo 'make clean          remove .venv, build outputs and caches'
 
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py

@@ -9,7 +9,8 @@ Start this on every machine, with its own index, and again whenever it fails:
 When a worker dies the others fail too, with an UnavailableError: at once if it was the
 first, else after some 10 seconds, for TensorFlow takes nobody into a cluster that runs.
 Started again, all go on from the last checkpoint of the first worker, which lies in a
-folder that all can read. Without TF_CONFIG this trains on one machine.
+folder that all can read. The cluster has workers only, no chief; one that dies when the
+first is done stays dead. Without TF_CONFIG this trains on one machine.
 
 TensorFlow listens at the port of TF_CONFIG on all network interfaces, and asks nobody
 for a password: keep it behind a firewall.
@@ -79,6 +80,17 @@ def make_step(strategy, model, optimizer):
     return step
 
 
+def check_all_begin_at(done, strategy):
+    """Stops where a worker does not see the checkpoint that the others do."""
+    each = strategy.run(lambda: tf.constant(done))
+    total = int(strategy.reduce("SUM", each, axis=None))
+    if total != done * strategy.num_replicas_in_sync:
+        raise SystemExit(
+            f"All workers must begin at the same step. Received: {done} here, and "
+            "another one elsewhere. Can all read the folder of the checkpoints?"
+        )
+
+
 def main(argv=None, strategy=None):
     args = parse_args(argv)
     with np.load(args.data) as data:
@@ -88,7 +100,7 @@ def main(argv=None, strategy=None):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make_model(x.shape[1], y.shape[1])
-        optimizer = keras_mp.wrap(keras.optimizers.Adam(0.01))
+        optimizer = keras_mp.wrap(keras.optimizers.Adam(0.01, clipnorm=1.0))
         # Here, since one of several replicas cannot create variables.
         optimizer.build(model.trainable_variables)
 
@@ -99,6 +111,7 @@ def main(argv=None, strategy=None):
     own = args.checkpoints / f"worker{index}" if index else args.checkpoints
     checkpoints = keras_mp.Checkpoints(own)
     done = keras_mp.Checkpoints(args.checkpoints).restore(model, optimizer)
+    check_all_begin_at(done, strategy)
 
     step = make_step(strategy, model, optimizer)
     batches = iter(shares(strategy, x, y, args.batch, done))

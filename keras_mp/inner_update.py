@@ -21,7 +21,7 @@ class InnerUpdate:
         gradients: list of tensors, `tf.IndexedSlices` or None, of the scaled loss.
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by.
-        several_replicas: bool, whether other replicas do the same step.
+        replicas: int, how many do this step.
         run: how they do it, as for `cond_on_all_replicas`.
     """
 
@@ -30,7 +30,7 @@ class InnerUpdate:
     gradients: Sequence[Any]
     masters: Sequence[Any]
     scale: Any
-    several_replicas: bool
+    replicas: int
     run: Callable[..., None]
 
     @property
@@ -42,7 +42,7 @@ class InnerUpdate:
     def check(self) -> Any:
         """Returns which gradients are not finite: a bool tensor, one for each given."""
         self._unscaled, overflows = unscale(
-            self.optimizer, self.gradients, self.masters, self.scale
+            self.optimizer, self.gradients, self.masters, self.scale, self.replicas
         )
         return overflows
 
@@ -68,7 +68,7 @@ class InnerUpdate:
 
     def _touched_rows(self, gradients: Sequence[Any]) -> dict[int, Any]:
         """Returns, by `id`, the masters of which only some rows can change."""
-        if self.several_replicas or self.own_masters.rounding == "stochastic":
+        if self.replicas > 1 or self.own_masters.rounding == "stochastic":
             return {}
         rows = {
             id(master): touched_rows(self.optimizer, gradient, master)
@@ -78,7 +78,11 @@ class InnerUpdate:
 
 
 def unscale(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
+    optimizer: Any,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    scale: Any,
+    replicas: int = 1,
 ) -> tuple[list[Any], Any]:
     """Divides gradients by the scale, in FP32, and tells which are not finite.
 
@@ -87,6 +91,8 @@ def unscale(
         gradients: list of tensors, `tf.IndexedSlices` or None.
         variables: list of their variables.
         scale: scalar float32 tensor, or None for gradients that are un-scaled.
+        replicas: int, over how many they will be summed: a gradient counts as not
+            finite, too, where so many of its size would overflow.
 
     Returns:
         List like `gradients`, float32; bool tensor, one for each that is not None.
@@ -105,16 +111,19 @@ def unscale(
     for i in given:
         if not optimizer._overwrite_variable_with_gradient(variables[i]):
             unscaled[i] = _in_fp32(gradients[i], scale)
-    return unscaled, overflows_of(unscaled)
+    return unscaled, overflows_of(unscaled, replicas)
 
 
-def overflows_of(gradients: Sequence[Any]) -> Any:
+def overflows_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
     """Returns which gradients are not finite: a bool tensor, one for each given.
 
     Args:
         gradients: list of tensors, `tf.IndexedSlices` or None.
+        replicas: as for `unscale`.
     """
     numbers = [g.values if is_sparse(g) else g for g in gradients if g is not None]
+    if replicas > 1:
+        numbers = [g * ops.cast(replicas, g.dtype) for g in numbers]
     return ops.stack([ops.logical_not(ops.all(ops.isfinite(g))) for g in numbers])
 
 

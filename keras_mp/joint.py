@@ -4,7 +4,7 @@ Keras clips on each replica the share of the gradient that was computed there, a
 it accumulates gradients, or overwrites weights with their average, it branches inside
 the replicas, which `tf.distribute` refuses. One run on the sum does what one process
 does on the joint batch. It costs a copy of the gradients from the first replica of a
-machine to its others.
+machine to its others, where the optimizer computes with them before it hands them on.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.distribution import update_on_all_replicas
+from keras_mp.distribution import sum_over_replicas, update_on_all_replicas
 from keras_mp.inner import leaves
 
 
@@ -24,6 +24,8 @@ def needs_the_sum(optimizer: Any) -> bool:
     Args:
         optimizer: `keras.optimizers.Optimizer`.
     """
+    if getattr(optimizer, "optimizers", None) == []:
+        return True  # a MultiOptimizer that asks a function when it is built
     return any(
         leaf.clipnorm
         or leaf.global_clipnorm
@@ -32,6 +34,24 @@ def needs_the_sum(optimizer: Any) -> bool:
         or leaf.ema_overwrite_frequency
         for leaf in leaves(optimizer)
     )
+
+
+def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that an update may assign to beside `update_step`.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        variables: list of those that it updates.
+    """
+    if not all(_assigns_by_steps(leaf) for leaf in leaves(optimizer)):
+        return list(variables)
+    return [v for v in variables if getattr(v, "constraint", None) is not None]
+
+
+def _assigns_by_steps(leaf: Any) -> bool:
+    """Tells whether it is one of Keras's, but for Muon, which decays by itself."""
+    of_keras = getattr(keras.optimizers, type(leaf).__name__, None)
+    return type(leaf) is of_keras and type(leaf).__name__ != "Muon"
 
 
 def creating_for_all_replicas() -> AbstractContextManager[None]:
@@ -59,14 +79,10 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     Returns:
         List like `gradients`, at least float32.
     """
-    import tensorflow as tf
-
     given = [gradient for gradient in gradients if gradient is not None]
     wide = [keras.backend.result_type(g.dtype.name, "float32") for g in given]
     sent = wide if dtype == "float32" else [dtype] * len(given)
-    context = tf.distribute.get_replica_context()
-    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, _cast(given, sent))
-    widened = iter(_cast(sums, wide))
+    widened = iter(_cast(sum_over_replicas(_cast(given, sent)), wide))
     return [None if g is None else next(widened) for g in gradients]
 
 
@@ -96,12 +112,14 @@ def run_once(
         """Takes itself for the only replica: nothing is left to be reduced."""
 
         def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-            return value
+            # Nor sent, if it is as it was given: each replica takes its own.
+            return [all_of.get(id(each), each) for each in value]
 
     first = [
         None if each is None else strategy.experimental_local_results(each)[0]
         for each in grads
     ]
+    all_of = dict(zip(map(id, first), grads, strict=True))
     device = strategy.extended.worker_devices[0]
     with tf.device(device), ForAll(strategy, _first_replica(strategy)):
         act(first)

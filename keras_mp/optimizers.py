@@ -30,6 +30,7 @@ from keras_mp.inner import (
 )
 from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
 from keras_mp.joint import (
+    assigned_directly,
     creating_for_all_replicas,
     needs_the_sum,
     run_once,
@@ -67,7 +68,9 @@ def wrap(
         all_reduce_dtype: `"float32"` or `"float16"`, in which the replicas of a
             `tf.distribute.Strategy` sum their gradients. FP16 halves the traffic; the
             sum of n replicas is off by up to n roundings of the sum of its terms'
-            sizes, and where it overflows the step is skipped. Defaults to `"float32"`.
+            sizes, and where it overflows the step is skipped. Where the optimizer clips
+            or accumulates, the sum is then copied in FP32 from the first replica of a
+            machine to its others. Defaults to `"float32"`.
         name: str. Defaults to a name made from the class.
 
     Returns:
@@ -286,23 +289,22 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             What to create its variables in.
         """
-        several_replicas = replicas_in(strategy_of(self)) > 1
-        # A variable that its gradient replaces has no use for a sum.
-        replaced = any(self._overwrite_variable_with_gradient(v) for v in variables)
         halved = self.all_reduce_dtype == "float16"
-        if several_replicas and replaced and halved:
-            raise ValueError(
-                "Gradients that replace their variables cannot be summed. Received: "
-                "variables with overwrite_with_gradient=True, and all_reduce_dtype="
-                '"float16". Leave all_reduce_dtype at "float32".'
-            )
         joint = halved or needs_the_sum(self.inner_optimizer)
-        if not several_replicas or replaced or not joint:
+        if not joint or replicas_in(strategy_of(self)) == 1:
             return contextlib.nullcontext()
+        if any(self._overwrite_variable_with_gradient(v) for v in variables):
+            raise ValueError(
+                "Gradients that replace their variables cannot be summed over "
+                "replicas. Received: variables with overwrite_with_gradient=True, and "
+                "an optimizer that needs the sum. On several replicas leave out "
+                "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
+                "all_reduce_dtype, and give MultiOptimizer a map, not a function."
+            )
         own = [v for v in variables if not needs_master(v)]
-        constrained = [v for v in own if getattr(v, "constraint", None) is not None]
+        assigned = assigned_directly(self.inner_optimizer, own)
         self._is_joint = True
-        self._run = functools.partial(run_once, constrained)
+        self._run = functools.partial(run_once, assigned)
         return creating_for_all_replicas()
 
     def exclude_from_weight_decay(
@@ -477,10 +479,10 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         if rest:
             of_part, part = [grads[i] for i in rest], [masters[i] for i in rest]
-            several = replicas_in(strategy_of(self)) > 1
+            replicas = replicas_in(strategy_of(self))
             own = own.of(part) if fused else own
             parts.append(
-                InnerUpdate(inner, own, of_part, part, scale, several, self._run)
+                InnerUpdate(inner, own, of_part, part, scale, replicas, self._run)
             )
         return parts
 
@@ -684,7 +686,7 @@ def _check_backend() -> None:
 
 
 def _check_all_reduce_dtype(dtype: Any) -> None:
-    if dtype not in ("float32", "float16"):
+    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
         raise ValueError(
             '`all_reduce_dtype` must be "float32" or "float16". '
             f'Received: all_reduce_dtype={shown(dtype)}. "float16" halves what '

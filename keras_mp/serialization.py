@@ -1,5 +1,6 @@
 """Objects from configs that someone else may have written."""
 
+import re
 from typing import Any
 
 import keras
@@ -11,10 +12,23 @@ _MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError)
 
 
 def serialize_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Returns the config of an optimizer, with a class that every backend has."""
-    config = keras.saving.serialize_keras_object(optimizer)
-    if config["module"] and config["module"].partition(".")[0] == "keras":
-        # On PyTorch Keras names a module of its own, and makes that class of this one.
+    """Returns the config of an optimizer, with classes that every backend has."""
+    config: dict[str, Any] = _public(keras.saving.serialize_keras_object(optimizer))
+    return config
+
+
+def _public(config: Any) -> Any:
+    """Names keras.optimizers where Keras named the module of a backend.
+
+    On PyTorch it does, for the classes that it makes of the public ones.
+    """
+    if isinstance(config, list | tuple):
+        return type(config)(_public(each) for each in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: _public(each) for key, each in config.items()}
+    module = config.get("module")
+    if isinstance(module, str) and re.fullmatch(r"keras\..*\.backend\..*", module):
         config["module"] = "keras.optimizers"
     return config
 

@@ -43,7 +43,7 @@ class ReplicaStepNotes(threading.local, StepNotes):
 
 def step_notes() -> StepNotes:
     """Returns notes for an optimizer, of a class that the backend's compiler takes."""
-    # Not `torch.compile` those of a thread, for one.
+    # `torch.compile` cannot trace notes of a thread.
     return (
         ReplicaStepNotes() if keras.backend.backend() == "tensorflow" else StepNotes()
     )

@@ -264,10 +264,11 @@ def test_an_optimizer_that_is_not_built_says_what_to_do(strategy):
     assert "optimizer.build(model.trainable_variables)" in message
 
 
-def test_apply_outside_the_replicas_says_what_to_do(strategy):
+@pytest.mark.parametrize("clipnorm", [None, 1.0])
+def test_apply_outside_the_replicas_says_what_to_do(strategy, clipnorm):
     with strategy.scope():
         weight = keras.Variable([1.0], dtype="float16")
-        optimizer = keras_mp.wrap("sgd", 1)
+        optimizer = keras_mp.wrap(keras.optimizers.SGD(clipnorm=clipnorm), 1)
         optimizer.build([weight])
         with pytest.raises(RuntimeError, match=r"Received: .*cross-replica.*run"):
             optimizer.apply([tf.ones(1, "float16")], [weight])
@@ -333,6 +334,7 @@ SUMS = {
     "float32 gradients as they are": ("float32", [2049, 3.5], "float32", 2052.5),
     "an overflow": ("float16", [40000, 40000], "float16", None),
     "no overflow": ("float16", [40000, 40000], "float32", 80000),
+    "an overflow in float32": ("float32", [3e38, 3e38], "float32", None),
     "a term that overflows": ("float32", [70000, -70000], "float16", None),
 }
 
@@ -370,10 +372,63 @@ def test_gradients_that_are_summed_in_float16_stay_scaled(strategy):
         strategy.run(lambda: optimizer.unscale_gradients(gradients))
 
 
-def test_gradients_that_replace_their_variable_are_not_summed(strategy):
+@pytest.mark.parametrize(
+    ("clipnorm", "all_reduce_dtype"), [(None, "float16"), (1.0, "float32")]
+)
+def test_gradients_that_replace_their_variable_are_not_summed(
+    strategy, clipnorm, all_reduce_dtype
+):
     with strategy.scope():
         weight = keras.Variable([1.0], dtype="float32")
         weight.overwrite_with_gradient = True
-        optimizer = keras_mp.wrap("sgd", all_reduce_dtype="float16")
+        inner = keras.optimizers.SGD(clipnorm=clipnorm)
+        optimizer = keras_mp.wrap(inner, all_reduce_dtype=all_reduce_dtype)
         with pytest.raises(ValueError, match="that replace their variables"):
             optimizer.build([weight])
+
+
+# Optimizers whose run on each replica would differ.
+
+
+def shares_of_a_long_gradient(strategy, optimizer):
+    """The weight, from 0, after a step with the gradients (3, 0) and (0, 4)."""
+    with strategy.scope():
+        weight = keras.Variable([0.0, 0.0], dtype="float16")
+        wrapped = keras_mp.wrap(optimizer(), 1)
+        wrapped.build([weight])
+    shares = tf.constant([[3.0, 0.0], [0.0, 4.0]], "float16")
+
+    def apply():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        wrapped.apply([shares[replica]], [weight])
+
+    strategy.run(apply)
+    return copies(strategy, weight)
+
+
+def clipping():
+    return keras.optimizers.SGD(1.0, global_clipnorm=1.0)
+
+
+def one_for_all():
+    optimizer = clipping()
+    return keras.optimizers.MultiOptimizer(lambda variable: optimizer)
+
+
+@pytest.mark.parametrize("optimizer", [clipping, one_for_all])
+def test_the_joint_gradient_is_clipped(strategy, optimizer):
+    for copy in shares_of_a_long_gradient(strategy, optimizer):
+        # 3/5 and 4/5, rounded to float16: half a unit of 2**-11; Keras adds 1e-12.
+        np.testing.assert_allclose(copy, [-0.6, -0.8], rtol=0, atol=2.0**-11)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_muon_assigns_to_weights_on_all_replicas(strategy, policy):
+    # Its weight decay does so by itself, apart from the update.
+    with strategy.scope():
+        inner = keras.optimizers.Muon(0.125, weight_decay=0.25, global_clipnorm=1.0)
+        model = linear(policy, inner)
+    start = model.get_weights()[0]
+    fit(model, np.arange(24, dtype="float32").reshape(8, 3), 4)
+    assert_equal_on_all_replicas(strategy, model)
+    assert np.all(model.get_weights()[0] != start)

@@ -249,6 +249,7 @@ OPTIMIZERS = [
         ),
         rounding="stochastic",
         seed=11,
+        all_reduce_dtype="float16",
         name="outer",
     ),
 ]
@@ -279,6 +280,7 @@ def test_config_round_trip(optimizer, way):
     assert copy.inner_optimizer.get_config() == optimizer.inner_optimizer.get_config()
     assert copy.loss_scale_rule == optimizer.loss_scale_rule
     assert copy.rounding == optimizer.rounding
+    assert copy.all_reduce_dtype == optimizer.all_reduce_dtype
     assert copy.name == optimizer.name
     assert float(copy.loss_scale) == optimizer.loss_scale_rule.initial_scale
 

@@ -36,6 +36,18 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     return (resolver.task_id if resolver else None) or 0
 
 
+def check_all_begin_at(done: int, strategy: tf.distribute.Strategy) -> None:
+    """Raises where a worker does not see the checkpoint that the others do."""
+    each = strategy.run(lambda: tf.constant(done))
+    if int(strategy.reduce("SUM", each, axis=None)) != (
+        done * strategy.num_replicas_in_sync
+    ):
+        raise RuntimeError(
+            f"All workers must resume from the same checkpoint. Received: {done} here, "
+            "and another one elsewhere. Choose an --out that all can read."
+        )
+
+
 def fit(
     model: keras.Model,
     batches: tf.data.Dataset,

@@ -27,7 +27,13 @@ from evaluation import bleu
 from files import write_whole
 from model import Translator
 from schedules import DecayOnWorse, luong234
-from strategies import STRATEGIES, fit, make_strategy, worker_index
+from strategies import (
+    STRATEGIES,
+    check_all_begin_at,
+    fit,
+    make_strategy,
+    worker_index,
+)
 from vocabulary import Vocabulary, detokenize
 
 import keras_mp
@@ -199,6 +205,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     done = 0
     if args.resume:
         done = keras_mp.Checkpoints(first / "checkpoints").restore(model)
+        check_all_begin_at(done, strategy)
     else:
         shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
     checkpoints = keras_mp.Checkpoints(args.out / "checkpoints")

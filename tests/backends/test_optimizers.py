@@ -1,5 +1,7 @@
 """A step of the wrapped optimizer, eager and compiled, against the bare one in FP32."""
 
+import json
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -245,3 +247,13 @@ def test_two_optimizers_share_a_scale():
     # The first has halved the scale that the second then divides by.
     assert [value(weight).item() for weight in weights] == [1.0, 0.75]
     assert value(second.loss_scale) == 4.0
+
+
+def test_a_config_names_classes_that_every_backend_has():
+    rules = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(), {"kernel": keras.optimizers.Adam()}
+    )
+    config = keras_mp.wrap(keras.optimizers.MultiOptimizer(rules)).get_config()
+    assert ".backend." not in json.dumps(config)
+    copy = keras_mp.FP32MasterOptimizer.from_config(config)
+    assert copy.get_config() == config

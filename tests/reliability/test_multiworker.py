@@ -93,8 +93,9 @@ def test_a_killed_worker_and_an_overflow_in_one(tmp_path, example, arguments, ca
     assert workers.ended[1:] == [(1, 1)]
     assert "UnavailableError" in workers.log(1).read_text()
     for index in range(2):
-        (resumed,) = starts(steps(workers, index))
-        assert resumed in range(40, STEPS, SAVE_EVERY)
+        # None, if the kill came between a save and the step after it.
+        for resumed in starts(steps(workers, index)):
+            assert resumed in range(40, STEPS, SAVE_EVERY)
     check(workers, example, arguments, capsys)
 
 

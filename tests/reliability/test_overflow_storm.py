@@ -1,9 +1,9 @@
 """inf, -inf and NaN at random steps and places: as if those steps had never been.
 
 Weights start with 11 significant bits; gradients have 5, and come in pairs that differ
-in sign, so that the momentum returns to 0. A weight that drifts up to 2**11 is a multiple
-of 2**-12 and has 24 bits at most: in every mode, whatever the order of the operations,
-each step equals that of float64 to the bit.
+in sign, so that the momentum returns to 0. A weight that drifts up to 2**11 is a
+multiple of 2**-12 and has 24 bits at most: in every mode, whatever the order of the
+operations, each step equals that of float64 to the bit.
 """
 
 from dataclasses import dataclass, field
