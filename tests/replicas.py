@@ -15,7 +15,7 @@ def mean_output(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 
 
-def one_weight(policy="float16", loss_scale=None, momentum=0.0, **arguments):
+def one_weight(policy="float16", loss_scale=None, momentum=0.0):
     """A model of one weight, 1, and SGD(0.25)."""
     layer = keras.layers.Dense(
         1, use_bias=False, kernel_initializer="ones", dtype=policy, name="only"
@@ -24,13 +24,12 @@ def one_weight(policy="float16", loss_scale=None, momentum=0.0, **arguments):
     optimizer = keras_mp.wrap(
         keras.optimizers.SGD(0.25, momentum=momentum),
         loss_scale or DynamicLossScale(8.0),
-        **arguments,
     )
     model.compile(optimizer, mean_output, jit_compile=False)
     return model
 
 
-def fit(model, rows, batch_size, *callbacks, epochs=1):
+def fit(model, rows, batch_size, *callbacks):
     """Fits on rows in their order: the first share of a batch is replica 0's."""
     x = np.asarray(rows)
     return model.fit(
@@ -38,7 +37,6 @@ def fit(model, rows, batch_size, *callbacks, epochs=1):
         np.zeros((len(x), 1), "float32"),
         batch_size=batch_size,
         shuffle=False,
-        epochs=epochs,
         verbose=0,
         callbacks=list(callbacks),
     ).history

@@ -119,9 +119,11 @@ def test_sparse_gradients_touch_the_rows_of_every_replica(
         assert two.ravel().tolist() == expected.tolist()
 
 
-def test_stochastic_rounding_draws_the_same_on_every_replica(strategy):
+@pytest.mark.parametrize("clipvalue", [None, 100.0], ids=["on each", "joint"])
+def test_stochastic_rounding_draws_the_same_on_every_replica(strategy, clipvalue):
     with strategy.scope():
-        model = linear("float16", keras.optimizers.SGD(2.0**-14), "stochastic")
+        inner = keras.optimizers.SGD(2.0**-14, clipvalue=clipvalue)
+        model = linear("float16", inner, "stochastic")
     x = np.random.default_rng(0).integers(1, 9, (40, 3)).astype("float32")
     fit(model, x, 2)
     rounded_up = 0

@@ -87,6 +87,7 @@ def fit(
         epochs=epochs,
         steps=steps_per_epoch,
     )
+    model.stop_training = False
     callbacks.on_train_begin()
     for epoch in range(initial_epoch, epochs):
         callbacks.on_epoch_begin(epoch)
@@ -101,6 +102,8 @@ def fit(
             evaluate(batch)
         logs |= {f"val_{name}": value for name, value in _results(model).items()}
         callbacks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
     callbacks.on_train_end()
 
 
