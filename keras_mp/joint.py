@@ -24,9 +24,7 @@ def needs_the_sum(optimizer: Any) -> bool:
     Args:
         optimizer: `keras.optimizers.Optimizer`.
     """
-    if getattr(optimizer, "optimizers", None) == []:
-        return True  # a MultiOptimizer that asks a function when it is built
-    return any(
+    return _asks_a_function(optimizer) or any(
         leaf.clipnorm
         or leaf.global_clipnorm
         or leaf.clipvalue
@@ -43,9 +41,15 @@ def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
         optimizer: `keras.optimizers.Optimizer`.
         variables: list of those that it updates.
     """
-    if not all(_assigns_by_steps(leaf) for leaf in leaves(optimizer)):
+    by_steps = all(_assigns_by_steps(leaf) for leaf in leaves(optimizer))
+    if _asks_a_function(optimizer) or not by_steps:
         return list(variables)
     return [v for v in variables if getattr(v, "constraint", None) is not None]
+
+
+def _asks_a_function(optimizer: Any) -> bool:
+    """Tells whether its leaves are not known before it is built: a `MultiOptimizer`."""
+    return getattr(optimizer, "optimizers", None) == []
 
 
 def _assigns_by_steps(leaf: Any) -> bool:

@@ -163,7 +163,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._notes = step_notes()
         self._loss_was_scaled = False
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
-        self._is_joint = False
         self._run: Callable[..., None] = run_on_each_replica
         self._scaler: LossScaler
         if isinstance(loss_scale, FP32MasterOptimizer):
@@ -303,9 +302,12 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         own = [v for v in variables if not needs_master(v)]
         assigned = assigned_directly(self.inner_optimizer, own)
-        self._is_joint = True
         self._run = functools.partial(run_once, assigned)
         return creating_for_all_replicas()
+
+    @property
+    def _is_joint(self) -> bool:
+        return self._run is not run_on_each_replica
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None

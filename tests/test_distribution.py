@@ -424,12 +424,21 @@ def test_the_joint_gradient_is_clipped(strategy, optimizer):
         np.testing.assert_allclose(copy, [-0.6, -0.8], rtol=0, atol=2.0**-11)
 
 
+def muon():
+    return keras.optimizers.Muon(0.125, weight_decay=0.25, global_clipnorm=1.0)
+
+
+def muon_for_all():
+    optimizer = muon()
+    return keras.optimizers.MultiOptimizer(lambda variable: optimizer)
+
+
+@pytest.mark.parametrize("optimizer", [muon, muon_for_all])
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_muon_assigns_to_weights_on_all_replicas(strategy, policy):
+def test_muon_assigns_to_weights_on_all_replicas(strategy, policy, optimizer):
     # Its weight decay does so by itself, apart from the update.
     with strategy.scope():
-        inner = keras.optimizers.Muon(0.125, weight_decay=0.25, global_clipnorm=1.0)
-        model = linear(policy, inner)
+        model = linear(policy, optimizer())
     start = model.get_weights()[0]
     fit(model, np.arange(24, dtype="float32").reshape(8, 3), 4)
     assert_equal_on_all_replicas(strategy, model)
