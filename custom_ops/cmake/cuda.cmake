@@ -1,4 +1,5 @@
-# The CUDA kernels: the library keras_mp_gemm_cuda, its tests and its benchmark.
+# The CUDA kernels: the libraries keras_mp_gemm_cuda and keras_mp_update_cuda, their tests
+# and benchmarks.
 #
 # KERAS_MP_CUDA_ARCHITECTURES  code that is built, in CMAKE_CUDA_ARCHITECTURES' words.
 #     Where not given: Volta if the compiler still knows it, Turing, Ampere (which serves
@@ -74,16 +75,31 @@ target_link_libraries(keras_mp_gemm_cuda
   PUBLIC keras_mp_kernels CUDA::cudart_static ${CMAKE_DL_LIBS}
   PRIVATE keras_mp_cuda_options)
 
+add_library(keras_mp_update_cuda STATIC src/update_cuda.cu)
+set_target_properties(keras_mp_update_cuda PROPERTIES
+  CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
+  POSITION_INDEPENDENT_CODE ON)
+# Nothing is contracted, so that a step has the bits of update_cpu.h.
+target_compile_options(keras_mp_update_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
+target_include_directories(keras_mp_update_cuda PUBLIC include PRIVATE src)
+target_link_libraries(keras_mp_update_cuda
+  PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS}
+  PRIVATE keras_mp_cuda_options)
+
 if(KERAS_MP_TESTS)
   find_package(Threads REQUIRED)
   add_executable(gemm_cuda_test tests/gemm_cuda_test.cu)
   add_executable(gemm_cuda_benchmark benchmarks/gemm_cuda.cu)
-  foreach(target gemm_cuda_test gemm_cuda_benchmark)
+  add_executable(update_cuda_test tests/update_cuda_test.cu)
+  add_executable(update_cuda_benchmark benchmarks/update_cuda.cu)
+  foreach(target gemm_cuda_test gemm_cuda_benchmark update_cuda_test
+          update_cuda_benchmark)
     set_target_properties(${target} PROPERTIES
       CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}")
     target_include_directories(${target} PRIVATE src)
     target_link_libraries(${target} PRIVATE
-      keras_mp_gemm_cuda keras_mp_cuda_options Threads::Threads)
+      keras_mp_gemm_cuda keras_mp_update_cuda keras_mp_cuda_options Threads::Threads)
   endforeach()
   # Runs the kernels on the host, so that it needs no CUDA: CMakeLists.txt may have it.
   if(NOT TARGET gemm_cuda_layout_test)
@@ -94,6 +110,8 @@ if(KERAS_MP_TESTS)
       -Wall -Wextra -Werror -Wno-unknown-pragmas)
     add_test(NAME gemm_cuda_layout_test COMMAND gemm_cuda_layout_test)
   endif()
-  add_test(NAME gemm_cuda_test COMMAND gemm_cuda_test)
-  set_tests_properties(gemm_cuda_test PROPERTIES SKIP_RETURN_CODE 77)
+  foreach(test gemm_cuda_test update_cuda_test)
+    add_test(NAME ${test} COMMAND ${test})
+    set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77)
+  endforeach()
 endif()

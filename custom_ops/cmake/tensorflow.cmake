@@ -22,7 +22,7 @@ add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_xla.cc
   tensorflow/in_xla_xla.cc
   tensorflow/update_xla.cc
-  tensorflow/update_xla_calls.cc
+  tensorflow/update_xla_cpu.cc
   tensorflow/average_pool.cc
   tensorflow/batch_norm_cpu.cc
   tensorflow/batch_norm_op.cc
@@ -44,7 +44,7 @@ add_library(keras_mp_ops MODULE
 set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
-  tensorflow/update_xla.cc tensorflow/update_xla_calls.cc
+  tensorflow/update_xla.cc tensorflow/update_xla_cpu.cc tensorflow/update_xla_cuda.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
   tensorflow/average_pool.cc tensorflow/batch_norm_cpu.cc
@@ -52,7 +52,8 @@ set_source_files_properties(
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
   tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
   tensorflow/status.cc tensorflow/sum_op.cc tensorflow/update_arguments.cc
-  tensorflow/update_cpu_ops.cc tensorflow/update_ops.cc tensorflow/variables.cc
+  tensorflow/update_cpu_ops.cc tensorflow/update_gpu_ops.cc tensorflow/update_ops.cc
+  tensorflow/variables.cc
   PROPERTIES UNITY_GROUP tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}
@@ -74,7 +75,10 @@ string(APPEND build ", \"cuda\": \"${architectures}\"}")
 set_source_files_properties(tensorflow/build_info.cc PROPERTIES
   COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
 if(KERAS_MP_CUDA)
-  target_sources(keras_mp_ops PRIVATE tensorflow/fp16_gemm_gpu.cc)
-  target_link_libraries(keras_mp_ops PRIVATE keras_mp_gemm_cuda)
+  target_sources(keras_mp_ops PRIVATE
+    tensorflow/fp16_gemm_gpu.cc tensorflow/update_gpu_ops.cc
+    tensorflow/update_xla_cuda.cc)
+  target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
+  target_link_libraries(keras_mp_ops PRIVATE keras_mp_gemm_cuda keras_mp_update_cuda)
 endif()
 install(TARGETS keras_mp_ops LIBRARY DESTINATION .)

@@ -1,43 +1,12 @@
-// The instructions of sm_80 and up that C++ has no words for, and 16-bit conversions.
-// tests/gemm_cuda_emulator.h has the same functions for the host.
+// The instructions of sm_80 and up that C++ has no words for.
+// tests/cuda_emulator.h has the same functions for the host.
 
 #ifndef KERAS_MP_SRC_GEMM_CUDA_PRIMITIVES_CUH_
 #define KERAS_MP_SRC_GEMM_CUDA_PRIMITIVES_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "gemm_cuda_problem.h"
+#include "cuda_primitives.cuh"
 
 namespace keras_mp::cuda {
-
-// Element types, as template arguments.
-struct Half {};
-struct Bfloat16 {};
-
-__device__ __forceinline__ float Widen(Half, Bits16 bits) {
-  return __half2float(__ushort_as_half(bits));
-}
-__device__ __forceinline__ float Widen(Bfloat16, Bits16 bits) {
-  return __bfloat162float(__ushort_as_bfloat16(bits));
-}
-
-// To nearest even; what is too large becomes inf.
-__device__ __forceinline__ Bits16 Round(Half, float x) {
-  return __half_as_ushort(__float2half_rn(x));
-}
-__device__ __forceinline__ Bits16 Round(Bfloat16, float x) {
-  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-__device__ __forceinline__ void SyncThreads() { __syncthreads(); }
-__device__ __forceinline__ void SyncWarp() { __syncwarp(); }
-
-// The dynamic shared memory of the block.
-__device__ __forceinline__ unsigned char* SharedMemory() {
-  extern __shared__ __align__(128) unsigned char memory[];
-  return memory;
-}
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 

@@ -4,19 +4,9 @@
 #ifndef KERAS_MP_SRC_GEMM_CUDA_PROBLEM_H_
 #define KERAS_MP_SRC_GEMM_CUDA_PROBLEM_H_
 
-#ifdef __CUDACC__
-#define KERAS_MP_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define KERAS_MP_HOST_DEVICE inline
-#endif
+#include "cuda_types.h"
 
 namespace keras_mp::cuda {
-
-// 64 bits for offsets into a matrix; its sizes fit into an int (see MakePlan).
-using Index = long long;
-
-// A 16-bit number as it lies in memory; kernels move numbers without looking at them.
-using Bits16 = unsigned short;
 
 // Activation of gemm.h.
 enum ActivationCode { kNoActivation, kRelu, kTanh, kSigmoid, kGelu };

@@ -6,23 +6,25 @@
 #include <cstdint>
 #include <cstring>
 
+#include "host_device.h"
+
 namespace keras_mp {
 
 // `static`: each translation unit keeps its own copy, compiled for its own instruction
 // set. A shared one could be the copy that an older processor cannot run.
-static inline std::uint32_t BitsOf(float x) {
+static KERAS_MP_HOST_DEVICE std::uint32_t BitsOf(float x) {
   std::uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
-static inline float FromBits(std::uint32_t bits) {
+static KERAS_MP_HOST_DEVICE float FromBits(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
 
-static inline float HalfToFloat(std::uint16_t half) {
+static KERAS_MP_HOST_DEVICE float HalfToFloat(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
   const std::uint32_t exponent = (half >> 10) & 0x1fu;
   const std::uint32_t fraction = half & 0x3ffu;
@@ -38,7 +40,7 @@ static inline float HalfToFloat(std::uint16_t half) {
 }
 
 // Rounds to nearest even; what is beyond 65504 by half a spacing or more becomes inf.
-static inline std::uint16_t FloatToHalf(float x) {
+static KERAS_MP_HOST_DEVICE std::uint16_t FloatToHalf(float x) {
   const std::uint32_t bits = BitsOf(x);
   const std::uint32_t sign = bits >> 16 & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -55,11 +57,11 @@ static inline std::uint16_t FloatToHalf(float x) {
   return static_cast<std::uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-static inline float Bfloat16ToFloat(std::uint16_t x) {
+static KERAS_MP_HOST_DEVICE float Bfloat16ToFloat(std::uint16_t x) {
   return FromBits(static_cast<std::uint32_t>(x) << 16);
 }
 
-static inline std::uint16_t FloatToBfloat16(float x) {
+static KERAS_MP_HOST_DEVICE std::uint16_t FloatToBfloat16(float x) {
   const std::uint32_t bits = BitsOf(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
     return static_cast<std::uint16_t>(bits >> 16 | 0x40u);

@@ -1,6 +1,7 @@
 #include "keras_mp/update_cpu.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "parallel.h"
@@ -87,7 +88,7 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
       float* given = Offset(to(piece.array), at);
       float* unscaled = given ? given : buffer;
       is_finite &=
-          kernel.unscale(At(gradient, at), gradient.type, n, check.scale, unscaled);
+          kernel.unscale(At(gradient, at), gradient.type, n, *check.scale, unscaled);
       if (check.squares) squares[i] += kernel.sum_of_squares(unscaled, n);
     });
     // Other pieces of this gradient may say so at the same time.
@@ -96,8 +97,8 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
     }
   });
   if (check.squares) {
-    *check.squares = 0;
-    for (double sum : squares) *check.squares += sum;
+    *check.squares =
+        static_cast<float>(std::accumulate(squares.begin(), squares.end(), 0.0));
   }
   return {};
 }
@@ -161,8 +162,9 @@ Status CastMastersCpu(const MasterPair* pairs, std::int64_t count,
 
 Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
   const Status status = CheckSizes(update.count, isa);
-  if (!status.ok()) return status;
+  if (!status.ok() || (update.finite && !*update.finite)) return status;
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
+  const UpdateNumbers numbers = *update.numbers;
   auto pieces = Cut(
       update.count, [&](std::int64_t i) { return update.parameters[i].gradient.size; });
   // What the check read last is still in the cache.
@@ -175,9 +177,9 @@ Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
     ForBlocks(pieces[i], [&](std::int64_t at, std::int64_t n) {
       float* master = pair.master + at;
       std::uint16_t* weight = Offset(pair.weight, at);
-      kernel.unscale(At(gradient, at), gradient.type, n, update.numbers.scale, g);
+      kernel.unscale(At(gradient, at), gradient.type, n, numbers.scale, g);
       if (weight) kernel.follow(master, weight, pair.type, n, update.rounding);
-      kernel.step(update.numbers, parameter.decays, g, master,
+      kernel.step(update.rule, numbers, parameter.decays, g, master,
                   Offset(parameter.slots[0], at), Offset(parameter.slots[1], at), n);
       if (weight) {
         kernel.cast(master, weight, pair.type, n, Offset(parameter.uniforms, at));

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "keras_mp/cpu.h"
-#include "keras_mp/update_cpu.h"
+#include "keras_mp/update.h"
 
 namespace keras_mp {
 
@@ -24,8 +24,8 @@ struct UpdateKernel {
   // Nearest where `uniforms` is null.
   void (*cast)(const float* master, std::uint16_t* weight, DataType type,
                std::int64_t n, const float* uniforms);
-  void (*step)(const UpdateNumbers& numbers, bool decays, const float* g, float* master,
-               float* m, float* v, std::int64_t n);
+  void (*step)(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
+               const float* g, float* master, float* m, float* v, std::int64_t n);
 };
 
 // Null where the library was built without it.

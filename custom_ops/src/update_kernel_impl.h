@@ -8,29 +8,35 @@
 #include <type_traits>
 
 #include "simd.h"
+#include "update_formulas.h"
 #include "update_kernel.h"
 #include "vectors.h"
 
 namespace keras_mp {
 
-// The 16-bit formats as rounding sees them: the largest finite number, and the spacing of
-// the smallest ones. Processors that flush FP32 numbers below 2^-126 to zero cannot
-// compute with a smaller one, though bfloat16 itself goes to 2^-133.
 template <class Simd, class Format>
 struct Grid;
-
 template <class Simd>
-struct Grid<Simd, Half<Simd>> {
-  static constexpr float kLargest = 65504.0f;
-  static constexpr float kSmallestPower = 0x1p-14f;
-  static constexpr float kUnit = 0x1p-10f;
-};
-
+struct Grid<Simd, Half<Simd>> : HalfGrid {};
 template <class Simd>
-struct Grid<Simd, Bfloat16<Simd>> {
-  static constexpr float kLargest = 0x1.fep127f;
-  static constexpr float kSmallestPower = 0x1p-119f;
-  static constexpr float kUnit = 0x1p-7f;
+struct Grid<Simd, Bfloat16<Simd>> : Bfloat16Grid {};
+
+// What update_formulas.h asks of a vector.
+template <class Simd>
+struct VectorMachine {
+  using Float = typename Simd::Float;
+  using Ints = typename Simd::Ints;
+
+  static Float Sqrt(Float x) { return Simd::Sqrt(x); }
+  static Float Truncate(Float x) {
+    return __builtin_convertvector(__builtin_convertvector(x, Ints), Float);
+  }
+  static Float Exponent(Float x) {
+    return reinterpret_cast<Float>(reinterpret_cast<Ints>(x) & 0x7f800000);
+  }
+  static Ints Differ(Float x, Float y) {
+    return reinterpret_cast<Ints>(x) != reinterpret_cast<Ints>(y);
+  }
 };
 
 template <class Simd, class Format>
@@ -38,6 +44,8 @@ struct UpdateBlock {
   using Float = typename Simd::Float;
   using Ints = typename Simd::Ints;
   using Element = typename Format::Element;
+  using Formulas = UpdateFormulas<VectorMachine<Simd>>;
+  using FormatGrid = Grid<Simd, Format>;
 
   // Calls body(vectors, v, i) as Row::ForEach does.
   template <class Body>
@@ -48,20 +56,11 @@ struct UpdateBlock {
     });
   }
 
-  static Float Clip(Float x, float limit) {
-    const Float most = Set<Simd>(limit);
-    return x > most ? most : (x < -most ? -most : x);  // NaN stays
-  }
-
   static bool Unscale(const Element* x, std::int64_t n, float scale, float* to) {
-    const float inverse = 1 / scale;
-    // Of a power of two the inverse is exact, and faster.
-    const bool is_exact = (BitsOf(scale) & 0x7fffffu) == 0 && inverse >= 0x1p-126f;
-    const Float by = Set<Simd>(is_exact ? inverse : scale);
+    const typename Formulas::Unscaling unscaled(scale);
     Ints bad = {};
     ForEach(n, [&](auto part, int v, std::int64_t i) {
-      const Float loaded = part.Load(x + i, v);
-      const Float g = is_exact ? loaded * by : loaded / by;
+      const Float g = unscaled(part.Load(x + i, v));
       part.Store(to + i, v, g);
       bad |= (reinterpret_cast<Ints>(g) & 0x7f800000) == 0x7f800000;
     });
@@ -84,22 +83,8 @@ struct UpdateBlock {
 
   static Float Nearest(Float master) {
     Element rounded[Simd::kWidth];
-    Format::Store(rounded, Clip(master, Grid<Simd, Format>::kLargest));
+    Format::Store(rounded, Formulas::Clip(master, FormatGrid::kLargest));
     return Format::Load(rounded);
-  }
-
-  // The distance of the neighbours of x, a power of two.
-  static Float Spacing(Float x) {
-    const Ints exponent = reinterpret_cast<Ints>(x) & 0x7f800000;
-    const Float power = reinterpret_cast<Float>(exponent);
-    const Float smallest = Set<Simd>(Grid<Simd, Format>::kSmallestPower);
-    return (power > smallest ? power : smallest) * Grid<Simd, Format>::kUnit;
-  }
-
-  // For |x| <= 2^23: beyond, 16-bit formats have no numbers in these units.
-  static Float Floor(Float x) {
-    const Float whole = __builtin_convertvector(__builtin_convertvector(x, Ints), Float);
-    return whole > x ? whole - 1.0f : whole;
   }
 
   static void Follow(float* master, const Element* weight, std::int64_t n,
@@ -107,63 +92,42 @@ struct UpdateBlock {
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float w = part.Load(weight + i, v);
       const Float m = part.Load(master + i, v);
-      Ints differs;
-      if (rounding == Rounding::kNearest) {
-        differs = reinterpret_cast<Ints>(Nearest(m)) != reinterpret_cast<Ints>(w);
-      } else {
-        const Float limited = Clip(m, Grid<Simd, Format>::kLargest);
-        const Float spacing = Spacing(limited);
-        const Float steps = limited / spacing, found = w / spacing;
-        differs = (found != Floor(steps)) & (found != -Floor(-steps));
-      }
-      part.Store(master + i, v, differs ? w : m);
+      part.Store(master + i, v,
+                 rounding == Rounding::kNearest
+                     ? Formulas::FollowNearest(m, Nearest(m), w)
+                     : Formulas::template FollowStochastic<FormatGrid>(m, w));
     });
   }
 
   static void CastNearest(const float* master, Element* weight, std::int64_t n) {
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float m = part.Load(master + i, v);
-      part.Store(weight + i, v, Clip(m, Grid<Simd, Format>::kLargest));
+      part.Store(weight + i, v, Formulas::Clip(m, FormatGrid::kLargest));
     });
   }
 
   static void CastStochastic(const float* master, Element* weight, std::int64_t n,
                              const float* uniforms) {
     ForEach(n, [&](auto part, int v, std::int64_t i) {
-      const Float m = Clip(part.Load(master + i, v), Grid<Simd, Format>::kLargest);
-      const Float spacing = Spacing(m);
-      const Float steps = m / spacing;
-      const Float down = Floor(steps);
-      const Float up = part.Load(uniforms + i, v) < steps - down ? Set<Simd>(1) : Float{};
-      part.Store(weight + i, v, (down + up) * spacing);
+      const Float m = part.Load(master + i, v), uniform = part.Load(uniforms + i, v);
+      part.Store(weight + i, v, Formulas::template RoundStochastic<FormatGrid>(m, uniform));
     });
   }
 
   template <UpdateRule kRule>
   static void Step(const UpdateNumbers& numbers, bool decays, const float* gradient,
                    float* master, float* first, float* second, std::int64_t n) {
+    constexpr bool kHasFirst = kRule != UpdateRule::kSgd;
+    constexpr bool kHasSecond = kRule == UpdateRule::kAdam;
     const UpdateNumbers u = numbers;
     ForEach(n, [&](auto part, int v, std::int64_t i) {
-      Float g = part.Load(gradient + i, v);
-      Float w = part.Load(master + i, v);
-      if (u.clip_value != 0) g = Clip(g, u.clip_value);
-      if (u.clip_factor != 1) g *= u.clip_factor;
-      if (decays) w -= w * u.weight_decay * u.rate;
-      if constexpr (kRule == UpdateRule::kSgd) {
-        w -= g * u.rate;
-      } else if constexpr (kRule == UpdateRule::kAdam) {
-        Float m = part.Load(first + i, v), squares = part.Load(second + i, v);
-        m += (g - m) * u.one_minus_beta_1;
-        squares += (g * g - squares) * u.one_minus_beta_2;
-        w -= m * u.alpha / (Simd::Sqrt(squares) + u.epsilon);
-        part.Store(first + i, v, m);
-        part.Store(second + i, v, squares);
-      } else {
-        Float m = part.Load(first + i, v);
-        m = m * u.momentum - g * u.rate;
-        part.Store(first + i, v, m);
-        w += kRule == UpdateRule::kMomentum ? m : m * u.momentum - g * u.rate;
-      }
+      const Float g = part.Load(gradient + i, v);
+      Float w = part.Load(master + i, v), one = {}, two = {};
+      if constexpr (kHasFirst) one = part.Load(first + i, v);
+      if constexpr (kHasSecond) two = part.Load(second + i, v);
+      Formulas::template Step<kRule>(u, decays, g, w, one, two);
+      if constexpr (kHasFirst) part.Store(first + i, v, one);
+      if constexpr (kHasSecond) part.Store(second + i, v, two);
       part.Store(master + i, v, w);
     });
   }
@@ -203,13 +167,13 @@ struct UpdateOf {
     }
   }
 
-  static void Step(const UpdateNumbers& numbers, bool decays, const float* g,
-                   float* master, float* m, float* v, std::int64_t n) {
+  static void Step(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
+                   const float* g, float* master, float* m, float* v, std::int64_t n) {
     const auto as = [&](auto rule) {
       SingleBlock::template Step<decltype(rule)::value>(numbers, decays, g, master, m, v,
                                                         n);
     };
-    switch (numbers.rule) {
+    switch (rule) {
       case UpdateRule::kSgd:
         return as(RuleIs<UpdateRule::kSgd>{});
       case UpdateRule::kMomentum:

@@ -75,16 +75,4 @@ int UpdateArguments::slots() const {
   return rule_ == UpdateRule::kAdam ? 2 : 1;
 }
 
-UpdateNumbers UpdateArguments::Numbers(const float* numbers) const {
-  UpdateNumbers result;
-  result.rule = rule_;
-  float* const fields[kNumberCount] = {
-      &result.scale,         &result.clip_value,       &result.clip_factor,
-      &result.weight_decay,  &result.rate,             &result.momentum,
-      &result.alpha,         &result.one_minus_beta_1, &result.one_minus_beta_2,
-      &result.epsilon};
-  for (int i = 0; i < kNumberCount; ++i) *fields[i] = numbers[i];
-  return result;
-}
-
 }  // namespace keras_mp

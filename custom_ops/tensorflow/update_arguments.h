@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "keras_mp/update_cpu.h"
+#include "keras_mp/update.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace keras_mp {
@@ -15,8 +15,8 @@ namespace keras_mp {
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
-  // The length of `numbers`: UpdateNumbers from `scale` to `epsilon`.
-  static constexpr int kNumberCount = 10;
+  // The length of `numbers`, which lie as in UpdateNumbers.
+  static constexpr int kNumberCount = sizeof(UpdateNumbers) / sizeof(float);
 
   UpdateArguments() = default;
   // `weight_of[k]`: the master of the k-th weight; the other masters are weights
@@ -45,8 +45,6 @@ class UpdateArguments {
   // The inputs that are written to: masters, slots and weights.
   int first_variable() const { return kLists + count(); }
   int end_of_variables() const { return first_weight() + static_cast<int>(weight_of_.size()); }
-
-  UpdateNumbers Numbers(const float* numbers) const;
 
  private:
   int first_weight() const { return kLists + (2 + slots()) * count(); }

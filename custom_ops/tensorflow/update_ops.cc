@@ -1,5 +1,5 @@
 // The ops of the update step: their arguments. What they compute is told in
-// update_cpu.h.
+// keras_mp/update.h.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,4 +1,4 @@
-// The ops of the update step where XLA compiles for a CPU: each is one call of the kernel
+// The ops of the update step where XLA compiles: each is one call of the kernel
 // that runs outside XLA, too. Variables that it writes to are operands and results in
 // one.
 
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "keras_mp/update_cpu.h"
+#include "keras_mp/update.h"
 #include "tensorflow/compiler/tf2xla/shape_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "update_arguments.h"
@@ -298,16 +298,22 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
   UpdateArguments arguments_;
 };
 
-#define KERAS_MP_REGISTER(name, kernel) \
-  REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_CPU_JIT"), kernel)
+#define KERAS_MP_REGISTER_ON(device, name) \
+  REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(device), name##XlaOp)
+#define KERAS_MP_REGISTER_ALL_ON(device)            \
+  KERAS_MP_REGISTER_ON(device, CheckGradients);     \
+  KERAS_MP_REGISTER_ON(device, UnscaleGradients);   \
+  KERAS_MP_REGISTER_ON(device, FollowWeights);      \
+  KERAS_MP_REGISTER_ON(device, CastMasters);        \
+  KERAS_MP_REGISTER_ON(device, UpdateVariables)
 
-KERAS_MP_REGISTER("CheckGradients", CheckGradientsXlaOp);
-KERAS_MP_REGISTER("UnscaleGradients", UnscaleGradientsXlaOp);
-KERAS_MP_REGISTER("FollowWeights", FollowWeightsXlaOp);
-KERAS_MP_REGISTER("CastMasters", CastMastersXlaOp);
-KERAS_MP_REGISTER("UpdateVariables", UpdateVariablesXlaOp);
+KERAS_MP_REGISTER_ALL_ON("XLA_CPU_JIT");
+#ifdef KERAS_MP_HAS_CUDA
+KERAS_MP_REGISTER_ALL_ON("XLA_GPU_JIT");
+#endif
 
-#undef KERAS_MP_REGISTER
+#undef KERAS_MP_REGISTER_ALL_ON
+#undef KERAS_MP_REGISTER_ON
 
 }  // namespace
 }  // namespace keras_mp

@@ -1,10 +1,10 @@
 #include "variables.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <utility>
 
+#include "status.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace keras_mp {
@@ -14,7 +14,8 @@ using tensorflow::Tensor;
 using tensorflow::Var;
 
 // A tensor that someone else still holds is copied, as the ops of TensorFlow do.
-absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable) {
+absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable,
+                          const LockedVariables::Copy& copy_bytes) {
   if (!variable->is_initialized) {
     return absl::FailedPreconditionError(
         absl::StrCat("a variable must have a value. Received: ", variable->DebugString(),
@@ -26,7 +27,8 @@ absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable) {
   }
   Tensor copy;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-  std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+  TF_RETURN_IF_ERROR(
+      ToAbsl(copy_bytes(copy.data(), tensor->data(), tensor->TotalBytes())));
   *tensor = copy;
   return absl::OkStatus();
 }
@@ -34,7 +36,7 @@ absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable) {
 }  // namespace
 
 absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
-                                   const std::vector<int>& inputs) {
+                                   const std::vector<int>& inputs, const Copy& copy) {
   std::vector<decltype(std::declval<Var>().mu())> mutexes;
   tensors_.assign(ctx->num_inputs(), nullptr);
   for (int input : inputs) {
@@ -55,7 +57,7 @@ absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
   }
   for (auto* mutex : mutexes) locks_.emplace_back(*mutex);
   for (const auto& variable : variables_) {
-    TF_RETURN_IF_ERROR(MakeWritable(ctx, variable.get()));
+    TF_RETURN_IF_ERROR(MakeWritable(ctx, variable.get(), copy));
   }
   return absl::OkStatus();
 }

@@ -3,8 +3,11 @@
 #ifndef KERAS_MP_TENSORFLOW_VARIABLES_H_
 #define KERAS_MP_TENSORFLOW_VARIABLES_H_
 
+#include <cstddef>
+#include <functional>
 #include <vector>
 
+#include "keras_mp/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/platform/mutex.h"
@@ -14,8 +17,12 @@ namespace keras_mp {
 // Holds the locks of variables while it lives.
 class LockedVariables {
  public:
+  // Copies bytes in the memory of the device.
+  using Copy = std::function<Status(void* to, const void* from, std::size_t bytes)>;
+
   // Locks the variables behind these inputs.
-  absl::Status Lock(tensorflow::OpKernelContext* ctx, const std::vector<int>& inputs);
+  absl::Status Lock(tensorflow::OpKernelContext* ctx, const std::vector<int>& inputs,
+                    const Copy& copy);
 
   // The numbers of the variable behind an input, to be written to: those that were read
   // before stay as they are.

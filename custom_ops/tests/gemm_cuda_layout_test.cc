@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "gemm_cuda_emulator.h"
+#include "cuda_emulator.h"
 // Uses what the emulator defines.
 #include "gemm_cuda_mma.cuh"
 #include "gemm_cuda_plan.h"

@@ -1,17 +1,16 @@
-// The kernels of the update step as XLA calls them on a CPU.
+// The kernels of the update step as XLA calls them. `Context` is what XLA tells of a call,
+// with a CtxDecoding and a device(): UpdateOnCpu or UpdateOnCuda.
 
-#include "update_xla_calls.h"
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
 
-#include <algorithm>
-#include <atomic>
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <vector>
 
-#include "keras_mp/update_cpu.h"
+#include "keras_mp/update.h"
 #include "update_arguments.h"
+#include "update_xla_calls.h"
 #include "xla/ffi/api/ffi.h"
 
 // Its header needs one of MLIR, which TensorFlow does not ship.
@@ -19,57 +18,11 @@ namespace xla::ffi {
 const XLA_FFI_Api* GetXlaFfiApi();
 }
 
-namespace keras_mp {
-namespace {
+namespace keras_mp::update_xla {
 
 namespace ffi = xla::ffi;
 
-// The indices of one loop, which any thread takes as they come. Threads that come when
-// all are taken find nothing to do, so only the last index is waited for.
-struct Loop {
-  std::int64_t count;
-  void* context;
-  Parallel::Body body;
-  std::atomic<std::int64_t> next{0};
-  std::int64_t done = 0;
-  std::mutex mutex;
-  std::condition_variable all_done;
-
-  void Work() {
-    std::int64_t mine = 0;
-    for (std::int64_t i; (i = next++) < count; ++mine) body(context, i);
-    if (mine == 0) return;
-    const std::lock_guard<std::mutex> lock(mutex);
-    done += mine;
-    if (done == count) all_done.notify_one();
-  }
-
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    all_done.wait(lock, [this] { return done == count; });
-  }
-};
-
-// XLA's threads as the kernels take them.
-Parallel Threads(ffi::ThreadPool& pool) {
-  const auto run = [](void* state, std::int64_t count, void* context,
-                      Parallel::Body body) {
-    auto& pool = *static_cast<ffi::ThreadPool*>(state);
-    const auto loop = std::make_shared<Loop>();
-    loop->count = count;
-    loop->context = context;
-    loop->body = body;
-    for (std::int64_t i = 1; i < std::min(count, pool.num_threads()); ++i) {
-      pool.Schedule([loop] { loop->Work(); });
-    }
-    loop->Work();
-    loop->Wait();
-  };
-  const auto threads = std::max<std::int64_t>(1, pool.num_threads());
-  return {static_cast<int>(threads), &pool, run};
-}
-
-ffi::Error ToError(const Status& status) {
+inline ffi::Error ToError(const Status& status) {
   if (status.ok()) return ffi::Error::Success();
   return ffi::Error::Internal(status.message);
 }
@@ -129,8 +82,8 @@ Number* ResultData(const ffi::RemainingRets& results, std::size_t i) {
 }
 
 // Says where XLA did not give a variable and its new value the same memory.
-ffi::Error CheckInPlace(const Operands& operands, int first,
-                        const ffi::RemainingRets& results) {
+inline ffi::Error CheckInPlace(const Operands& operands, int first,
+                               const ffi::RemainingRets& results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const int operand = first + static_cast<int>(i);
     if (operands.Size(operand) == 0) continue;
@@ -142,32 +95,38 @@ ffi::Error CheckInPlace(const Operands& operands, int first,
 }
 
 // The operands [scale, gradients...].
-GradientCheck MakeCheck(const Operands& operands, std::vector<Gradient>* gradients,
-                        bool* overflows) {
+inline GradientCheck MakeCheck(const Operands& operands,
+                               std::vector<Gradient>* gradients, bool* overflows) {
   for (int i = 1; i < operands.size(); ++i) {
     gradients->push_back(operands.AsGradient(i));
   }
   GradientCheck check;
   check.count = static_cast<std::int64_t>(gradients->size());
   check.gradients = gradients->data();
-  check.scale = *operands.Data<float>(0);
+  check.scale = operands.Data<float>(0);
   check.overflows = overflows;
   return check;
 }
 
-ffi::Error CheckGradients(ffi::ThreadPool pool, ffi::RemainingArgs args,
+template <class Context>
+ffi::Error CheckGradients(Context context, ffi::RemainingArgs args,
                           ffi::RemainingRets results, bool sums_squares) {
   std::vector<Gradient> gradients;
-  double squares = 0;
   GradientCheck check =
       MakeCheck(Operands(args), &gradients, ResultData<bool>(results, 0));
-  if (sums_squares) check.squares = &squares;
-  const Status status = CheckGradientsCpu(check, Threads(pool));
-  *ResultData<float>(results, 1) = static_cast<float>(squares);
-  return ToError(status);
+  const auto device = context.device();
+  float* const squares = ResultData<float>(results, 1);
+  if (sums_squares) {
+    check.squares = squares;
+  } else {
+    const Status status = device.SetZero(squares);
+    if (!status.ok()) return ToError(status);
+  }
+  return ToError(device.Check(check));
 }
 
-ffi::Error UnscaleGradients(ffi::ThreadPool pool, ffi::RemainingArgs args,
+template <class Context>
+ffi::Error UnscaleGradients(Context context, ffi::RemainingArgs args,
                             ffi::RemainingRets results) {
   std::vector<Gradient> gradients;
   const std::size_t count = results.size() - 1;
@@ -177,30 +136,32 @@ ffi::Error UnscaleGradients(ffi::ThreadPool pool, ffi::RemainingArgs args,
   for (std::size_t i = 0; i < count; ++i) {
     unscaled.push_back(ResultData<float>(results, i));
   }
-  return ToError(UnscaleGradientsCpu(check, unscaled.data(), Threads(pool)));
+  return ToError(context.device().Unscale(check, unscaled.data()));
 }
 
 // The pairs of the first results.size() operands, [masters, weights].
-std::vector<MasterPair> MakePairs(const Operands& operands,
-                                  const ffi::RemainingRets& results) {
+inline std::vector<MasterPair> MakePairs(const Operands& operands,
+                                         const ffi::RemainingRets& results) {
   const int count = static_cast<int>(results.size() / 2);
   std::vector<MasterPair> pairs;
   for (int i = 0; i < count; ++i) pairs.push_back(operands.AsPair(i, count + i));
   return pairs;
 }
 
-ffi::Error FollowWeights(ffi::ThreadPool pool, ffi::RemainingArgs args,
+template <class Context>
+ffi::Error FollowWeights(Context context, ffi::RemainingArgs args,
                          ffi::RemainingRets results, bool is_stochastic) {
   const Operands operands(args);
   ffi::Error error = CheckInPlace(operands, 0, results);
   if (error.failure()) return error;
   const auto pairs = MakePairs(operands, results);
   const auto rounding = is_stochastic ? Rounding::kStochastic : Rounding::kNearest;
-  return ToError(FollowWeightsCpu(pairs.data(), static_cast<std::int64_t>(pairs.size()),
-                                  rounding, Threads(pool)));
+  return ToError(context.device().Follow(
+      pairs.data(), static_cast<std::int64_t>(pairs.size()), rounding));
 }
 
-ffi::Error CastMasters(ffi::ThreadPool pool, ffi::RemainingArgs args,
+template <class Context>
+ffi::Error CastMasters(Context context, ffi::RemainingArgs args,
                        ffi::RemainingRets results, bool is_stochastic) {
   const Operands operands(args);
   ffi::Error error = CheckInPlace(operands, 0, results);
@@ -210,12 +171,13 @@ ffi::Error CastMasters(ffi::ThreadPool pool, ffi::RemainingArgs args,
   for (int i = static_cast<int>(results.size()); i < operands.size(); ++i) {
     uniforms.push_back(operands.Data<float>(i));
   }
-  return ToError(CastMastersCpu(pairs.data(), static_cast<std::int64_t>(pairs.size()),
-                                is_stochastic ? uniforms.data() : nullptr,
-                                Threads(pool)));
+  return ToError(
+      context.device().Cast(pairs.data(), static_cast<std::int64_t>(pairs.size()),
+                            is_stochastic ? uniforms.data() : nullptr));
 }
 
-ffi::Error UpdateVariables(ffi::ThreadPool pool, ffi::RemainingArgs args,
+template <class Context>
+ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::RemainingRets results, std::int64_t rule,
                            bool is_stochastic, ffi::Span<const std::int64_t> weight_of,
                            ffi::Span<const std::int64_t> decays) {
@@ -224,7 +186,7 @@ ffi::Error UpdateVariables(ffi::ThreadPool pool, ffi::RemainingArgs args,
                                   {weight_of.begin(), weight_of.end()},
                                   {decays.begin(), decays.end()});
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
-  if (error.failure() || !*operands.Data<bool>(UpdateArguments::kFinite)) return error;
+  if (error.failure()) return error;
   std::vector<Parameter> parameters(arguments.count());
   for (int i = 0; i < arguments.count(); ++i) {
     Parameter& parameter = parameters[i];
@@ -239,38 +201,47 @@ ffi::Error UpdateVariables(ffi::ThreadPool pool, ffi::RemainingArgs args,
   Update update;
   update.count = arguments.count();
   update.parameters = parameters.data();
-  update.numbers =
-      arguments.Numbers(operands.Data<float>(UpdateArguments::kNumbers));
+  update.rule = arguments.rule();
   if (is_stochastic) update.rounding = Rounding::kStochastic;
-  return ToError(UpdateCpu(update, Threads(pool)));
+  update.numbers = operands.Data<UpdateNumbers>(UpdateArguments::kNumbers);
+  update.finite = operands.Data<bool>(UpdateArguments::kFinite);
+  return ToError(context.device().Update(update));
 }
 
-auto Bind() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets();
-}
+// The handlers of one platform.
+template <class Context>
+struct Handlers {
+  static auto Bind() {
+    return ffi::Ffi::Bind().Ctx<Context>().RemainingArgs().RemainingRets();
+  }
 
-XLA_FFI_DEFINE_HANDLER(kCheckGradients, CheckGradients,
-                       Bind().Attr<bool>("sums_squares"));
-XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients, Bind());
-XLA_FFI_DEFINE_HANDLER(kFollowWeights, FollowWeights,
-                       Bind().Attr<bool>("is_stochastic"));
-XLA_FFI_DEFINE_HANDLER(kCastMasters, CastMasters, Bind().Attr<bool>("is_stochastic"));
-XLA_FFI_DEFINE_HANDLER(kUpdateVariables, UpdateVariables,
-                       Bind()
-                           .Attr<std::int64_t>("rule")
-                           .Attr<bool>("is_stochastic")
-                           .Attr<ffi::Span<const std::int64_t>>("weight_of")
-                           .Attr<ffi::Span<const std::int64_t>>("decays"));
+  XLA_FFI_DEFINE_HANDLER(kCheckGradients, CheckGradients<Context>,
+                         Bind().template Attr<bool>("sums_squares"));
+  XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients<Context>, Bind());
+  XLA_FFI_DEFINE_HANDLER(kFollowWeights, FollowWeights<Context>,
+                         Bind().template Attr<bool>("is_stochastic"));
+  XLA_FFI_DEFINE_HANDLER(kCastMasters, CastMasters<Context>,
+                         Bind().template Attr<bool>("is_stochastic"));
+  XLA_FFI_DEFINE_HANDLER(kUpdateVariables, UpdateVariables<Context>,
+                         Bind()
+                             .template Attr<std::int64_t>("rule")
+                             .template Attr<bool>("is_stochastic")
+                             .template Attr<ffi::Span<const std::int64_t>>("weight_of")
+                             .template Attr<ffi::Span<const std::int64_t>>("decays"));
+};
 
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCheckGradientsCall, "Host",
-                         kCheckGradients);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUnscaleGradientsCall, "Host",
-                         kUnscaleGradients);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kFollowWeightsCall, "Host",
-                         kFollowWeights);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCastMastersCall, "Host", kCastMasters);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUpdateVariablesCall, "Host",
-                         kUpdateVariables);
+#define KERAS_MP_REGISTER_HANDLERS(platform, Context)                              \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCheckGradientsCall, platform,     \
+                           update_xla::Handlers<Context>::kCheckGradients);        \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUnscaleGradientsCall, platform,   \
+                           update_xla::Handlers<Context>::kUnscaleGradients);      \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kFollowWeightsCall, platform,      \
+                           update_xla::Handlers<Context>::kFollowWeights);         \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCastMastersCall, platform,        \
+                           update_xla::Handlers<Context>::kCastMasters);           \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUpdateVariablesCall, platform,    \
+                           update_xla::Handlers<Context>::kUpdateVariables)
 
-}  // namespace
-}  // namespace keras_mp
+}  // namespace keras_mp::update_xla
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_

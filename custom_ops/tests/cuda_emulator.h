@@ -1,4 +1,4 @@
-// Runs the kernels of src/gemm_cuda_*.cuh on the host, thread by thread: the same source,
+// Runs the kernels of src/*_cuda*.cuh on the host, thread by thread: the same source,
 // with the instructions of gemm_cuda_primitives.cuh written out after the PTX ISA. Not
 // fast, and not a model of time; it finds wrong indices, missing barriers, reads of
 // memory that nobody wrote, misaligned addresses and bank conflicts of ldmatrix.
@@ -7,8 +7,8 @@
 // memory begins as NaN, an asynchronous copy arrives when it is waited for and not
 // before, and an instruction of a warp takes place when all 32 lanes have come to it.
 
-#ifndef KERAS_MP_TESTS_GEMM_CUDA_EMULATOR_H_
-#define KERAS_MP_TESTS_GEMM_CUDA_EMULATOR_H_
+#ifndef KERAS_MP_TESTS_CUDA_EMULATOR_H_
+#define KERAS_MP_TESTS_CUDA_EMULATOR_H_
 
 #include <ucontext.h>
 
@@ -23,7 +23,7 @@
 #include <random>
 #include <vector>
 
-#include "gemm_cuda_layout.h"
+#include "cuda_types.h"
 #include "half.h"
 
 #define __global__
@@ -42,6 +42,12 @@ struct alignas(16) uint4 {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) ushort4 {
+  unsigned short x, y, z, w;
+};
 struct alignas(4) ushort2 {
   unsigned short x, y;
 };
@@ -49,6 +55,11 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
   return {x, y, z, w};
 }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z,
+                            unsigned short w) {
+  return {x, y, z, w};
+}
 inline ushort2 make_ushort2(unsigned short x, unsigned short y) { return {x, y}; }
 
 namespace keras_mp::emulator {
@@ -248,6 +259,11 @@ inline float Widen(Bfloat16, Bits16 x) { return Bfloat16ToFloat(x); }
 inline Bits16 Round(Half, float x) { return FloatToHalf(x); }
 inline Bits16 Round(Bfloat16, float x) { return FloatToBfloat16(x); }
 
+template <class Vector>
+void StoreWhole(Vector* to, Vector x) {
+  emulator::Check(emulator::IsAligned(to, sizeof x), "store: misaligned");
+  *to = x;
+}
 inline void SyncThreads() {
   auto& machine = emulator::Machine::Get();
   machine.Wait(machine.all(), [] {});
@@ -430,4 +446,4 @@ void store_matrix_sync(float* p, const Fragment& f, unsigned pitch, layout_t) {
 
 }  // namespace nvcuda::wmma
 
-#endif  // KERAS_MP_TESTS_GEMM_CUDA_EMULATOR_H_
+#endif  // KERAS_MP_TESTS_CUDA_EMULATOR_H_

@@ -1,0 +1,49 @@
+// The functions of update_cpu.h on given threads.
+
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "keras_mp/update_cpu.h"
+
+namespace keras_mp {
+
+class UpdateOnCpu {
+ public:
+  explicit UpdateOnCpu(const Parallel& threads) : threads_(threads) {}
+
+  Status Check(const GradientCheck& check) const {
+    return CheckGradientsCpu(check, threads_);
+  }
+  Status Unscale(const GradientCheck& check, float* const* to) const {
+    return UnscaleGradientsCpu(check, to, threads_);
+  }
+  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) const {
+    return FollowWeightsCpu(pairs, count, rounding, threads_);
+  }
+  Status Cast(const MasterPair* pairs, std::int64_t count,
+              const float* const* uniforms) const {
+    return CastMastersCpu(pairs, count, uniforms, threads_);
+  }
+  Status Update(const keras_mp::Update& update) const {
+    return UpdateCpu(update, threads_);
+  }
+  Status SetZero(float* number) const {
+    *number = 0;
+    return {};
+  }
+  Status Copy(void* to, const void* from, std::size_t bytes) const {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+  }
+
+ private:
+  Parallel threads_;
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_

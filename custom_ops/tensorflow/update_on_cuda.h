@@ -1,0 +1,67 @@
+// The functions of update_cuda.h on a given stream.
+
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "keras_mp/update_cuda.h"
+
+namespace keras_mp {
+
+class UpdateOnCuda {
+ public:
+  // Returns memory of the device that work put on the stream from now on may use, or null
+  // where there is none.
+  using Allocate = std::function<void*(std::size_t bytes)>;
+
+  UpdateOnCuda(void* stream, Allocate allocate)
+      : stream_(static_cast<cudaStream_t>(stream)), allocate_(std::move(allocate)) {}
+
+  Status Check(const GradientCheck& check) const {
+    const std::size_t bytes = CheckWorkspaceBytes(check);
+    void* const workspace = bytes > 0 ? allocate_(bytes) : nullptr;
+    if (bytes > 0 && workspace == nullptr) {
+      return {StatusCode::kOutOfMemory, "no device memory for the sums of squares"};
+    }
+    return CheckGradientsCuda(check, workspace, stream_);
+  }
+  Status Unscale(const GradientCheck& check, float* const* to) const {
+    return UnscaleGradientsCuda(check, to, nullptr, stream_);
+  }
+  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) const {
+    return FollowWeightsCuda(pairs, count, rounding, stream_);
+  }
+  Status Cast(const MasterPair* pairs, std::int64_t count,
+              const float* const* uniforms) const {
+    return CastMastersCuda(pairs, count, uniforms, stream_);
+  }
+  Status Update(const keras_mp::Update& update) const {
+    return UpdateCuda(update, stream_);
+  }
+  Status SetZero(float* number) const {
+    return FromCuda(cudaMemsetAsync(number, 0, sizeof *number, stream_));
+  }
+  Status Copy(void* to, const void* from, std::size_t bytes) const {
+    if (bytes == 0) return {};
+    return FromCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+  }
+
+ private:
+  static Status FromCuda(cudaError_t error) {
+    if (error == cudaSuccess) return {};
+    return {StatusCode::kInternal, cudaGetErrorString(error)};
+  }
+
+  cudaStream_t stream_;
+  Allocate allocate_;
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
