@@ -1,7 +1,7 @@
 """The few things that `tf.distribute` and `tf.function` ask of an optimizer."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,15 +16,19 @@ def is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def can_update() -> bool:
-    """Tells whether the ops of the update step can be used here: on one replica."""
+def can_update(variables: Sequence[Any]) -> bool:
+    """Tells whether the ops of the update step can be used here: on one replica.
+
+    Args:
+        variables: list of those that an op is to write to in one call.
+    """
     import tensorflow as tf
 
     if tf.distribute.has_strategy():
         return False
     from keras_mp.ops import update
 
-    return update.is_there()
+    return update.takes_variables(variables)
 
 
 def current_function() -> Any:

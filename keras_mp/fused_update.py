@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.backend import is_sparse
+from keras_mp.backend import can_update, is_sparse
 from keras_mp.masters import MasterWeights
 
 # SGD and Adam do more with these than the kernel does.
@@ -15,12 +15,16 @@ _OPTIONS = ("clipnorm", "gradient_accumulation_steps", "use_ema", "amsgrad")
 
 
 def fused_part(
-    optimizer: Any, gradients: Sequence[Any], masters: Sequence[Any]
+    optimizer: Any,
+    own_masters: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
 ) -> list[int]:
     """Returns the indices of the variables that the kernel is to update.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
+        own_masters: `MasterWeights`.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
     """
@@ -29,13 +33,28 @@ def fused_part(
     is_known = type(optimizer) in rules and not any(
         getattr(optimizer, option, None) for option in _OPTIONS
     )
-    if not is_known:
+    if not is_known or not can_update(_written(optimizer, own_masters, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
     given = sum(gradient is not None for gradient in gradients)
     # A norm over all gradients is not computed by halves.
     return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
+
+
+def _written(
+    optimizer: Any, own_masters: MasterWeights, masters: Sequence[Any]
+) -> list[Any]:
+    slots = [slot for slots in _slot_lists(optimizer) for slot in slots]
+    weights = [weight for weight, _ in own_masters.pairs]
+    return [*masters, *weights, *(slot for slot in slots if slot is not None)]
+
+
+def _slot_lists(optimizer: Any) -> list[list[Any]]:
+    """Returns the optimizer's slots: the momentums, then the velocities."""
+    if isinstance(optimizer, keras.optimizers.Adam):
+        return [optimizer._momentums, optimizer._velocities]
+    return [optimizer.momentums] if optimizer.momentum else []
 
 
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
@@ -132,17 +151,16 @@ class FusedUpdate:
             numbers["one_minus_beta_1"] = 1 - optimizer.beta_1
             numbers["one_minus_beta_2"] = 1 - optimizer.beta_2
             numbers["epsilon"] = optimizer.epsilon
-            slots = [optimizer._momentums, optimizer._velocities]
-            return "adam", self._slots(slots), numbers
+            return "adam", self._slots(), numbers
         if not optimizer.momentum:
             return "sgd", [], numbers
         numbers["momentum"] = optimizer.momentum
         rule = "nesterov" if optimizer.nesterov else "momentum"
-        return rule, self._slots([optimizer.momentums]), numbers
+        return rule, self._slots(), numbers
 
-    def _slots(self, lists: list[list[Any]]) -> list[Any]:
+    def _slots(self) -> list[Any]:
         indices = [self.optimizer._get_variable_index(m) for m in self.masters]
-        return [slots[i] for slots in lists for i in indices]
+        return [slots[i] for slots in _slot_lists(self.optimizer) for i in indices]
 
     def _decays(self, master: Any) -> bool:
         optimizer = self.optimizer

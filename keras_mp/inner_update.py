@@ -130,7 +130,7 @@ def overflows_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
 def _fit_the_op(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
 ) -> bool:
-    if scale is None or not can_update():
+    if scale is None or not can_update(variables):
         return False
     from keras_mp.ops import update
 

@@ -171,9 +171,9 @@ class MasterWeights:
 
     def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
         """Returns the pairs that an op does in one call: those of all rows."""
-        if not can_update():
-            return []
-        return [(w, m) for w, m in self.pairs if id(m) not in rows]
+        whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
+        fits = whole and can_update([variable for pair in whole for variable in pair])
+        return whole if fits else []
 
     def _one_by_one(self, whole: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         done = {id(master) for _, master in whole}

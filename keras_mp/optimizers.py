@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_mp.arguments import shown, whole_number
 from keras_mp.backend import (
-    can_update,
     check_scope,
     outside_functions,
     refuse_several_replicas,
@@ -464,7 +463,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns the parts of the step: by a kernel, and by the inner optimizer."""
         inner, own = self.inner_optimizer, self._own_masters
         masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        fused = fused_part(inner, grads, masters) if can_update() else []
+        fused = fused_part(inner, own, grads, masters)
         if len(fused) == sum(gradient is not None for gradient in grads):
             grads, masters = self._filter_empty_gradients(grads, masters)
             fused, rest = list(range(len(grads))), []

@@ -5,7 +5,7 @@ parts: a sum over an array is one over all devices. PyTorch trains in one proces
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +18,7 @@ def is_sparse(gradient: Any) -> bool:
     return False
 
 
-def can_update() -> bool:
+def can_update(variables: Sequence[Any]) -> bool:
     """Tells whether the ops of the update step can be used: they are TensorFlow's."""
     return False
 

@@ -90,6 +90,28 @@ def test_a_constraint_is_left_to_the_optimizer():
     assert parts(optimizer, [weight], ones_like([weight])) == {"inner"}
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
+def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
+    make = {**FUSED, **NOT_FUSED}[name]
+    weights = []
+    for i, shape in enumerate(SHAPES):
+        with tf.device(f"/CPU:{i}"):
+            weights += oracle.make_weights("float16", [shape])
+    reference = oracle.Fp32Reference(make(), weights)
+    optimizer = keras_mp.wrap(make(), loss_scale=8)
+    optimizer.scale_loss(0.0)
+    step = oracle.make_step(optimizer, weights, mode)
+    for i in range(2):
+        step([8 * gradient for gradient in ones_like(weights)])
+        reference.apply(ones_like(weights, "float32"))
+        # A graph may compute what is constant in another order.
+        roundings = 0 if mode == "eager" else oracle.OPERATIONS * (i + 1)
+        reference.assert_equal(optimizer, roundings)
+        oracle.assert_weights_are_masters(optimizer, weights)
+    assert parts(optimizer, weights, ones_like(weights)) == {"inner"}
+
+
 def rows(shape):
     return tf.IndexedSlices(
         tf.ones((1, *shape[1:]), "float16"), tf.constant([1]), tf.constant(shape)

@@ -82,6 +82,12 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
     return facts
 
 
+@functools.cache
+def has_cuda() -> bool:
+    """Tells whether the library was built with kernels for CUDA devices."""
+    return bool(build_facts()["cuda"])
+
+
 def cpu_instructions() -> str:
     """Returns the instruction set that the loaded library uses on this machine."""
     ask = ctypes.CDLL(str(LIBRARY)).KerasMpCpuInstructions

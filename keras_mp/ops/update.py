@@ -1,7 +1,7 @@
-"""The ops of the update step: all variables in one call of a kernel for CPUs.
+"""The ops of the update step: all variables in one call of a kernel.
 
-They run outside and inside XLA, on a single replica. What they compute is told in
-custom_ops/include/keras_mp/update_cpu.h.
+They run on CPUs and on CUDA devices, outside and inside XLA, on a single replica. What
+they compute is told in custom_ops/include/keras_mp/update.h.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,23 @@ import keras
 import tensorflow as tf
 
 from keras_mp.ops import native
-from keras_mp.ops.routes import has_kernels
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 
-def is_there() -> bool:
-    """Tells whether the ops are there, and made for this machine."""
-    return has_kernels()
+def takes_variables(variables: Sequence[Any]) -> bool:
+    """Tells whether the ops are there for these variables: all on one device.
+
+    Args:
+        variables: list of `keras.Variable` or `tf.Variable`.
+    """
+    if native.library() is None:
+        return False
+    devices = {variable.device for variable in _natives(variables)}
+    if len(devices) != 1:
+        return False
+    kind = tf.DeviceSpec.from_string(devices.pop()).device_type
+    return kind == "CPU" or (kind == "GPU" and native.has_cuda())
 
 
 def takes(gradient: Any) -> bool:
@@ -166,6 +175,9 @@ def update_variables(
     )
 
 
+def _natives(variables: Sequence[Any]) -> list[tf.Variable]:
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
 def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:
-    natives = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    return [variable.handle for variable in natives]
+    return [variable.handle for variable in _natives(variables)]

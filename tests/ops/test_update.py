@@ -1,6 +1,6 @@
 """The ops of the update step in TensorFlow: what surrounds the kernels.
 
-The kernels themselves are tested in custom_ops/tests/update_cpu_test.cc, the step as a
+The kernels themselves are tested in custom_ops/tests/update_suite.h, the step as a
 whole in tests/test_optimizers.py and tests/test_fused_update.py.
 """
 
@@ -48,6 +48,35 @@ def step(masters, gradients, weights=None, **arguments):
         weights=weights or [None] * len(masters),
         **{**given, **arguments},
     )
+
+
+class Placed:
+    """A variable, as far as its place matters."""
+
+    def __init__(self, place):
+        self.device = f"/job:localhost/replica:0/task:0/device:{place}"
+
+
+PLACES = {
+    "cpu": (["CPU:0", "CPU:0"], False, True),
+    "gpu": (["GPU:1", "GPU:1"], True, True),
+    "gpu-without-kernels": (["GPU:0"], False, False),
+    "two-gpus": (["GPU:0", "GPU:1"], True, False),
+    "gpu-and-cpu": (["GPU:0", "CPU:0"], True, False),
+    "tpu": (["TPU:0"], True, False),
+    "none": ([], True, False),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_variables_that_the_ops_take(name, monkeypatch):
+    places, has_cuda, takes = PLACES[name]
+    monkeypatch.setattr(native, "has_cuda", lambda: has_cuda)
+    assert update.takes_variables([Placed(place) for place in places]) is takes
+
+
+def test_the_build_tells_whether_it_has_cuda():
+    assert native.has_cuda() == bool(native.build_facts()["cuda"])
 
 
 def test_gradients_are_checked(run):
