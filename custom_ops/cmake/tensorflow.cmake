@@ -63,8 +63,19 @@ target_include_directories(keras_mp_ops SYSTEM PRIVATE
 target_compile_definitions(keras_mp_ops PRIVATE
   _GLIBCXX_USE_CXX11_ABI=1
   EIGEN_MAX_ALIGN_BYTES=64)
+target_link_libraries(keras_mp_ops PRIVATE keras_mp_kernels keras_mp_warnings)
+if(KERAS_MP_CUDA)
+  target_sources(keras_mp_ops PRIVATE
+    tensorflow/fp16_gemm_gpu.cc tensorflow/update_gpu_ops.cc
+    tensorflow/update_xla_cuda.cc)
+  target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
+  # The runtime that the kernels were compiled for, before TensorFlow's library, which
+  # has the same functions for its own; and not to be seen from outside.
+  target_link_libraries(keras_mp_ops PRIVATE
+    keras_mp_gemm_cuda keras_mp_update_cuda CUDA::cudart_static)
+  target_link_options(keras_mp_ops PRIVATE -Wl,--exclude-libs,ALL)
+endif()
 target_link_libraries(keras_mp_ops PRIVATE
-  keras_mp_kernels keras_mp_warnings
   ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_framework.so.2)
 set(build "{\"tensorflow\": \"${KERAS_MP_TENSORFLOW_VERSION}\"")
 string(APPEND build ", \"compiler\": \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\"")
@@ -74,11 +85,4 @@ endif()
 string(APPEND build ", \"cuda\": \"${architectures}\"}")
 set_source_files_properties(tensorflow/build_info.cc PROPERTIES
   COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
-if(KERAS_MP_CUDA)
-  target_sources(keras_mp_ops PRIVATE
-    tensorflow/fp16_gemm_gpu.cc tensorflow/update_gpu_ops.cc
-    tensorflow/update_xla_cuda.cc)
-  target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
-  target_link_libraries(keras_mp_ops PRIVATE keras_mp_gemm_cuda keras_mp_update_cuda)
-endif()
 install(TARGETS keras_mp_ops LIBRARY DESTINATION .)
