@@ -7,15 +7,74 @@ does on the joint batch. It costs a copy of the gradients from the first replica
 machine to its others, where the optimizer computes with them before it hands them on.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_mp.arguments import shown
+from keras_mp.backend import run_on_each_replica
 from keras_mp.distribution import sum_over_replicas, update_on_all_replicas
 from keras_mp.inner import leaves
+from keras_mp.masters import needs_master
+
+
+def check_all_reduce_dtype(dtype: Any) -> None:
+    """Raises where gradients cannot be summed in `dtype`.
+
+    Raises:
+        ValueError: it is neither `"float32"` nor `"float16"`.
+        RuntimeError: FP16 on another backend than TensorFlow.
+    """
+    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
+        raise ValueError(
+            '`all_reduce_dtype` must be "float32" or "float16". '
+            f'Received: all_reduce_dtype={shown(dtype)}. "float16" halves what '
+            "replicas send to each other."
+        )
+    if dtype == "float16" and keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
+            "TensorFlow backend; on others the sum is part of the model's program. "
+            f"Received: backend={keras.backend.backend()!r}. Leave it at "
+            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
+        )
+
+
+def choose_run(
+    optimizer: Any, variables: Sequence[Any], all_reduce_dtype: str, replicas: int
+) -> tuple[Callable[..., None], AbstractContextManager[None]]:
+    """Decides whether an optimizer runs on each replica or once for all.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        variables: list of the trainable variables.
+        all_reduce_dtype: as for `wrap`.
+        replicas: int, how many there are.
+
+    Returns:
+        How it runs, for `cond_on_all_replicas`; what to create its variables in.
+
+    Raises:
+        ValueError: it is to run on the sum of gradients that replace variables.
+    """
+    joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
+    if not joint or replicas == 1:
+        return run_on_each_replica, nullcontext()
+    if any(optimizer._overwrite_variable_with_gradient(v) for v in variables):
+        raise ValueError(
+            "Gradients that replace their variables cannot be summed over "
+            "replicas. Received: variables with overwrite_with_gradient=True, and "
+            "an optimizer that needs the sum. On several replicas leave out "
+            "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
+            "all_reduce_dtype, and give MultiOptimizer a map, not a function."
+        )
+    own = [v for v in variables if not needs_master(v)]
+    assigned = assigned_directly(optimizer, own)
+    return functools.partial(run_once, assigned), creating_for_all_replicas()
 
 
 def needs_the_sum(optimizer: Any) -> bool:

@@ -1,7 +1,6 @@
 """The wrapper that gives any Keras optimizer FP32 masters and loss scaling."""
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,23 +19,17 @@ from keras_mp.backend import (
     strategy_of,
     sum_over_replicas,
 )
-from keras_mp.fused_update import FusedUpdate, fused_part
 from keras_mp.inner import (
     check_inner,
     check_values_to_copy,
     exclude_from_weight_decay_too,
     leaves,
 )
-from keras_mp.inner_update import InnerUpdate, overflows_of, unscale
-from keras_mp.joint import (
-    assigned_directly,
-    creating_for_all_replicas,
-    needs_the_sum,
-    run_once,
-    sum_gradients,
-)
+from keras_mp.inner_update import overflows_of, unscale
+from keras_mp.joint import check_all_reduce_dtype, choose_run, sum_gradients
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_master, needs_master
+from keras_mp.plan import plan
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
@@ -153,7 +146,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"`name` must be a str or None. Received: name={shown(name)}."
             )
         seed = whole_number("seed", seed, "Try 0.", least=0)
-        _check_all_reduce_dtype(all_reduce_dtype)
+        check_all_reduce_dtype(all_reduce_dtype)
         super().__init__(inner_optimizer, name=name)
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
@@ -255,7 +248,13 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         for optimizer in (self, *leaves(self.inner_optimizer)):
             check_scope(strategy_of(optimizer))
         variables = list(variables)
-        with scope_of(strategy), self._choose_run(variables):
+        self._run, creation = choose_run(
+            self.inner_optimizer,
+            variables,
+            self.all_reduce_dtype,
+            replicas_in(strategy),
+        )
+        with scope_of(strategy), creation:
             self._create_variables(variables)
 
     def _create_variables(self, variables: list[Any]) -> None:
@@ -278,31 +277,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
-
-    def _choose_run(
-        self, variables: Sequence[Any]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Decides whether the inner optimizer runs on each replica or once for all.
-
-        Returns:
-            What to create its variables in.
-        """
-        halved = self.all_reduce_dtype == "float16"
-        joint = halved or needs_the_sum(self.inner_optimizer)
-        if not joint or replicas_in(strategy_of(self)) == 1:
-            return contextlib.nullcontext()
-        if any(self._overwrite_variable_with_gradient(v) for v in variables):
-            raise ValueError(
-                "Gradients that replace their variables cannot be summed over "
-                "replicas. Received: variables with overwrite_with_gradient=True, and "
-                "an optimizer that needs the sum. On several replicas leave out "
-                "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
-                "all_reduce_dtype, and give MultiOptimizer a map, not a function."
-            )
-        own = [v for v in variables if not needs_master(v)]
-        assigned = assigned_directly(self.inner_optimizer, own)
-        self._run = functools.partial(run_once, assigned)
-        return creating_for_all_replicas()
 
     @property
     def _is_joint(self) -> bool:
@@ -446,46 +420,25 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         scale = self._divisor()
         if self._is_joint:
             grads = sum_gradients(grads, self.all_reduce_dtype)
-        updates = self._plan(grads, variables, scale)
+        masters = [self._masters[self._get_variable_index(v)] for v in variables]
+        updates = plan(
+            self.inner_optimizer,
+            self._own_masters,
+            grads,
+            masters,
+            scale,
+            replicas_in(strategy_of(self)),
+            self._run,
+        )
         self._notes.clear()
         overflows = ops.concatenate([update.check() for update in updates])
-        masters = [m for update in updates for m in update.given]
-        finite, overflow = self._decide(overflows, masters)
+        given = [master for update in updates for master in update.given]
+        finite, overflow = self._decide(overflows, given)
         for update in updates:
             update.apply(finite)
         self._scaler.advance(finite)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, overflow))
-
-    def _plan(
-        self, grads: Sequence[Any], variables: Sequence[Any], scale: Any
-    ) -> list[FusedUpdate | InnerUpdate]:
-        """Returns the parts of the step: by a kernel, and by the inner optimizer."""
-        inner, own = self.inner_optimizer, self._own_masters
-        masters = [self._masters[self._get_variable_index(v)] for v in variables]
-        fused = fused_part(inner, own, grads, masters)
-        if len(fused) == sum(gradient is not None for gradient in grads):
-            grads, masters = self._filter_empty_gradients(grads, masters)
-            fused, rest = list(range(len(grads))), []
-        else:
-            rest = sorted(set(range(len(grads))) - set(fused))
-        parts: list[FusedUpdate | InnerUpdate] = []
-        if fused:
-            of_part, part = [grads[i] for i in fused], [masters[i] for i in fused]
-            divisor = ops.ones(()) if scale is None else scale
-            parts.append(
-                FusedUpdate(
-                    inner, own, of_part, part, divisor, counts_the_step=not rest
-                )
-            )
-        if rest:
-            of_part, part = [grads[i] for i in rest], [masters[i] for i in rest]
-            replicas = replicas_in(strategy_of(self))
-            own = own.of(part) if fused else own
-            parts.append(
-                InnerUpdate(inner, own, of_part, part, scale, replicas, self._run)
-            )
-        return parts
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
@@ -683,20 +636,4 @@ def _check_backend() -> None:
             f"FP32MasterOptimizer needs Keras on one of the backends {_BACKENDS}. "
             f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
-        )
-
-
-def _check_all_reduce_dtype(dtype: Any) -> None:
-    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
-        raise ValueError(
-            '`all_reduce_dtype` must be "float32" or "float16". '
-            f'Received: all_reduce_dtype={shown(dtype)}. "float16" halves what '
-            "replicas send to each other."
-        )
-    if dtype == "float16" and keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
-            "TensorFlow backend; on others the sum is part of the model's program. "
-            f"Received: backend={keras.backend.backend()!r}. Leave it at "
-            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
         )

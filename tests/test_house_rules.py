@@ -23,6 +23,7 @@ CHAINS = (
         ("backend",),
         ("inner", "masters", "scaler", "step"),
         ("fused_update", "inner_update", "joint"),
+        ("plan",),
         ("optimizers",),
         ("callbacks", "checkpoints", "export"),
     ),
