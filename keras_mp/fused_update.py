@@ -99,7 +99,10 @@ class FusedUpdate:
         from keras_mp.ops import update
 
         clips = self._clip_norm() is not None
-        overflows, squares = update.check_gradients(self.gradients, self.scale, clips)
+        with update.beside(self.masters):
+            overflows, squares = update.check_gradients(
+                self.gradients, self.scale, clips
+            )
         self._norm = ops.sqrt(squares)
         return overflows
 

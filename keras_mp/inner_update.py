@@ -102,9 +102,10 @@ def unscale(
     if _fit_the_op(optimizer, gradients, variables, scale):
         from keras_mp.ops import update
 
-        values, overflows = update.unscale_gradients(
-            [gradients[i] for i in given], scale
-        )
+        with update.beside(variables):
+            values, overflows = update.unscale_gradients(
+                [gradients[i] for i in given], scale
+            )
         for i, value in zip(given, values, strict=True):
             unscaled[i] = value
         return unscaled, overflows
@@ -130,7 +131,9 @@ def overflows_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
 def _fit_the_op(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
 ) -> bool:
-    if scale is None or not can_update(variables):
+    # Before `build`, gradients may be un-scaled whose variables are not known.
+    are_known = all(variable is not None for variable in variables)
+    if scale is None or not are_known or not can_update(variables):
         return False
     from keras_mp.ops import update
 

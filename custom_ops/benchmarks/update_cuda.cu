@@ -5,8 +5,9 @@
 //
 // FP16 gradients, FP32 masters and FP16 weights. Each time is the median of 15 calls of
 // the check and the step, measured on the device. The limit is the time of the bytes that
-// both read and write at the bandwidth of cudaMemcpyAsync, which is measured first. The
-// host's time is that of putting both on the stream.
+// both read and write at the bandwidth of cudaMemcpyAsync, which is measured first; what
+// still lies in the L2 cache may beat it. The host's time is that of putting both on the
+// stream.
 
 #include <cuda_runtime.h>
 

@@ -101,15 +101,6 @@ if(KERAS_MP_TESTS)
     target_link_libraries(${target} PRIVATE
       keras_mp_gemm_cuda keras_mp_update_cuda keras_mp_cuda_options Threads::Threads)
   endforeach()
-  # Runs the kernels on the host, so that it needs no CUDA: CMakeLists.txt may have it.
-  if(NOT TARGET gemm_cuda_layout_test)
-    add_executable(gemm_cuda_layout_test
-      tests/gemm_cuda_layout_test.cc src/gemm_cuda_plan.cc)
-    target_include_directories(gemm_cuda_layout_test PRIVATE include src)
-    target_compile_options(gemm_cuda_layout_test PRIVATE
-      -Wall -Wextra -Werror -Wno-unknown-pragmas)
-    add_test(NAME gemm_cuda_layout_test COMMAND gemm_cuda_layout_test)
-  endif()
   foreach(test gemm_cuda_test update_cuda_test)
     add_test(NAME ${test} COMMAND ${test})
     set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77)

@@ -30,7 +30,11 @@ __device__ __forceinline__ Bits16 Round(Bfloat16, float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// A vector in one store: the compiler takes a plain assignment apart.
+// A vector in one load or store: the compiler takes a plain assignment apart.
+template <class Vector>
+__device__ __forceinline__ Vector LoadWhole(const Vector* from) {
+  return *from;
+}
 template <class Vector>
 __device__ __forceinline__ void StoreWhole(Vector* to, Vector x) {
   __stwb(to, x);

@@ -29,8 +29,8 @@ cudaError_t LaunchWmma(const Launch& launch);
 
 using Kernel = void (*)(Problem);
 
-// Starts `kernel` for all products, 65535 at a time. The errors of earlier work on the
-// device are left to their owners: cudaLaunchKernel returns this launch's own.
+// Starts `kernel` for all products, 65535 at a time. The errors of earlier work are
+// neither asked for nor cleared.
 inline cudaError_t LaunchAll(const Launch& launch, Kernel kernel, dim3 grid, dim3 block,
                              int shared_bytes) {
   const void* function = reinterpret_cast<const void*>(kernel);

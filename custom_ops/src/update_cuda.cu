@@ -9,8 +9,7 @@
 namespace keras_mp {
 namespace {
 
-// Puts kernels on a stream. The errors of earlier work on the device are left to their
-// owners: cudaLaunchKernel returns this launch's own.
+// Puts kernels on a stream. The errors of earlier work are neither asked for nor cleared.
 class OnStream {
  public:
   explicit OnStream(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
@@ -48,6 +47,15 @@ constexpr Status kNegativeCount = {StatusCode::kInvalidArgument,
                                    "a count must not be negative"};
 
 }  // namespace
+
+bool IsUpdateCudaAvailable(const char** why) {
+  // Asks for code of this device: a build may lack it, or the driver be too old for it.
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(
+      &attributes, reinterpret_cast<const void*>(cuda::SumKernel));
+  if (why != nullptr) *why = error == cudaSuccess ? "" : cudaGetErrorString(error);
+  return error == cudaSuccess;
+}
 
 std::size_t CheckWorkspaceBytes(const GradientCheck& check) {
   if (check.squares == nullptr) return 0;

@@ -72,7 +72,7 @@ __device__ __forceinline__ void Read(const Number* array, Place place,
                                      Number (&to)[kFour]) {
   const Number* from = array + place.at;
   if (IsPacked(array, place)) {
-    const auto packed = *reinterpret_cast<const Packed<Number>*>(from);
+    const auto packed = LoadWhole(reinterpret_cast<const Packed<Number>*>(from));
     to[0] = packed.x;
     to[1] = packed.y;
     to[2] = packed.z;
@@ -179,7 +179,8 @@ __device__ __forceinline__ void ForPlaces(const Table<Entry>& table, const Work&
   }
 }
 
-// The sum of all threads of the block, to the first of them. Always the same tree.
+// The sum of all threads of the block, to the first of them; 0 to the others. Always the
+// same tree.
 __device__ __forceinline__ double SumOfBlock(double mine) {
   double* const sums = reinterpret_cast<double*>(SharedMemory());
   sums[threadIdx.x] = mine;
@@ -187,7 +188,7 @@ __device__ __forceinline__ double SumOfBlock(double mine) {
     SyncThreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  return sums[0];
+  return threadIdx.x == 0 ? sums[0] : 0;
 }
 
 struct CheckArguments {

@@ -2,7 +2,8 @@
 // thread alike, so that both give the same bits. `Machine` has the type Float, one number
 // or several, and
 //
-//   Sqrt(x), Truncate(x) for |x| < 2^31
+//   Sqrt(x)
+//   Truncate(x)   for |x| < 2^31 or NaN
 //   Exponent(x)   x with a fraction of 1: a power of two, 0, or inf
 //   Differ(x, y)  whether the bits of two numbers differ
 

@@ -29,7 +29,8 @@ struct VectorMachine {
 
   static Float Sqrt(Float x) { return Simd::Sqrt(x); }
   static Float Truncate(Float x) {
-    return __builtin_convertvector(__builtin_convertvector(x, Ints), Float);
+    const Float whole = __builtin_convertvector(__builtin_convertvector(x, Ints), Float);
+    return x == x ? whole : x;
   }
   static Float Exponent(Float x) {
     return reinterpret_cast<Float>(reinterpret_cast<Ints>(x) & 0x7f800000);

@@ -70,6 +70,12 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
       " slots for ", rule, ", ", weight_count, " weights, ", uniform_count, " uniforms"));
 }
 
+absl::Status UpdateArguments::CheckNumbers(const tensorflow::TensorShape& shape) {
+  if (shape.num_elements() == kNumberCount) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "there must be ", kNumberCount, " numbers. Received: ", shape.DebugString()));
+}
+
 int UpdateArguments::slots() const {
   if (rule_ == UpdateRule::kSgd) return 0;
   return rule_ == UpdateRule::kAdam ? 2 : 1;

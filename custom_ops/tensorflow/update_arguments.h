@@ -17,6 +17,7 @@ class UpdateArguments {
   static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
   // The length of `numbers`, which lie as in UpdateNumbers.
   static constexpr int kNumberCount = sizeof(UpdateNumbers) / sizeof(float);
+  static absl::Status CheckNumbers(const tensorflow::TensorShape& shape);
 
   UpdateArguments() = default;
   // `weight_of[k]`: the master of the k-th weight; the other masters are weights

@@ -23,16 +23,15 @@ class UpdateOnCuda {
   UpdateOnCuda(void* stream, Allocate allocate)
       : stream_(static_cast<cudaStream_t>(stream)), allocate_(std::move(allocate)) {}
 
-  Status Check(const GradientCheck& check) const {
+  Status Check(const GradientCheck& check) const { return Unscale(check, nullptr); }
+  Status Unscale(const GradientCheck& check, float* const* to) const {
     const std::size_t bytes = CheckWorkspaceBytes(check);
     void* const workspace = bytes > 0 ? allocate_(bytes) : nullptr;
     if (bytes > 0 && workspace == nullptr) {
       return {StatusCode::kOutOfMemory, "no device memory for the sums of squares"};
     }
-    return CheckGradientsCuda(check, workspace, stream_);
-  }
-  Status Unscale(const GradientCheck& check, float* const* to) const {
-    return UnscaleGradientsCuda(check, to, nullptr, stream_);
+    return to ? UnscaleGradientsCuda(check, to, workspace, stream_)
+              : CheckGradientsCuda(check, workspace, stream_);
   }
   Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) const {
     return FollowWeightsCuda(pairs, count, rounding, stream_);

@@ -209,10 +209,7 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& numbers = ctx->input(UpdateArguments::kNumbers);
-    OP_REQUIRES(ctx, numbers.NumElements() == UpdateArguments::kNumberCount,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "there must be ", UpdateArguments::kNumberCount,
-                    " numbers. Received: ", numbers.shape().DebugString())));
+    OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers.shape()));
     const Device device(ctx);
     LockedVariables variables;
     OP_REQUIRES_OK(ctx, LockInputs(ctx, device, arguments_.first_variable(),

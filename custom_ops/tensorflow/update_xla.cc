@@ -93,6 +93,17 @@ absl::Status ShapeOfInput(XlaOpKernelContext* ctx, int input, TensorShape* shape
   return tensorflow::XLAShapeToTensorShape(*found, shape);
 }
 
+// The shape of an input that is something of the i-th master.
+absl::Status CheckShape(XlaOpKernelContext* ctx, int input, const char* what, int i,
+                        const TensorShape& expected) {
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
+  if (shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " ", i, " must have the shape of its master. Received: ",
+                   shape.DebugString(), " for ", expected.DebugString()));
+}
+
 class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
  public:
   explicit CheckGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -193,7 +204,11 @@ class PairsXlaOp : public tensorflow::XlaOpKernel {
                                     variables[i % count_].shape));
       OP_REQUIRES_OK(ctx, call.AddVariable(variables[i].value));
     }
-    for (int i = 2 * count_; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
+    for (int i = 2 * count_; i < ctx->num_inputs(); ++i) {
+      const int master = i - 2 * count_;
+      OP_REQUIRES_OK(ctx, CheckShape(ctx, i, "uniform", master, variables[master].shape));
+      call.AddOperand(ctx->Input(i));
+    }
     OP_REQUIRES_OK(ctx, Assign(ctx, 0, variables, call.Make(target(), attributes())));
   }
 
@@ -243,6 +258,9 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    TensorShape numbers;
+    OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kNumbers, &numbers));
+    OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers));
     const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
     std::vector<Variable> variables(end - first);
     for (int i = first; i < end; ++i) {
@@ -282,17 +300,10 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
     if (arguments_.weight(i) >= 0) {
       TF_RETURN_IF_ERROR(CheckFits("weight", i, at(arguments_.weight(i)), true, shape));
     }
-    for (int input : {arguments_.gradient(i), arguments_.uniform(i)}) {
-      if (input < 0) continue;
-      TensorShape found;
-      TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &found));
-      if (found != shape) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "gradient ", i, " must have the shape of its master. Received: ",
-            found.DebugString(), " for ", shape.DebugString()));
-      }
+    if (arguments_.uniform(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckShape(ctx, arguments_.uniform(i), "uniform", i, shape));
     }
-    return absl::OkStatus();
+    return CheckShape(ctx, arguments_.gradient(i), "gradient", i, shape);
   }
 
   UpdateArguments arguments_;

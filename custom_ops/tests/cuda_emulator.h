@@ -1,5 +1,5 @@
 // Runs the kernels of src/*_cuda*.cuh on the host, thread by thread: the same source,
-// with the instructions of gemm_cuda_primitives.cuh written out after the PTX ISA. Not
+// with what is in *cuda_primitives.cuh written out after the PTX ISA. Not
 // fast, and not a model of time; it finds wrong indices, missing barriers, reads of
 // memory that nobody wrote, misaligned addresses and bank conflicts of ldmatrix.
 //
@@ -259,6 +259,11 @@ inline float Widen(Bfloat16, Bits16 x) { return Bfloat16ToFloat(x); }
 inline Bits16 Round(Half, float x) { return FloatToHalf(x); }
 inline Bits16 Round(Bfloat16, float x) { return FloatToBfloat16(x); }
 
+template <class Vector>
+Vector LoadWhole(const Vector* from) {
+  emulator::Check(emulator::IsAligned(from, sizeof *from), "load: misaligned");
+  return *from;
+}
 template <class Vector>
 void StoreWhole(Vector* to, Vector x) {
   emulator::Check(emulator::IsAligned(to, sizeof x), "store: misaligned");

@@ -24,13 +24,17 @@ constexpr DataType kAllTypes[] = {DataType::kHalf, DataType::kBfloat16, DataType
 constexpr UpdateRule kRules[] = {UpdateRule::kSgd, UpdateRule::kMomentum,
                                  UpdateRule::kNesterov, UpdateRule::kAdam};
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+// Zeros, numbers that FP16 or FP32 has as subnormal ones, and the ends of both.
+constexpr float kSmall[] = {0.0f, -0.0f, 0x1p-149f, -1e-40f, 0x1p-126f, 3e-8f, -6e-5f};
+constexpr float kLarge[] = {65504, -65519, 65520, 1e6f, -3e38f, kInf, -kInf, kNaN};
 constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
                                    65, 217, 1023, 1024, 1025, 3000};
 
 // The formulas, one number and one operation at a time.
 
 inline float Limited(float x, float limit) {
-  return std::fmin(std::fmax(x, -limit), limit);
+  return x > limit ? limit : x < -limit ? -limit : x;  // NaN stays
 }
 
 inline float Largest(DataType type) {
@@ -55,9 +59,10 @@ inline std::uint16_t Cast(DataType type, float master, const float* uniform) {
 inline bool IsARounding(DataType type, std::uint16_t weight, float master,
                         Rounding rounding) {
   if (rounding == Rounding::kNearest) return weight == Cast(type, master, nullptr);
-  const float never = 1, always = -1;
-  return From16(type, weight) == From16(type, Cast(type, master, &never)) ||
-         From16(type, weight) == From16(type, Cast(type, master, &always));
+  const float x = Limited(master, Largest(type));
+  const float steps = x / Spacing(type, x);
+  const float found = From16(type, weight) / Spacing(type, x);
+  return found == std::floor(steps) || found == std::ceil(steps);
 }
 
 inline float Followed(DataType type, std::uint16_t weight, float master,
@@ -110,7 +115,14 @@ inline void Step(UpdateRule rule, const UpdateNumbers& u, bool decays, float gra
   }
 }
 
-inline bool SameBits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+// What a NaN carries does not matter.
+inline bool SameNumber(float a, float b) {
+  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
+}
+
+inline bool SameNumber(DataType type, std::uint16_t a, std::uint16_t b) {
+  return SameNumber(From16(type, a), From16(type, b));
+}
 
 inline UpdateNumbers MakeNumbers(bool has_options) {
   UpdateNumbers numbers;
@@ -216,15 +228,19 @@ class UpdateSuite {
           uniforms(size, random() % 2 * random() % 4) {
       std::normal_distribution<float> normal;
       std::uniform_real_distribution<float> uniform;
+      // One number in eight is special.
+      const auto number = [&](float usual, const auto& special) {
+        return random() % 8 == 0 ? special[random() % std::size(special)] : usual;
+      };
       for (std::int64_t i = 0; i < size; ++i) {
-        gradient[i] = gradient_size * normal(random);
+        gradient[i] = number(gradient_size * normal(random), kSmall);
         if (gradient_type != DataType::kFloat) {
           halves[i] = To16(gradient_type, gradient[i]);
           gradient[i] = From16(gradient_type, halves[i]);
         }
-        master[i] = normal(random);
-        m[i] = normal(random);
-        v[i] = uniform(random);
+        master[i] = number(number(normal(random), kSmall), kLarge);
+        m[i] = number(normal(random), kSmall);
+        v[i] = std::abs(number(uniform(random), kSmall));
         // Every third weight was written by someone else.
         const float written = i % 3 == 0 ? normal(random) : master[i];
         weight[i] = To16(type, written);
@@ -331,14 +347,14 @@ class UpdateSuite {
           if (after.has_weight) weight = Cast(after.type, w, uniform);
         }
         const int number = static_cast<int>(rule);
-        EXPECT(SameBits(after.master[i], w), "%s rule %d: w %.9g, expected %.9g",
+        EXPECT(SameNumber(after.master[i], w), "%s rule %d: w %.9g, expected %.9g",
                device_.Name(), number, after.master[i], w);
-        EXPECT(SameBits(after.m[i], expected.m[i]), "%s rule %d: m", device_.Name(),
+        EXPECT(SameNumber(after.m[i], expected.m[i]), "%s rule %d: m", device_.Name(),
                number);
-        EXPECT(SameBits(after.v[i], expected.v[i]), "%s rule %d: v", device_.Name(),
+        EXPECT(SameNumber(after.v[i], expected.v[i]), "%s rule %d: v", device_.Name(),
                number);
-        EXPECT(after.weight[i] == weight, "%s: weight %04x, expected %04x",
-               device_.Name(), after.weight[i], weight);
+        EXPECT(SameNumber(after.type, after.weight[i], weight),
+               "%s: weight %04x, expected %04x", device_.Name(), after.weight[i], weight);
       }
     }
   }
@@ -388,7 +404,7 @@ class UpdateSuite {
   }
 
   void CheckOverflows(std::int64_t count, std::mt19937& random) {
-    const float kBad[] = {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()};
+    const float kBad[] = {kInf, -kInf, kNaN};
     auto variables = MakeVariables(count, 1, random);
     std::vector<char> is_bad(count, false);
     for (std::int64_t k = 0; k < count; ++k) {
@@ -427,7 +443,7 @@ class UpdateSuite {
              k, count);
       for (std::int64_t i = 0; i < variables[k].size(); ++i) {
         const float expected = before[k].gradient[i] / *scale.data();
-        EXPECT(SameBits(to[k][i], expected) || std::isnan(expected),
+        EXPECT(SameNumber(to[k][i], expected),
                "%s: %.9g, expected %.9g", device_.Name(), to[k][i], expected);
       }
     }
@@ -515,11 +531,12 @@ class UpdateSuite {
         EXPECT(variables[k].is_whole(), "%s wrote behind variable %zu", device_.Name(), k);
         for (std::int64_t i = 0; i < variables[k].size(); ++i) {
           const float master = between[k].master[i];
-          EXPECT(master == Followed(type, before[k].weight[i], before[k].master[i],
-                                    rounding),
+          EXPECT(SameNumber(master, Followed(type, before[k].weight[i],
+                                             before[k].master[i], rounding)),
                  "%s follows to %.9g", device_.Name(), master);
           const float* uniform = is_stochastic ? &before[k].uniforms[i] : nullptr;
-          EXPECT(variables[k].weight[i] == keras_mp::Cast(type, master, uniform),
+          EXPECT(SameNumber(type, variables[k].weight[i],
+                            keras_mp::Cast(type, master, uniform)),
                  "%s casts %.9g", device_.Name(), master);
         }
       }
@@ -548,6 +565,9 @@ class UpdateSuite {
         {DataType::kHalf, 0, 0, 0},                             //
         {DataType::kBfloat16, 1 + 0x1p-9f, 0.2f, 1 + 0x1p-7f},  //
         {DataType::kBfloat16, 0x1.ffp127f, -1, 0x1.fep127f},
+        {DataType::kHalf, kNaN, -1, kNaN},
+        {DataType::kHalf, kNaN, 0.5f, kNaN},
+        {DataType::kBfloat16, kNaN, 0, kNaN},
     };
     for (const CastCase& one : kCasts) {
       One<float> master(one.master), uniform(one.uniform);
@@ -560,7 +580,7 @@ class UpdateSuite {
       const float* uniforms = uniform.data();
       ExpectOk(device_.Cast(&pair, 1, one.uniform < 0 ? nullptr : &uniforms));
       const float found = From16(one.type, *weight.data());
-      EXPECT(found == one.expected, "%s: %.9g with %g: %.9g", device_.Name(), one.master,
+      EXPECT(SameNumber(found, one.expected), "%s: %.9g with %g: %.9g", device_.Name(), one.master,
              one.uniform, found);
     }
   }

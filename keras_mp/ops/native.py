@@ -82,10 +82,27 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
     return facts
 
 
+def cuda_problem() -> str:
+    """Returns why the loaded library's CUDA kernels cannot run; empty if they can."""
+    ask = ctypes.CDLL(str(LIBRARY)).KerasMpCudaProblem
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
+
+
 @functools.cache
 def has_cuda() -> bool:
-    """Tells whether the library was built with kernels for CUDA devices."""
-    return bool(build_facts()["cuda"])
+    """Tells whether the update step has kernels for the GPU; warns if it has none."""
+    problem = cuda_problem()
+    if problem:
+        warnings.warn(
+            "The update step of keras_mp runs in plain TensorFlow on the GPU, and so "
+            f"slower. Received: {LIBRARY}: {problem}. It needs a driver for the CUDA "
+            "that it was built with, and the GPU's architecture among "
+            f"{build_facts()['cuda'] or 'those of a build with nvcc'}. {HOW_TO_BUILD} "
+            "KERAS_MP_OPS=reference turns this warning off.",
+            stacklevel=2,
+        )
+    return not problem
 
 
 def cpu_instructions() -> str:

@@ -5,6 +5,7 @@ they compute is told in custom_ops/include/keras_mp/update.h.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -28,6 +29,15 @@ def takes_variables(variables: Sequence[Any]) -> bool:
         return False
     kind = tf.DeviceSpec.from_string(devices.pop()).device_type
     return kind == "CPU" or (kind == "GPU" and native.has_cuda())
+
+
+def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
+    """Returns what to call ops in that read no variable: the device of these.
+
+    Args:
+        variables: as for `takes_variables`, which was true.
+    """
+    return tf.device(_natives(variables)[0].device)
 
 
 def takes(gradient: Any) -> bool:

@@ -4,6 +4,8 @@ The kernels themselves are tested in custom_ops/tests/update_suite.h, the step a
 whole in tests/test_optimizers.py and tests/test_fused_update.py.
 """
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,8 +77,13 @@ def test_the_variables_that_the_ops_take(name, monkeypatch):
     assert update.takes_variables([Placed(place) for place in places]) is takes
 
 
-def test_the_build_tells_whether_it_has_cuda():
-    assert native.has_cuda() == bool(native.build_facts()["cuda"])
+def test_a_gpu_that_has_no_kernels_is_told_of(monkeypatch):
+    problem = native.cuda_problem()
+    assert problem  # there is no GPU here
+    monkeypatch.setattr(native, "has_cuda", native.has_cuda.__wrapped__)
+    with pytest.warns(UserWarning, match=re.escape(problem)) as warned:
+        assert not update.takes_variables([Placed("GPU:0")])
+    assert "KERAS_MP_OPS=reference" in str(warned[0].message)
 
 
 def test_gradients_are_checked(run):
@@ -231,6 +238,10 @@ MISTAKES = {
         lambda m, w: step(m[:1], [ones], [m[1]]),
         r"weight 0 must fit the master",
     ),
+    "uniform_of_another_shape": (
+        lambda m, w: update.cast_masters(m[:1], w, [tf.zeros(3)]),
+        r"uniform 0 must .* Received: .*3",
+    ),
     "no_slots": (
         lambda m, w: step(m[:1], [ones], rule="adam"),
         r"lists must match.*Received: 1 masters, 1 gradients.*0 slots for adam",
@@ -263,13 +274,15 @@ def test_mistakes_are_told_by_xla(name):
         tf.function(call, jit_compile=True)(masters, weights)
 
 
-def test_there_are_ten_numbers():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"10 numbers\. Received"):
+def test_there_are_ten_numbers(run):
+    (master,) = variables([1.0, 2.0])
+
+    def call():
         native.library().keras_mp_update_variables(
             finite=True,
             numbers=[1.0],
             gradients=[ones],
-            masters=[variables([1.0, 2.0])[0].handle],
+            masters=[master.handle],
             slots=[],
             weights=[],
             uniforms=[],
@@ -277,3 +290,6 @@ def test_there_are_ten_numbers():
             decays=[False],
             rule="sgd",
         )
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"10 numbers\. Received"):
+        run(call)

@@ -11,7 +11,8 @@
 // Lists lie in the host's memory, numbers in the memory of the device that computes.
 //
 // Every operation on a number is one FP32 operation, rounded to nearest even; none is
-// contracted with another. So all devices give the same bits. The sum of squares is FP32
+// contracted with another. So all devices give the same bits, unless one is told to flush
+// numbers below 2^-126 to zero, as TensorFlow tells a CPU. The sum of squares is FP32
 // for at most 1024 numbers and double from there on: it errs by at most 2^-14 of itself.
 
 #ifndef KERAS_MP_UPDATE_H_

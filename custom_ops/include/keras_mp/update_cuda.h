@@ -1,6 +1,7 @@
 // The update step of update.h on a CUDA device: the bits of update_cpu.h, but for the sum
-// of squares and for what a NaN carries. Nothing waits: the work is put on `stream` (a
-// cudaStream_t) of the current device, and the lists may go when a function returns.
+// of squares, for what a NaN carries, and where a CPU flushes numbers below 2^-126 to
+// zero. Nothing waits: the work is put on `stream` (a cudaStream_t) of the current device,
+// and the lists may go when a function returns.
 
 #ifndef KERAS_MP_UPDATE_CUDA_H_
 #define KERAS_MP_UPDATE_CUDA_H_
@@ -12,6 +13,10 @@
 #include "keras_mp/update.h"
 
 namespace keras_mp {
+
+// Whether the kernels can run on the current device; if not, `why` (where not null) gets
+// a text that says why.
+bool IsUpdateCudaAvailable(const char** why = nullptr);
 
 // Bytes of scratch memory on the device, aligned to 8, that a check needs: none unless
 // it sums squares.
