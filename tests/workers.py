@@ -13,10 +13,17 @@ PATIENCE = 240
 
 
 class Workers:
-    """Two processes that listen on this machine, each with a log."""
+    """Two processes that listen on this machine, each with a log.
 
-    def __init__(self, folder, *command):
+    Args:
+        folder: path, of the logs.
+        command: what Python is to run.
+        homes: two paths, where they start. Defaults to where the test does.
+    """
+
+    def __init__(self, folder, *command, homes=(None, None)):
         self.folder, self.command = folder, [sys.executable, *command]
+        self.homes = homes
         addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
         tasks = [{"type": "worker", "index": index} for index in range(2)]
         self.configs = [
@@ -30,6 +37,7 @@ class Workers:
         with self.log(index).open("a") as log:
             self.processes[index] = subprocess.Popen(
                 self.command,
+                cwd=self.homes[index],
                 env=os.environ | {"TF_CONFIG": self.configs[index]},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -59,6 +67,17 @@ class Workers:
                     killed = now
                 self.start_again_what_failed()
                 time.sleep(0.02)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+    def run_once(self):
+        """Runs both to their ends, and returns their exit codes."""
+        self.start(0)
+        self.start(1)
+        try:
+            return [process.wait(timeout=PATIENCE) for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()

@@ -118,6 +118,23 @@ def test_workers_killed_at_other_moments(case, tmp_path, example, arguments, cap
     check(workers, example, arguments, capsys)
 
 
+@pytest.mark.slow
+def test_workers_that_see_different_checkpoints_stop(tmp_path, example, arguments):
+    homes = [tmp_path / "first", tmp_path / "second"]
+    for home in homes:
+        home.mkdir()
+    data, _, *flags = arguments("")
+    ten_steps = [data, str(homes[0] / "checkpoints"), "--steps=10", *flags[1:]]
+    example.main(ten_steps, tf.distribute.get_strategy())
+    script = EXAMPLES / "multiworker.py"
+    workers = Workers(tmp_path, script, data, "checkpoints", *flags, homes=homes)
+    assert workers.run_once() == [1, 1]
+    for index, done in enumerate((10, 0)):
+        log = workers.log(index).read_text()
+        assert f"All workers must begin at the same step. Received: {done} here" in log
+        assert not steps(workers, index)
+
+
 def saved(folder):
     """The names of the checkpoints, which end in a checksum of what they hold."""
     return sorted(path.name for path in folder.glob("checkpoints/*.npz"))
