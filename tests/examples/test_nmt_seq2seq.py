@@ -433,6 +433,7 @@ def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_pat
     assert anew["train_perplexity"] == first["train_perplexity"]
 
 
+@pytest.mark.slow
 def test_legacy_preset_runs(corpus, tmp_path):
     from train import main
 
