@@ -144,6 +144,7 @@ def test_training_on_real_numbers_equals_that_of_one_process(strategy):
 WITH_FOUR = ["whichever", "accumulation", "overwriting", "real_numbers"]
 
 
+@pytest.mark.slow
 def test_four_replicas():
     """In a process of its own: how many devices there are is set once."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -397,6 +397,7 @@ def mirrored(strategy, monkeypatch):
     return "--strategy=mirrored"
 
 
+@pytest.mark.slow
 def test_train_on_replicas(corpus, tmp_path, mirrored, monkeypatch):
     import train
 
