@@ -84,9 +84,7 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
 
 def cuda_problem() -> str:
     """Returns why the loaded library's CUDA kernels cannot run; empty if they can."""
-    ask = ctypes.CDLL(str(LIBRARY)).KerasMpCudaProblem
-    ask.restype = ctypes.c_char_p
-    return ask().decode()
+    return _ask("KerasMpCudaProblem")
 
 
 @functools.cache
@@ -107,7 +105,12 @@ def has_cuda() -> bool:
 
 def cpu_instructions() -> str:
     """Returns the instruction set that the loaded library uses on this machine."""
-    ask = ctypes.CDLL(str(LIBRARY)).KerasMpCpuInstructions
+    return _ask("KerasMpCpuInstructions")
+
+
+def _ask(function: str) -> str:
+    """Returns the text that a function of the loaded library gives."""
+    ask = getattr(ctypes.CDLL(str(LIBRARY)), function)
     ask.restype = ctypes.c_char_p
     return ask().decode()
 
