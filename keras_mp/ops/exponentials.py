@@ -32,6 +32,10 @@ def softmax(
     result, from the result: one of them is held between forward and backward pass, the
     one with fewer bits.
 
+    Where all logits are finite or -inf, and one is finite, -inf has probability 0. Any
+    other row has no softmax, and is NaN as a whole, in the gradient too: one with a NaN
+    or +inf, and one of nothing but -inf.
+
     Args:
         x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
         axis: int or several, default -1: over which the result sums to 1. None: all.
@@ -74,7 +78,7 @@ def softmax(
 
     def slope(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, accumulator), axes, masks)
-        return tf.cast(_slope(p, _unmasked(upstream, masks), axes), dtype)
+        return tf.cast(_slope(p, upstream, axes, masks), dtype)
 
     def slope_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         of_x = native.library().keras_mp_softmax_gradient(
@@ -105,7 +109,7 @@ def _softmax_that_holds_its_result(
 
         @late
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            slope = _slope(tf.cast(y, accumulator), _unmasked(upstream, masks), axes)
+            slope = _slope(tf.cast(y, accumulator), upstream, axes, masks)
             return tf.cast(slope, dtype)
 
         return y, gradient
@@ -113,9 +117,12 @@ def _softmax_that_holds_its_result(
     return normalized(x)
 
 
-def _slope(p: tf.Tensor, upstream: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    weighted = p * tf.cast(upstream, p.dtype)
-    return weighted - p * tf.reduce_sum(weighted, axes, keepdims=True)
+def _slope(
+    p: tf.Tensor, upstream: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...]
+) -> tf.Tensor:
+    weighted = p * tf.cast(_unmasked(upstream, masks), p.dtype)
+    slope = weighted - p * tf.reduce_sum(weighted, axes, keepdims=True)
+    return _unmasked(slope, masks)
 
 
 def _softmax(
@@ -123,9 +130,23 @@ def _softmax(
 ) -> tf.Tensor:
     x = _masked(x, masks)
     if len(axes) == 1:
-        return _unmasked(tf.nn.softmax(x, axes[0]), masks)
-    y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
-    return _unmasked(y / tf.reduce_sum(y, axes, keepdims=True), masks)
+        p = tf.nn.softmax(x, axes[0])
+    else:
+        y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
+        p = y / tf.reduce_sum(y, axes, keepdims=True)
+    return _unmasked(_nan_where_undefined(p, x, axes), masks)
+
+
+def _nan_where_undefined(y: tf.Tensor, x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """Makes rows of `y` NaN whose `x` has a NaN or +inf, or nothing but -inf.
+
+    The kernels of TensorFlow differ there from CPU to CPU: those of oneDNN for AVX-512
+    give probabilities of 0 beside a single NaN. A maximum is asked only of numbers
+    that can be compared.
+    """
+    infinity = tf.constant(float("inf"), x.dtype)
+    largest = tf.reduce_max(tf.where(x < infinity, x, infinity), axes, keepdims=True)
+    return tf.where(tf.math.is_finite(largest), y, tf.constant(float("nan"), y.dtype))
 
 
 def _masked(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -135,7 +156,7 @@ def _masked(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 
 def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Puts 0 for what was masked: a row that was so as a whole has become NaN."""
+    """Puts 0 for what was masked: it may have become NaN with its row."""
     for mask in masks:
         y = tf.where(mask, y, tf.zeros([], y.dtype))
     return y
@@ -149,7 +170,8 @@ def log_softmax(
     """Computes the logarithm of the softmax in FP32 and rounds once.
 
     `round(x - max(x) - log(sum(exp(x - max(x)))))`. The gradient is computed in FP32
-    from `x`, which alone is held between forward and backward pass.
+    from `x`, which alone is held between forward and backward pass. A row with a NaN or
+    +inf, or of nothing but -inf, is NaN as a whole, as in `softmax`.
 
     Args:
         x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
@@ -193,9 +215,12 @@ def log_softmax(
 
 def _log_softmax(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     if len(axes) == 1:
-        return tf.nn.log_softmax(x, axes[0])
-    shifted = x - tf.reduce_max(x, axes, keepdims=True)
-    return shifted - tf.math.log(tf.reduce_sum(tf.exp(shifted), axes, keepdims=True))
+        y = tf.nn.log_softmax(x, axes[0])
+    else:
+        shifted = x - tf.reduce_max(x, axes, keepdims=True)
+        sums = tf.reduce_sum(tf.exp(shifted), axes, keepdims=True)
+        y = shifted - tf.math.log(sums)
+    return _nan_where_undefined(y, x, axes)
 
 
 def logsumexp(
@@ -206,8 +231,10 @@ def logsumexp(
 ) -> tf.Tensor:
     """Computes `log(sum(exp(x)))` in FP32 and rounds once.
 
-    The gradient is computed in FP32 from `x`, which alone is held between forward and
-    backward pass. It is 0 where all that is summed is `exp(-inf)`.
+    The result is NaN where there is a NaN, else inf where there is an inf, and -inf
+    where there is nothing but -inf. The gradient is computed in FP32 from `x`, which
+    alone is held between forward and backward pass. It is 0 for -inf, and otherwise NaN
+    where the result is NaN or inf.
 
     Args:
         x: float16, bfloat16 or float32 tensor. With float64, all is float64.

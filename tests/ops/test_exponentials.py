@@ -124,11 +124,79 @@ def test_extreme_logits(route, name):
     cases = {
         "rows": (EXTREME, {"axis": -1}),
         "rows of two axes": (EXTREME.reshape(-1, 2, 2), {"axis": (-1, -2)}),
+        "to float32": (EXTREME, {"axis": -1, "output_dtype": "float32"}),
     }
     FUNCTIONS[name].check(route, cases)
     FUNCTIONS[name].check(eager, cases, ones)
-    single = {"to float32": (EXTREME, {"axis": -1, "output_dtype": "float32"})}
-    FUNCTIONS[name].check(eager, single)
+
+
+# Rows without a softmax, and the logsumexp of each.
+UNDEFINED = {
+    "infinity": ([0, 1, INFINITY, 2], INFINITY),
+    "infinities of both signs": ([0, INFINITY, -INFINITY, 2], INFINITY),
+    "nan": ([0, 1, NAN, 2], NAN),
+    "nan first": ([NAN, 1, 0, 2], NAN),
+    "nan and infinities": ([-INFINITY, INFINITY, NAN, 2], NAN),
+    "nothing but minus infinity": ([-INFINITY] * 4, -INFINITY),
+}
+# What a kernel computes, what the formula does, and what is held as a rounded result.
+DTYPE_PAIRS = (
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float16", "float32"),
+    ("float32", "float32"),
+    ("float32", "float16"),
+    ("float64", "float64"),
+)
+
+
+@pytest.mark.parametrize(
+    "dtypes", DTYPE_PAIRS, ids=[" to ".join(pair) for pair in DTYPE_PAIRS]
+)
+def test_a_row_without_a_softmax_is_nan(route, dtypes):
+    """None of its probabilities is a number, nor is their gradient.
+
+    Kernels of the host may give `[0, 0, nan, 0]` for `[0, 1, inf, 2]`. The row before
+    and the row behind are not touched, nor is what a mask hides.
+    """
+    dtype, output_dtype = dtypes
+    number = [0.0, 0.0, 0.0, 0.0]
+    rows = [row for undefined, _ in UNDEFINED.values() for row in (number, undefined)]
+    x = np.array([*rows, number], DTYPES[dtype])
+    upstream = np.ones(x.shape, DTYPES[output_dtype])
+    is_number = np.arange(len(x)) % 2 == 0
+    shown = np.array([True, True, True, False])
+
+    def every(x, upstream):
+        options = {"output_dtype": output_dtype}
+        functions = (
+            lambda x: ops.softmax(x, **options),
+            lambda x: ops.log_softmax(x, **options),
+            lambda x: ops.softmax(tf.reshape(x, [-1, 2, 2]), (-1, -2), **options),
+            lambda x: ops.log_softmax(tf.reshape(x, [-1, 2, 2]), (-1, -2), **options),
+            lambda x: ops.softmax(x, mask=shown, **options),
+        )
+        found = []
+        for function in functions:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            slope = tape.gradient(y, x, tf.reshape(upstream, tf.shape(y)))
+            found += [tf.reshape(y, tf.shape(x)), slope]
+        return [*found, ops.logsumexp(x, -1, **options)]
+
+    *found, sums = route(every, autograph=False)(tf.constant(x), tf.constant(upstream))
+    *unmasked, masked, masked_slope = [one.numpy().astype("float64") for one in found]
+    for one in unmasked:
+        np.testing.assert_array_equal(np.isnan(one).all(-1), ~is_number)
+        np.testing.assert_array_equal(np.isnan(one).any(-1), ~is_number)
+    for one in (masked, masked_slope):
+        np.testing.assert_array_equal(np.isnan(one), np.outer(~is_number, shown))
+        np.testing.assert_array_equal(one[:, ~shown], 0)
+    np.testing.assert_array_equal(
+        sums.numpy()[1::2].astype("float64"), [total for _, total in UNDEFINED.values()]
+    )
+    assert sums.dtype == output_dtype
 
 
 def test_a_logsumexp_of_nothing_has_no_slope(route):
