@@ -109,7 +109,11 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
 
  private:
   XlaOp Activate(XlaOp x) const {
-    if (activation_ == "relu") return xla::Max(x, xla::ZerosLike(x));
+    if (activation_ == "relu") {
+      // Not a maximum, of which XLA on a CPU may lose the NaN.
+      const XlaOp zeros = xla::ZerosLike(x);
+      return xla::Select(xla::Lt(x, zeros), zeros, x);
+    }
     if (activation_ == "tanh") return xla::Tanh(x);
     if (activation_ == "sigmoid") return xla::Logistic(x);
     if (activation_ == "gelu") {

@@ -3,13 +3,18 @@
 import tensorflow as tf
 
 
+def relu(x: tf.Tensor) -> tf.Tensor:
+    """Returns 0 for what is negative, and NaN for NaN, which a maximum may lose."""
+    return tf.where(x < 0.0, 0.0, x)
+
+
 def gelu(x: tf.Tensor) -> tf.Tensor:
     """Returns x Phi(x), with erfc: 1 + erf(x) would cancel for negative x."""
     return 0.5 * x * tf.math.erfc(-(0.5**0.5) * x)
 
 
 ACTIVATIONS = {
-    "relu": tf.nn.relu,
+    "relu": relu,
     "tanh": tf.tanh,
     "sigmoid": tf.sigmoid,
     "gelu": gelu,

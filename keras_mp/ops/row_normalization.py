@@ -89,7 +89,8 @@ class _Formula:
         squares = tf.square(x)
         if self.kind == UNIT_LENGTH:
             length = tf.sqrt(tf.reduce_sum(squares, self.axes, keepdims=True))
-            inverse = 1.0 / tf.maximum(length, self.epsilon)
+            # Not a maximum, of which XLA on a CPU may lose the NaN.
+            inverse = 1.0 / tf.where(length < self.epsilon, self.epsilon, length)
             return x * inverse, tf.where(length > 0.0, inverse, 0.0)
         mean = tf.reduce_mean(squares, self.axes, keepdims=True)
         inverse = tf.math.rsqrt(mean + self.epsilon)

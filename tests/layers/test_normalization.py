@@ -411,6 +411,33 @@ def test_root_mean_squares_of_3000():
     np.testing.assert_array_equal(layer(x), np.resize([1, -1], x.shape))
 
 
+NAN, INFINITY = float("nan"), float("inf")
+# Rows with a number that is none, and what becomes of their finite numbers: a mean that
+# is not finite makes all NaN, and a finite number over an infinite length is 0.
+OVERFLOWS = {
+    "layer-nan": (layers.LayerNormalization, NAN, NAN),
+    "layer-inf": (layers.LayerNormalization, INFINITY, NAN),
+    "rms-nan": (layers.RMSNormalization, NAN, NAN),
+    "rms-inf": (layers.RMSNormalization, INFINITY, 0),
+    "unit-nan": (layers.UnitNormalization, NAN, NAN),
+    "unit-inf": (layers.UnitNormalization, -INFINITY, 0),
+}
+
+
+@MODES
+@pytest.mark.parametrize(("make", "bad", "rest"), OVERFLOWS.values(), ids=OVERFLOWS)
+def test_an_overflow_stays_in_its_row(make, bad, rest, mode):
+    layer = make(dtype="mixed_float16")
+    x = np.ones((3, 9), "float16")
+    x[1, 4] = bad
+    y, of_x, _ = with_gradients(layer, x, np.resize([1, 2], x.shape), mode)
+    expected = np.full(9, rest, "float16")
+    expected[4] = NAN
+    np.testing.assert_array_equal(y[1], expected)
+    assert np.isnan(of_x[1]).any()
+    assert np.isfinite([y[::2], of_x[::2]]).all()
+
+
 def test_the_scale_of_rms_lies_along_the_axis_that_is_normalized():
     layer = layers.RMSNormalization(axis=1, dtype="mixed_float16")
     x = tf.ones((2, 3, 3), tf.float16)

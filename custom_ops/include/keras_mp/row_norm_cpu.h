@@ -10,8 +10,9 @@
 // of gamma and beta, FP32 for at most 256 rows, and double from there on. So the sums of
 // a row err by at most 2^-17 of the sum of the absolute values, and those gradients by
 // 2^-15.
-// Rounding: once, to nearest even. A NaN or inf makes its row NaN. The gradient of a row
-// of zeros at unit length is 0.
+// Rounding: once, to nearest even. A NaN makes its row NaN, and so does an inf where a
+// mean is taken off; elsewhere the inf becomes NaN and the finite numbers of its row 0.
+// The gradient of a row of zeros at unit length is 0.
 
 #ifndef KERAS_MP_ROW_NORM_CPU_H_
 #define KERAS_MP_ROW_NORM_CPU_H_
