@@ -68,9 +68,7 @@ Status Check(const AveragePool& pool, Isa isa) {
   if (pool.type == DataType::kFloat) {
     return {StatusCode::kInvalidArgument, "x must have 16 bits"};
   }
-  if (!IsSupported(isa)) {
-    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
-  }
+  if (!IsSupported(isa)) return kUnsupportedIsa;
   return {};
 }
 

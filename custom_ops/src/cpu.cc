@@ -1,6 +1,7 @@
 #include "keras_mp/cpu.h"
 
-#include <initializer_list>
+#include <cstdlib>
+#include <string>
 
 #include "kernels.h"
 
@@ -19,6 +20,13 @@ bool MachineHas(Isa isa) {
   return isa == Isa::kPortable || isa == Isa::kNeon;
 }
 
+Isa NamedIsa(const std::string& name) {
+  for (Isa isa : kIsas) {
+    if (name == Name(isa)) return isa;
+  }
+  return Isa::kUnknown;
+}
+
 }  // namespace
 
 const Kernels* KernelsOf(Isa isa) {
@@ -31,6 +39,8 @@ const Kernels* KernelsOf(Isa isa) {
       return NeonKernels();
     case Isa::kPortable:
       return PortableKernels();
+    case Isa::kUnknown:
+      break;
   }
   return nullptr;
 }
@@ -45,6 +55,8 @@ const char* Name(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kUnknown:
+      break;
   }
   return "unknown";
 }
@@ -52,10 +64,19 @@ const char* Name(Isa isa) {
 bool IsSupported(Isa isa) { return KernelsOf(isa) != nullptr && MachineHas(isa); }
 
 Isa BestIsa() {
-  for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kNeon}) {
-    if (IsSupported(isa)) return isa;
+  Isa best = Isa::kPortable;
+  for (Isa isa : kIsas) {
+    if (IsSupported(isa)) best = isa;
   }
-  return Isa::kPortable;
+  return best;
+}
+
+Isa ChosenIsa() {
+  static const Isa chosen = [] {
+    const char* name = std::getenv("KERAS_MP_CPU_ISA");
+    return name == nullptr || *name == '\0' ? BestIsa() : NamedIsa(name);
+  }();
+  return chosen;
 }
 
 }  // namespace keras_mp

@@ -129,9 +129,7 @@ struct Job {
 Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
   const Status status = Validate(given);
   if (!status.ok()) return status;
-  if (!IsSupported(isa)) {
-    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
-  }
+  if (!IsSupported(isa)) return kUnsupportedIsa;
   const Gemm gemm = FoldBatch(given);
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
   const TileKernel& kernel = *KernelsOf(isa)->gemm;

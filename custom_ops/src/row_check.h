@@ -18,9 +18,7 @@ inline Status CheckRows(std::int64_t rows, std::int64_t size, DataType type, Isa
   if (type == DataType::kFloat) {
     return {StatusCode::kInvalidArgument, "x must have 16 bits"};
   }
-  if (!IsSupported(isa)) {
-    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
-  }
+  if (!IsSupported(isa)) return kUnsupportedIsa;
   return {};
 }
 

@@ -62,9 +62,7 @@ Number* Offset(Number* array, std::int64_t index) {
 
 Status CheckSizes(std::int64_t count, Isa isa) {
   if (count < 0) return {StatusCode::kInvalidArgument, "a count must not be negative"};
-  if (!IsSupported(isa)) {
-    return {StatusCode::kUnimplemented, "this machine lacks the instruction set"};
-  }
+  if (!IsSupported(isa)) return kUnsupportedIsa;
   return {};
 }
 
@@ -127,6 +125,8 @@ const UpdateKernel* UpdateKernelOf(Isa isa) {
       return NeonUpdateKernel();
     case Isa::kPortable:
       return PortableUpdateKernel();
+    case Isa::kUnknown:
+      break;
   }
   return nullptr;
 }

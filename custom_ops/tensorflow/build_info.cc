@@ -1,5 +1,7 @@
 // What the library says of itself.
 
+#include <string>
+
 #include "keras_mp/cpu.h"
 #ifdef KERAS_MP_HAS_CUDA
 #include "keras_mp/update_cuda.h"
@@ -13,7 +15,21 @@ extern "C" {
 KERAS_MP_EXPORT extern const char kKerasMpBuild[] = "keras_mp build " KERAS_MP_BUILD;
 
 KERAS_MP_EXPORT const char* KerasMpCpuInstructions() {
-  return keras_mp::Name(keras_mp::BestIsa());
+  return keras_mp::Name(keras_mp::ChosenIsa());
+}
+
+// The names of those that this machine has, the fastest last.
+KERAS_MP_EXPORT const char* KerasMpSupportedCpuInstructions() {
+  static const std::string* names = [] {
+    auto* joined = new std::string;
+    for (keras_mp::Isa isa : keras_mp::kIsas) {
+      if (!keras_mp::IsSupported(isa)) continue;
+      if (!joined->empty()) *joined += ' ';
+      *joined += keras_mp::Name(isa);
+    }
+    return joined;
+  }();
+  return names->c_str();
 }
 
 // Why the kernels for CUDA devices cannot run here; empty where they can.

@@ -33,7 +33,7 @@ constexpr DataType kTypes[] = {DataType::kHalf, DataType::kBfloat16};
 
 inline std::vector<Isa> SupportedIsas() {
   std::vector<Isa> found;
-  for (Isa isa : {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
+  for (Isa isa : kIsas) {
     if (IsSupported(isa)) found.push_back(isa);
   }
   return found;

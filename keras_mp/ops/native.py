@@ -41,6 +41,7 @@ def load(path: Path = LIBRARY) -> Any:
     Raises:
         NativeLibraryError: if it is missing, was built for another TensorFlow, or
             cannot be loaded.
+        ValueError: if `KERAS_MP_CPU_ISA` names no instruction set of this CPU.
     """
     built_for = build_facts(path)["tensorflow"]
     if built_for != tf.__version__:
@@ -50,12 +51,20 @@ def load(path: Path = LIBRARY) -> Any:
             f"{HOW_TO_BUILD}"
         )
     try:
-        return tf.load_op_library(str(path))
+        ops = tf.load_op_library(str(path))
     except (OSError, tf.errors.OpError) as error:
         raise NativeLibraryError(
             f"The native library of keras_mp cannot be loaded. Received: {path}: "
             f"{error}. {HOW_TO_BUILD}"
         ) from error
+    if cpu_instructions() not in supported_cpu_instructions():
+        raise ValueError(
+            "The environment variable KERAS_MP_CPU_ISA must be empty, for the fastest "
+            "instruction set of this CPU, or name one of those it has: "
+            f"{supported_cpu_instructions()}. Received: "
+            f"KERAS_MP_CPU_ISA={os.environ.get('KERAS_MP_CPU_ISA')!r}."
+        )
+    return ops
 
 
 def build_facts(path: Path = LIBRARY) -> dict[str, str]:
@@ -104,8 +113,16 @@ def has_cuda() -> bool:
 
 
 def cpu_instructions() -> str:
-    """Returns the instruction set that the loaded library uses on this machine."""
+    """Returns the instruction set that the library uses: the fastest of this CPU.
+
+    `KERAS_MP_CPU_ISA` names another one; the library reads it once.
+    """
     return _ask("KerasMpCpuInstructions")
+
+
+def supported_cpu_instructions() -> list[str]:
+    """Returns the instruction sets that `KERAS_MP_CPU_ISA` may name on this CPU."""
+    return _ask("KerasMpSupportedCpuInstructions").split()
 
 
 def _ask(function: str) -> str:

@@ -39,9 +39,9 @@ struct AveragePool {
 
 // Their bits depend on `isa`, never on the threads.
 Status AveragePoolCpu(const AveragePool& pool, const Parallel& parallel = {},
-                      Isa isa = BestIsa());
+                      Isa isa = ChosenIsa());
 Status AveragePoolGradientCpu(const AveragePool& pool, const Parallel& parallel = {},
-                              Isa isa = BestIsa());
+                              Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

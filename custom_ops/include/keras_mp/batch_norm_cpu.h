@@ -10,9 +10,9 @@ namespace keras_mp {
 
 // Their bits depend on `isa`, never on the threads.
 Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel = {},
-                    Isa isa = BestIsa());
+                    Isa isa = ChosenIsa());
 Status BatchNormGradientCpu(const BatchNormGradient& gradient,
-                            const Parallel& parallel = {}, Isa isa = BestIsa());
+                            const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "keras_mp/status.h"
+
 namespace keras_mp {
 
 // How a kernel runs in parallel; it makes no threads of its own. `run` calls
@@ -19,8 +21,11 @@ struct Parallel {
   void (*run)(void* state, std::int64_t count, void* context, Body body) = nullptr;
 };
 
-// Instruction sets with kernels of their own, from the plainest to the fastest.
-enum class Isa { kPortable, kNeon, kAvx2, kAvx512 };
+// Instruction sets with kernels of their own, from the plainest to the fastest; kUnknown
+// is supported nowhere.
+enum class Isa { kUnknown, kPortable, kNeon, kAvx2, kAvx512 };
+
+inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
 
 const char* Name(Isa isa);
 
@@ -29,6 +34,15 @@ bool IsSupported(Isa isa);
 
 // The fastest that is supported.
 Isa BestIsa();
+
+// The one that the environment variable KERAS_MP_CPU_ISA names, supported or not; where
+// it is unset or empty, the best. It is read once.
+Isa ChosenIsa();
+
+// What a kernel returns where its instruction set is not supported.
+inline constexpr Status kUnsupportedIsa = {
+    StatusCode::kUnimplemented,
+    "this machine lacks the instruction set. KERAS_MP_CPU_ISA chooses one that it has"};
 
 }  // namespace keras_mp
 

@@ -9,7 +9,7 @@
 namespace keras_mp {
 
 // Computes `gemm`. Its bits depend on `isa`, never on the threads.
-Status GemmCpu(const Gemm& gemm, const Parallel& parallel = {}, Isa isa = BestIsa());
+Status GemmCpu(const Gemm& gemm, const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

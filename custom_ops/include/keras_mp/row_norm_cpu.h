@@ -56,9 +56,9 @@ struct RowNormGradient {
 
 // Their bits depend on `isa`, never on the threads.
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel = {},
-                  Isa isa = BestIsa());
+                  Isa isa = ChosenIsa());
 Status RowNormGradientCpu(const RowNormGradient& gradient, const Parallel& parallel = {},
-                          Isa isa = BestIsa());
+                          Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

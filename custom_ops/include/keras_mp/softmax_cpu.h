@@ -40,9 +40,9 @@ struct SoftmaxGradient {
 
 // Their bits depend on `isa`, never on the threads.
 Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel = {},
-                  Isa isa = BestIsa());
+                  Isa isa = ChosenIsa());
 Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& parallel = {},
-                          Isa isa = BestIsa());
+                          Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

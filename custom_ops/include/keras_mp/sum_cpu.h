@@ -28,7 +28,7 @@ struct Sum {
 };
 
 // Its bits depend on `isa`, never on the threads.
-Status SumCpu(const Sum& sum, const Parallel& parallel = {}, Isa isa = BestIsa());
+Status SumCpu(const Sum& sum, const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 
