@@ -15,9 +15,16 @@ TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 # A process for each core; four fill the memory of a small machine.
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4
 
+GPU := $(wildcard /dev/nvidia0)
+# Where CMake looks for it.
+NVCC := $(or $(CUDACXX),$(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_PATH)/bin/nvcc))
 # Read by setup.py. The CUDA kernels take minutes to compile; to do so without a GPU:
 # make KERAS_MP_CUDA=ON
-export KERAS_MP_CUDA ?= $(if $(wildcard /dev/nvidia0),ON,OFF)
+ifndef KERAS_MP_CUDA
+KERAS_MP_CUDA := $(if $(and $(GPU),$(NVCC)),ON,OFF)
+WITHOUT_NVCC := $(if $(NVCC),,$(GPU))
+endif
+export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
@@ -79,14 +86,21 @@ test-cpp-slow: $(VENV)/.created
 	@$(ctest) build/cpp-thread
 	@for build in thread memory; do build/cpp-$$build/update_cpu_test 5000 || exit 1; done
 
+define tell_of_nvcc
+@test -z '$(WITHOUT_NVCC)' || { \
+  echo "There is a GPU but no nvcc: the native library gets no CUDA kernels. For them"; \
+  echo "install CUDA 12 or newer, put its nvcc into PATH, and build again:"; \
+  echo "rm $(NATIVE); make test"; }
+endef
+
 $(NATIVE): $(SOURCES) setup.py
+	$(tell_of_nvcc)
 	@echo "Building the native library; this takes 1 to 3 minutes."
 	@rm -f $@
 	@$(RUN) setup.py --quiet build_ext --inplace
 	@test -f $@ || { \
 	  echo >&2; \
-	  echo "error: the native library was not built; the reason is above." >&2; \
-	  echo "It needs a C++ compiler (Debian, Ubuntu: apt install g++)." >&2; \
+	  echo "error: the native library was not built; what is missing is named above." >&2; \
 	  exit 1; }
 
 lint: $(VENV)/.installed-dev
@@ -101,6 +115,7 @@ clean:
 
 # One stamp for each extra of setup.cfg: a second run finds it and starts at once.
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
+	$(tell_of_nvcc)
 	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
 	@echo "(600 MB) and takes 1 to 10 minutes; later runs skip this step."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \
