@@ -1,6 +1,7 @@
 """Checkpoints that no kill, full disk or flipped bit can spoil unseen."""
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -78,7 +79,8 @@ class Checkpoints(keras.callbacks.Callback):
             *objects: models and optimizers. A compiled model brings its optimizer.
 
         Raises:
-            OSError: the file cannot be written; those before it are as they were.
+            OSError: the file cannot be written; those before it are as they were. Or
+                it is written, and one of a higher number cannot be removed.
             TypeError: `number` is not an int.
             ValueError: `number` is below 1, or an object is not built.
         """
@@ -93,12 +95,16 @@ class Checkpoints(keras.callbacks.Callback):
             _write(unfinished, arrays)
             path = self.directory / f"{number:09d}-{_checksum(unfinished)}.npz"
             os.replace(unfinished, path)
+            _sync(self.directory)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what it raises has the same cause
+                unfinished.unlink()
+            where = f": {error.filename}" if error.filename else ""
             raise OSError(
                 error.errno,
-                f"Checkpoint {number} could not be written: {error.strerror}. Those "
-                "before it are as they were. Make room, or choose another directory",
+                f"Checkpoint {number} could not be written: {error.strerror}{where}. "
+                "Those before it are as they were. Mend that, for instance make room, "
+                "or choose another directory",
                 str(self.directory),
             ) from error
         self._remove_all_but(number, path)
@@ -141,16 +147,20 @@ class Checkpoints(keras.callbacks.Callback):
         """Returns number, checksum and path of each checkpoint, in order."""
         paths = self.directory.glob("*.npz")
         named = ((re.fullmatch(r"(\d+)-([0-9a-f]{16})", p.stem), p) for p in paths)
-        return sorted((int(name[1]), name[2], path) for name, path in named if name)
+        return sorted(
+            (int(name[1]), name[2], path)
+            for name, path in named
+            if name and path.is_file()
+        )
 
     def _remove_all_but(self, number: int, new: Path) -> None:
         """Leaves the new checkpoint and the last before it, as many as are kept."""
         found = self._found()
         earlier = [path for other, _, path in found if other < number]
         kept = [*earlier, new][-self.keep :]
-        for _, _, path in found:
+        for other, _, path in found:
             if path not in kept:
-                path.unlink()
+                _remove(path, is_later=other > number)
 
 
 def _variables(objects: Sequence[Any]) -> list[Any]:
@@ -180,10 +190,44 @@ def _dtype(variable: Any) -> str:
 
 def _write(path: Path, arrays: dict[str, Any]) -> None:
     """Writes a file and has it on the disk before a rename makes it count."""
-    with path.open("wb") as file:
+    # What a process that was killed has left; a link here may lead to any file.
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """Has the names of the files in a directory on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # What a file system that cannot sync a directory says.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path, is_later: bool) -> None:
+    """Removes a checkpoint that is no longer kept; `restore` would take a later one."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if is_later:
+            raise OSError(
+                error.errno,
+                "A checkpoint of a higher number must be removed, or `restore` takes "
+                f"it. Received: {error.strerror}. Remove it by hand",
+                str(path),
+            ) from error
+        warnings.warn(
+            "A checkpoint that is no longer kept must be removed. Received: "
+            f"{path}: {error.strerror}. Remove it by hand; the new one is written.",
+            stacklevel=4,
+        )
 
 
 def _checksum(path: Path) -> str:

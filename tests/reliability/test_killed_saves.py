@@ -114,9 +114,9 @@ def killed_saves(folder, kill, step):
 
 def test_killed_before_each_access_to_the_disk(tmp_path):
     """Each leaves the checkpoint before or the new one, which the next process sees."""
-    # To make the file, to write it, to read its checksum, to rename it and to remove
-    # an older one.
-    assert killed_saves(tmp_path, "event", 1) >= 4
+    # To make the file, to write it, to read its checksum, to rename it, to have its
+    # name on the disk and to remove an older one.
+    assert killed_saves(tmp_path, "event", 1) >= 5
     assert len(list(tmp_path.iterdir())) == 2
 
 
