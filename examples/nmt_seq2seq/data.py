@@ -98,8 +98,17 @@ def _open(path: Path) -> BinaryIO:
     if path.suffix == ".zip":
         archive = zipfile.ZipFile(path)
         # fra-eng.zip holds fra.txt and _about.txt.
-        name = next(n for n in archive.namelist() if not n.startswith("_"))
-        return archive.open(name)  # type: ignore[return-value]
+        names = [
+            name
+            for name in archive.namelist()
+            if not name.startswith("_") and not name.endswith("/")
+        ]
+        if not names:
+            raise ValueError(
+                "A zip file must hold a file of sentence pairs. Received: "
+                f"{path}, which holds {archive.namelist()}. Give another file."
+            )
+        return archive.open(names[0])  # type: ignore[return-value]
     if path.suffix == ".xz":
         return lzma.open(path)  # type: ignore[return-value]
     if path.suffix == ".gz":

@@ -1,14 +1,20 @@
 """Downloads of the example that are interrupted, and files that were cut short."""
 
 import gzip
+import hashlib
 import http.server
 import lzma
 import re
+import runpy
+import subprocess
+import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 
+KEPT = ["fra-eng.zip", "fra-eng.zip.sha256"]
 TEXT = "".join(f"Go {i}.\tVa {i} !\n" for i in range(500)).encode()
 
 
@@ -23,7 +29,7 @@ def archive(tmp_path):
 
 @pytest.fixture
 def server(archive):
-    """A server of the zip file that hangs up after `served` bytes."""
+    """A server of the zip file that hangs up, or waits, after `served` bytes."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -35,15 +41,19 @@ def server(archive):
             self.send_header("Content-Length", str(len(archive)))
             self.end_headers()
             self.wfile.write(archive[: server.served])
+            server.may_hang_up.wait(20)
 
         def log_message(self, *arguments):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.requests, server.served = 0, len(archive)
+    server.may_hang_up = threading.Event()
+    server.may_hang_up.set()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
+    server.may_hang_up.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -69,7 +79,54 @@ def test_a_download_is_kept(data, server, tmp_path):
     assert data.load_pairs("fra-eng") == expected
     assert server.requests == 1
     folder = tmp_path / "home" / "datasets"
-    assert [path.name for path in folder.iterdir()] == ["fra-eng.zip"]
+    assert sorted(path.name for path in folder.iterdir()) == KEPT
+
+
+def test_the_checksum_of_a_download_is_told_and_kept(data, archive, tmp_path, capsys):
+    digest = hashlib.sha256(archive).hexdigest()
+    data.load_pairs("fra-eng")
+    assert digest in capsys.readouterr().out
+    folder = tmp_path / "home" / "datasets"
+    record = (folder / "fra-eng.zip.sha256").read_text()
+    # As `sha256sum --check` reads it.
+    assert record == f"{digest}  fra-eng.zip\n"
+
+
+def test_a_download_that_was_changed_is_refused(data, archive, server, tmp_path):
+    data.load_pairs("fra-eng")
+    path = tmp_path / "home" / "datasets" / "fra-eng.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("fra.txt", TEXT[:-20])
+    first, now = (
+        hashlib.sha256(each).hexdigest() for each in (archive, path.read_bytes())
+    )
+    message = rf"Received: {path}, with {now}, downloaded with {first}\. Remove it"
+    with pytest.raises(ValueError, match=message):
+        data.load_pairs("fra-eng")
+    path.unlink()
+    assert len(data.load_pairs("fra-eng")) == 500
+    assert server.requests == 2
+
+
+def test_a_file_that_the_user_put_there_is_taken(data, archive, server, tmp_path):
+    path = tmp_path / "home" / "datasets" / "fra-eng.zip"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(archive)
+    assert len(data.load_pairs("fra-eng")) == 500
+    assert server.requests == 0
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("served", [0, 1000])
+def test_a_server_that_falls_silent(served, data, server, tmp_path, monkeypatch):
+    import files
+
+    monkeypatch.setattr(files, "SILENCE", 0.2, raising=False)
+    server.served = served
+    server.may_hang_up.clear()
+    with pytest.raises(OSError, match=r"as a whole.*fra-eng\.zip.*timed out.*--data"):
+        data.load_pairs("fra-eng")
+    assert list((tmp_path / "home" / "datasets").iterdir()) == []
 
 
 @pytest.mark.parametrize("served", [0, 1, 1000])
@@ -88,7 +145,7 @@ def test_a_download_that_was_killed_begins_again(data, server, tmp_path):
     folder.mkdir(parents=True)
     (folder / "fra-eng.zip.part").write_bytes(b"the first half")
     assert len(data.load_pairs("fra-eng")) == 500
-    assert [path.name for path in folder.iterdir()] == ["fra-eng.zip"]
+    assert sorted(path.name for path in folder.iterdir()) == KEPT
 
 
 def test_a_download_onto_a_full_disk(data, tmp_path):
@@ -105,6 +162,88 @@ def test_a_page_that_is_not_there(data, server, tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"as a whole.*gone\.zip.*404.*--data"):
         data.load_pairs("fra-eng")
     assert list((tmp_path / "home" / "datasets").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[], ["_about.txt"], ["_about.txt", "folder/"]],
+    ids=["empty", "about", "folder"],
+)
+def test_a_zip_without_sentence_pairs(members, data, tmp_path):
+    path = tmp_path / "empty.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in members:
+            file.writestr(name, "")
+    message = f"must hold a file of sentence pairs. Received: {path}, which holds "
+    with pytest.raises(ValueError, match=re.escape(f"{message}{members}. Give ")):
+        data.load_pairs(str(path))
+
+
+def test_a_folder_in_a_zip_is_passed_over(data, tmp_path):
+    path = tmp_path / "folder.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("folder/", "")
+        file.writestr("folder/fra.txt", TEXT)
+    assert len(data.load_pairs(str(path))) == 500
+
+
+@pytest.fixture
+def build_help(example, tmp_path, monkeypatch):
+    """Runs the script that makes the shipped set, where packages hold given pages."""
+    import files
+
+    script = Path(files.__file__).with_name("data") / "build_libreoffice_help.py"
+    out = tmp_path / "help.tsv.xz"
+
+    def run(pages):
+        def unpack(command, check):
+            for name, text in pages.items():
+                page = Path(command[-1]) / "usr/share/libreoffice/help" / name
+                page.parent.mkdir(parents=True, exist_ok=True)
+                page.write_text(text)
+
+        monkeypatch.setattr(subprocess, "run", unpack)
+        monkeypatch.setattr(sys, "argv", ["", "en.deb", "fr.deb", f"--out={out}"])
+        runpy.run_path(str(script), run_name="__main__")
+        return out
+
+    return run
+
+
+PAGES = {
+    "en-US/page.html": '<p id="a">Some good words.</p>',
+    "fr/page.html": '<p id="a">Quelques bons mots.</p>',
+}
+
+
+def test_packages_of_sentences(build_help):
+    out = build_help(PAGES)
+    assert (
+        lzma.decompress(out.read_bytes()) == b"Some good words.\tQuelques bons mots.\n"
+    )
+
+
+@pytest.mark.parametrize("language", ["none", "en-US"])
+def test_packages_without_sentence_pairs(language, build_help, tmp_path):
+    pages = {name: page for name, page in PAGES.items() if language in name}
+    message = (
+        r"must hold the same pages.*Received: .*en\.deb.*fr\.deb.*apt-get download"
+    )
+    with pytest.raises(ValueError, match=message):
+        build_help(pages)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_set_is_whole_or_as_it_was(build_help, tmp_path):
+    out = build_help(PAGES)
+    before = out.read_bytes()
+    (tmp_path / "help.tsv.xz.part").symlink_to("/dev/full")
+    with pytest.raises(
+        OSError, match=r"help\.tsv\.xz could not be written: .*No space"
+    ):
+        build_help(PAGES)
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
 
 
 COMPRESSED = {"gz": gzip.compress, "xz": lzma.compress, "zip": None}

@@ -19,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+from files import write_whole  # noqa: E402
 from vocabulary import tokenize  # noqa: E402
 
 HELP = Path("usr/share/libreoffice/help")
@@ -101,9 +102,16 @@ def main() -> None:
         for package in args.packages:
             subprocess.run(["dpkg", "-x", package, folder], check=True)
         found = dict.fromkeys(pairs(Path(folder) / HELP))
+    if not found:
+        raise ValueError(
+            "The packages must hold the same pages in English and in French. Received: "
+            f"{' '.join(map(str, args.packages))}, which hold none. Get them with "
+            "apt-get download libreoffice-help-en-us libreoffice-help-fr."
+        )
     kept = [pair for pair in found if is_useful(*pair, args.max_tokens)]
     lines = ["\t".join(pair) + "\n" for pair in kept]
-    args.out.write_bytes(lzma.compress("".join(lines).encode(), preset=9))
+    packed = lzma.compress("".join(lines).encode(), preset=9)
+    write_whole(args.out, lambda part: part.write_bytes(packed))
     print(f"{args.out}: {len(lines)} pairs, {args.out.stat().st_size} bytes")
 
 
