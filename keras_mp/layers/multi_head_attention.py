@@ -69,7 +69,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         attention_mask: Any = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
-        **options: Any,
+        use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
         if self._flash_attention or not uses_ops(self, query, key, value):
             return super()._compute_attention(
@@ -79,7 +79,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
                 attention_mask,
                 training,
                 return_attention_scores,
-                **options,
+                # Keras 3.12 does not know it.
+                **({"use_causal_mask": True} if use_causal_mask else {}),
             )
         rank = len(query.shape)
         scores = contract(
@@ -91,6 +92,9 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         )
         axes = range(-len(self._attention_axes), 0)
         mask = self._mask_for(scores, attention_mask)
+        if use_causal_mask:
+            causal = self._mask_for(scores, self._compute_causal_mask(query, value))
+            mask = causal if mask is None else ops.logical_and(mask, causal)
         weights = weights_of(scores, mask, axes, self.compute_dtype)
         if mask is not None and (
             self._dropout > 0.0 or return_attention_scores or rank != 4

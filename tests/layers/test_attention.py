@@ -67,6 +67,33 @@ def test_a_query_without_keys_is_what_it_is_in_keras(scores):
     np.testing.assert_array_equal(*results)
 
 
+def attend_inside(dtype, mask, **options):
+    """The function inside the layer, for 3 tokens of one head of size 1."""
+    layer = layers.MultiHeadAttention(1, 1, dtype=dtype)
+    layer.build((1, 3, 1), (1, 3, 1))
+    x = tf.constant([[[[1.0]], [[2.0]], [[4.0]]]], dtype)
+    output, _ = layer._compute_attention(
+        tf.zeros_like(x), tf.zeros_like(x), x, mask, False, **options
+    )
+    return output[0, :, 0, 0].numpy().tolist()
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_causal_mask_inside_the_layer(dtype, scores):
+    """Equal scores: the mean of the values up to a token."""
+    options = {"return_attention_scores": scores, "use_causal_mask": True}
+    assert attend_inside(dtype, None, **options)[:2] == [1, 1.5]
+    without_the_second = tf.constant([[[True, False, True]] * 3])
+    assert attend_inside(dtype, without_the_second, **options) == [1, 1, 2.5]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_unknown_option_inside_the_layer(dtype):
+    with pytest.raises(TypeError, match="causal"):
+        attend_inside(dtype, None, causal=True)
+
+
 def test_a_sum_of_4096_values():
     # Weights of 2**-12; an FP16 sum of 4096 products of 2**-12 is exact, so have one
     # value of 2048 in front: 2048 * 2**-12 + 4095 * 2**-12 = 1.4997.
