@@ -34,6 +34,11 @@ from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
 from keras_mp.serialization import deserialize, serialize_optimizer
+from keras_mp.sharing import (
+    deserialize_scale,
+    serialize_scaler,
+    warn_that_a_pickle_does_not_share,
+)
 from keras_mp.step import step_notes
 
 _BACKENDS = ("tensorflow", "jax", "torch")
@@ -52,8 +57,11 @@ def wrap(
     Args:
         optimizer: `keras.optimizers.Optimizer`, its name or its config.
         loss_scale: `"dynamic"`, a positive number (a constant scale), a `LossScale`,
-            or another `FP32MasterOptimizer` whose scale this one is to share.
-            Defaults to `"dynamic"`.
+            or another `FP32MasterOptimizer` whose scale this one is to share. A step of
+            all of them then counts as one: the scale moves once until one of them
+            applies again, and backs off if any of them overflowed. Their counters are
+            shared; `iterations` and `last_overflow` are each one's own. Defaults to
+            `"dynamic"`.
         rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
             weights. Defaults to `"nearest"`.
         seed: int, of stochastic rounding. Defaults to 0.
@@ -153,16 +161,12 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         self._seed_generator = keras.random.SeedGenerator(seed)
         self._track_variable(self._seed_generator.state)
         self._notes = step_notes()
-        self._loss_was_scaled = False
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
         self._run: Callable[..., None] = run_on_each_replica
-        self._scaler: LossScaler
-        if isinstance(loss_scale, FP32MasterOptimizer):
-            self._scaler = loss_scale._scaler
-            for variable in self._scaler.state:
-                self._track_variable(variable)
-        else:
-            self._scaler = LossScaler(as_loss_scale(loss_scale), self.add_variable)
+        self._scaler = _scaler_of(loss_scale)
+        self._last_round = self._scaler.add_user(
+            self._notes, self.add_variable, self._track_variable
+        )
         self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
 
     @property
@@ -309,8 +313,10 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         >>> float(optimizer.scale_loss(0.5))
         4.0
         """
-        self._loss_was_scaled = True
+        self._scaler.has_scaled = True
         scale = self._read_scale()
+        for notes in self._scaler.notes:
+            notes.offer(scale)
         self._notes.take(scale, unscaled=False)
         loss = ops.convert_to_tensor(loss)
         dtype = keras.backend.result_type(loss.dtype, "float32")
@@ -377,7 +383,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns the scale that the loss of this step was multiplied by.
 
         Not always the current one: another optimizer that shares the scale may have
-        changed it since.
+        changed it since. Where this one scaled no loss, that of the other is for both.
         """
         if self._notes.is_here():
             return self._notes.scale
@@ -436,7 +442,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         finite, overflow = self._decide(overflows, given)
         for update in updates:
             update.apply(finite)
-        self._scaler.advance(finite)
+        self._scaler.advance(finite, self._last_round)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, overflow))
 
@@ -455,9 +461,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         )
 
     def _warn_if_the_loss_was_never_scaled(self) -> None:
-        if self._loss_was_scaled or self._scaler.rule.initial_scale == 1:
+        if self._scaler.has_scaled or self._scaler.rule.initial_scale == 1:
             return
-        self._loss_was_scaled = True
+        self._scaler.has_scaled = True
         warnings.warn(
             "`apply` divides the gradients by the loss scale, but `scale_loss` was "
             "never called, so the updates will be too small. Received: a loss scale "
@@ -577,10 +583,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
-        serialize = keras.saving.serialize_keras_object
         return {
             "inner_optimizer": serialize_optimizer(self.inner_optimizer),
-            "loss_scale": serialize(self._scaler.rule),
+            "loss_scale": serialize_scaler(self._scaler),
             "rounding": self.rounding,
             "seed": self._seed_generator.get_config()["seed"],
             "all_reduce_dtype": self.all_reduce_dtype,
@@ -605,9 +610,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             "optimizers",
             custom_objects,
         )
-        if "loss_scale" in config:
-            config["loss_scale"] = as_loss_scale(config["loss_scale"], custom_objects)
+        scale = config.get("loss_scale", "dynamic")
+        if not isinstance(scale, FP32MasterOptimizer):
+            config["loss_scale"] = deserialize_scale(scale, custom_objects)
         return cls(**config)
+
+    def __reduce__(self) -> Any:
+        warn_that_a_pickle_does_not_share(self._scaler)
+        return super().__reduce__()
 
     def __repr__(self) -> str:
         inner = type(self.inner_optimizer).__name__
@@ -615,6 +625,14 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             f"{type(self).__name__}({inner}, loss_scale={self._scaler.rule!r}, "
             f"rounding={self.rounding!r})"
         )
+
+
+def _scaler_of(loss_scale: Any) -> LossScaler:
+    if isinstance(loss_scale, FP32MasterOptimizer):
+        return loss_scale._scaler
+    if isinstance(loss_scale, LossScaler):
+        return loss_scale
+    return LossScaler(as_loss_scale(loss_scale))
 
 
 def _path(variable: Any) -> str:

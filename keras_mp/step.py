@@ -22,11 +22,22 @@ class StepNotes:
     scale: Any = None
     unscaled: bool = False
     _function: Any = None
+    _is_own: bool = False
 
     def take(self, scale: Any, unscaled: bool) -> None:
         """Makes a note in the current function, over any earlier one."""
         self.scale, self.unscaled = scale, unscaled
         self._function = current_function()
+        self._is_own = True
+
+    def offer(self, scale: Any) -> None:
+        """Notes the scale of a loss that may be for several optimizers.
+
+        An optimizer that scales its own loss keeps to that.
+        """
+        if not (self._is_own and self.is_here()):
+            self.take(scale, unscaled=False)
+            self._is_own = False
 
     def is_here(self) -> bool:
         """Tells whether the note was made in the current function."""

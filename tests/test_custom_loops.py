@@ -264,10 +264,10 @@ def test_shared_scale_grows_between_the_two_applies(unscale, mode):
     # second must still divide by 8.
     assert [float(loss) for loss in step()] == [8.0, 8.0]
     assert [float(weight[0]) for weight in weights] == [0.75, 0.75]
-    assert float(first.loss_scale) == float(second.loss_scale) == 32.0
-    assert [float(loss) for loss in step()] == [24.0, 24.0]
+    assert float(first.loss_scale) == float(second.loss_scale) == 16.0
+    assert [float(loss) for loss in step()] == [12.0, 12.0]
     assert [float(weight[0]) for weight in weights] == [0.5, 0.5]
-    assert float(first.loss_scale) == 128.0
+    assert float(first.loss_scale) == 32.0
 
 
 @MODES

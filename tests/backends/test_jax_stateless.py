@@ -241,4 +241,8 @@ def test_two_optimizers_share_a_scale_in_a_compiled_step():
     state = step(values(variables), gradients)
     # The first has halved the scale that the second then divides by.
     assert [w.tolist() for w in state[:2]] == [[1.0], [0.75]]
-    assert state[[v is second.loss_scale for v in variables].index(True)] == 4.0
+    scale = [v is second.loss_scale for v in variables].index(True)
+    assert state[scale] == 4.0
+    # One step of both has moved the scale once, and so does the next.
+    state = step(state, tensors([np.full(1, np.inf)] * 2, "float16"))
+    assert state[scale] == 2.0
