@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp.backend import can_update, is_sparse
-from keras_mp.masters import MasterWeights
+from keras_mp.masters import MasterWeights, are_distinct
 
 # SGD and Adam do more with these than the kernel does.
 _OPTIONS = ("clipnorm", "gradient_accumulation_steps", "use_ema", "amsgrad")
@@ -33,7 +33,10 @@ def fused_part(
     is_known = type(optimizer) in rules and not any(
         getattr(optimizer, option, None) for option in _OPTIONS
     )
-    if not is_known or not can_update(_written(optimizer, own_masters, masters)):
+    # The kernel updates a variable once; listed twice, it is to be updated twice.
+    if not is_known or not are_distinct(masters):
+        return []
+    if not can_update(_written(optimizer, own_masters, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]

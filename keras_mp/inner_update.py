@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_mp.backend import can_update, cond_on_all_replicas, is_sparse
 from keras_mp.inner import touched_rows
-from keras_mp.masters import MasterWeights, needs_master
+from keras_mp.masters import MasterWeights, are_distinct, needs_master
 
 
 @dataclass
@@ -68,7 +68,8 @@ class InnerUpdate:
 
     def _touched_rows(self, gradients: Sequence[Any]) -> dict[int, Any]:
         """Returns, by `id`, the masters of which only some rows can change."""
-        if self.replicas > 1 or self.own_masters.rounding == "stochastic":
+        follows_rows = self.replicas == 1 and are_distinct(self.masters)
+        if not follows_rows or self.own_masters.rounding == "stochastic":
             return {}
         rows = {
             id(master): touched_rows(self.optimizer, gradient, master)

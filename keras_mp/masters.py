@@ -31,6 +31,17 @@ def needs_master(variable: Any) -> bool:
     return is_half(keras.backend.standardize_dtype(variable.dtype))
 
 
+def are_distinct(variables: Sequence[Any]) -> bool:
+    """Tells whether no variable is listed twice."""
+    return len({id(variable) for variable in variables}) == len(variables)
+
+
+def create_masters(variables: Sequence[Any]) -> list[Any]:
+    """Returns the master of each variable: itself, unless it is stored in 16 bits."""
+    masters = {id(v): create_master(v) if needs_master(v) else v for v in variables}
+    return [masters[id(variable)] for variable in variables]
+
+
 def create_master(weight: Any) -> keras.Variable:
     """Returns a float32 variable with the name, path and hooks of `weight`, and zeros.
 
@@ -89,9 +100,8 @@ class MasterWeights:
     ) -> None:
         self.all = masters
         both = zip(variables, masters, strict=True)
-        self.pairs = [
-            (weight, master) for weight, master in both if weight is not master
-        ]
+        pairs = {id(w): (w, m) for w, m in both if w is not m}
+        self.pairs = list(pairs.values())
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy

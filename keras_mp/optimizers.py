@@ -28,7 +28,7 @@ from keras_mp.inner import (
 from keras_mp.inner_update import overflows_of, unscale
 from keras_mp.joint import check_all_reduce_dtype, choose_run, sum_gradients
 from keras_mp.loss_scale import LossScale, as_loss_scale
-from keras_mp.masters import MasterWeights, create_master, needs_master
+from keras_mp.masters import MasterWeights, create_masters
 from keras_mp.plan import plan
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
@@ -266,7 +266,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         check_values_to_copy(self.inner_optimizer, variables)
         self._own_masters = MasterWeights(
             variables,
-            [create_master(v) if needs_master(v) else v for v in variables],
+            create_masters(variables),
             self.rounding,
             self._seed_generator,
             strategy_of(self),
