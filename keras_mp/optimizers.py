@@ -545,8 +545,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """Has the weights follow what is written to the masters inside.
 
         For code such as a callback that swaps them for their moving average. On
-        entry the masters take over what was written to their weights; on exit the
-        weights become the masters, rounded. A change of the weights needs no such
+        entry the masters take over what was written to their weights; on exit, after an
+        exception too, the weights become the masters, rounded. A change of the weights needs no such
         care.
 
         Example:
@@ -561,8 +561,10 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         2.0
         """
         self._own_masters.pick_up({})
-        yield
-        self._own_masters.write_back({})
+        try:
+            yield
+        finally:
+            self._own_masters.write_back({})
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Overwrites weights with their moving average, if the optimizer keeps one.

@@ -413,3 +413,16 @@ def test_swap_ema_weights_in_predict(compiled):
         predicted = model.predict(np.ones((1, 1)), callbacks=[swap], verbose=0)
         assert predicted.tolist() == [[-1.5, -1.5]]
         assert kernel(model) == [9.0, 9.0]
+
+
+def test_an_error_while_masters_change_keeps_their_digits():
+    weight = keras.Variable([1.0], dtype="float16")
+    optimizer = keras_mp.wrap(optimizers.SGD(0.5), loss_scale=1)
+    optimizer.build([weight])
+    third = np.float32(1 / 3)
+    with pytest.raises(KeyError), optimizer.changing_masters():
+        optimizer.master_weights[0].assign([third])
+        raise KeyError
+    assert weight.numpy() == np.float16(third)
+    optimizer.apply([keras.ops.zeros(1, "float16")], [weight])
+    assert optimizer.master_weights[0].numpy() == third
