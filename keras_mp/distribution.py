@@ -8,6 +8,9 @@ from typing import Any
 import keras
 from keras import ops
 
+# TensorFlow's graphs of what stands in a `tf.cond`, a `tf.switch_case` or a loop.
+_PARTS_OF_FUNCTIONS = ("CondBranchFuncGraph", "WhileBodyFuncGraph")
+
 
 def is_sparse(gradient: Any) -> bool:
     """Tells whether `gradient` is a `tf.IndexedSlices`."""
@@ -36,6 +39,20 @@ def current_function() -> Any:
     import tensorflow as tf
 
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def is_part_of(function: Any) -> bool:
+    """Tells whether `function` is being traced, if only a branch or a loop of it.
+
+    A tf.function that it calls is none of its parts: another may call that one too.
+
+    Args:
+        function: what `current_function` returned.
+    """
+    here = current_function()
+    while here is not function and type(here).__name__ in _PARTS_OF_FUNCTIONS:
+        here = here.outer_graph
+    return here is function
 
 
 def have_values(variables: list[Any]) -> bool:

@@ -331,7 +331,8 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> list[Any]:
         """Divides gradients by the scale, in FP32, for a loop that looks at them.
 
-        The `apply` that follows, in the same function, takes them as they are.
+        The `apply` that follows, in the same function or in a branch or loop of it,
+        takes them as they are.
 
         Args:
             gradients: list of tensors, `tf.IndexedSlices` or None.
@@ -354,7 +355,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         >>> optimizer.unscale_gradients(gradients)[0].numpy()
         array([2.], dtype=float32)
         """
-        if self._notes.unscaled and self._notes.is_here():
+        if self._notes.awaits_apply and self._notes.is_here():
             raise RuntimeError(
                 "The gradients of a step must be un-scaled once. Received: a second "
                 "call of `unscale_gradients` before `apply`. Call it once, on all "
@@ -436,7 +437,7 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             replicas_in(strategy_of(self)),
             self._run,
         )
-        self._notes.clear()
+        self._notes.use()
         overflows = ops.concatenate([update.check() for update in updates])
         given = [master for update in updates for master in update.given]
         finite, overflow = self._decide(overflows, given)
@@ -448,16 +449,17 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _divisor(self) -> Any:
         """Returns the scale that `apply` must divide by, or None."""
-        if not self._notes.unscaled:
+        if self._notes.unscaled and self._notes.is_here():
+            return None
+        if not self._notes.awaits_apply:
             self._warn_if_the_loss_was_never_scaled()
             return self._scale_in_use()
-        if self._notes.is_here():
-            return None
         self._notes.clear()
         raise RuntimeError(
             "`unscale_gradients` and `apply` must be called in the same function, or "
             "`apply` cannot know that the gradients are un-scaled. Received: calls in "
-            "two functions, of which at least one is a tf.function. Move both into it."
+            "two functions, of which at least one is a tf.function. Move both into it; "
+            "`apply` may stand in a branch or loop after `unscale_gradients`."
         )
 
     def _warn_if_the_loss_was_never_scaled(self) -> None:
@@ -545,9 +547,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
         """Has the weights follow what is written to the masters inside.
 
         For code such as a callback that swaps them for their moving average. On
-        entry the masters take over what was written to their weights; on exit, after an
-        exception too, the weights become the masters, rounded. A change of the weights needs no such
-        care.
+        entry the masters take over what was written to their weights; on exit, after
+        an exception too, the weights become the masters, rounded. A change of the
+        weights needs no such care.
 
         Example:
 

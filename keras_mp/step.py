@@ -5,14 +5,14 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend import current_function
+from keras_mp.backend import current_function, is_part_of
 
 
 class StepNotes:
     """The scale that multiplied the loss, and whether gradients are un-scaled.
 
-    A note counts only in the function in which it was made: another may be traced once
-    and run many times.
+    A note counts only in the function in which it was made, branches and loops of it
+    included: another may be traced once and run many times.
 
     Attributes:
         scale: scalar tensor, or None when there is no note.
@@ -21,6 +21,7 @@ class StepNotes:
 
     scale: Any = None
     unscaled: bool = False
+    _used: bool = False
     _function: Any = None
     _is_own: bool = False
 
@@ -28,7 +29,7 @@ class StepNotes:
         """Makes a note in the current function, over any earlier one."""
         self.scale, self.unscaled = scale, unscaled
         self._function = current_function()
-        self._is_own = True
+        self._used, self._is_own = False, True
 
     def offer(self, scale: Any) -> None:
         """Notes the scale of a loss that may be for several optimizers.
@@ -41,7 +42,18 @@ class StepNotes:
 
     def is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
-        return self.scale is not None and self._function == current_function()
+        return self.scale is not None and is_part_of(self._function)
+
+    @property
+    def awaits_apply(self) -> bool:
+        """Whether gradients are un-scaled that no `apply` has taken."""
+        return self.unscaled and not self._used
+
+    def use(self) -> None:
+        """Forgets the note, unless a branch used it: another one may have to, too."""
+        if self._function == current_function():
+            self.clear()
+        self._used = True
 
     def clear(self) -> None:
         """Forgets the note."""

@@ -32,6 +32,11 @@ def current_function() -> Any:
     return get_opaque_trace_state()
 
 
+def is_part_of(function: Any) -> bool:
+    """Tells whether `function`, a mark by `current_function`, is being traced."""
+    return bool(current_function() == function)
+
+
 def have_values(variables: list[Any]) -> bool:
     """Tells whether all variables can be read: they can, once they are made."""
     return True
