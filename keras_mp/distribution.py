@@ -147,6 +147,18 @@ def sum_over_replicas(x: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 
+def updates_without_merging() -> bool:
+    """Tells whether variables are updated where code runs, and not by a `merge_call`.
+
+    So it is with several GPUs under XLA. There code across replicas is what updates the
+    copies of all, and on any one replica its own copy.
+    """
+    import tensorflow as tf
+
+    # Keras's optimizers ask it, and only here can it be asked.
+    return bool(tf.__internal__.distribute.strategy_supports_no_merge_call())
+
+
 def run_on_each_replica(
     strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
 ) -> None:

@@ -17,7 +17,11 @@ from keras import ops
 
 from keras_mp.arguments import shown
 from keras_mp.backend import run_on_each_replica
-from keras_mp.distribution import sum_over_replicas, update_on_all_replicas
+from keras_mp.distribution import (
+    sum_over_replicas,
+    update_on_all_replicas,
+    updates_without_merging,
+)
 from keras_mp.inner import leaves
 from keras_mp.masters import needs_master
 
@@ -166,7 +170,8 @@ def run_once(
         assigned: variables to which `act` assigns directly, and which were not created
             for all replicas.
         strategy: `tf.distribute.Strategy`.
-        act: called in the context of the first replica of this machine.
+        act: called in the context of the first replica of this machine, or across
+            replicas where that updates all of them.
         grads: list of what each replica has, or of None.
     """
     import tensorflow as tf
@@ -184,7 +189,11 @@ def run_once(
     ]
     all_of = dict(zip(map(id, first), grads, strict=True))
     device = strategy.extended.worker_devices[0]
-    with tf.device(device), ForAll(strategy, _first_replica(strategy)):
+    across_all = updates_without_merging()
+    with (
+        tf.device(device),
+        nullcontext() if across_all else ForAll(strategy, _first_replica(strategy)),
+    ):
         act(first)
         values = [tf.identity(variable) for variable in assigned]
     for variable, value in zip(assigned, values, strict=True):

@@ -16,6 +16,7 @@ from replicas import (
 
 import keras_mp
 from keras_mp import DynamicLossScale
+from keras_mp.distribution import updates_without_merging
 
 # Overflows.
 
@@ -443,3 +444,66 @@ def test_muon_assigns_to_weights_on_all_replicas(strategy, policy, optimizer):
     fit(model, np.arange(24, dtype="float32").reshape(8, 3), 4)
     assert_equal_on_all_replicas(strategy, model)
     assert np.all(model.get_weights()[0] != start)
+
+
+# Where TensorFlow updates variables without `merge_call`: several GPUs under XLA.
+
+
+@pytest.fixture
+def without_merge_call(strategy, monkeypatch):
+    """The strategy, as it is with GPUs under XLA."""
+    monkeypatch.setattr(strategy.extended, "_use_merge_call", lambda: False)
+    return strategy
+
+
+def test_who_updates_without_merging(strategy, monkeypatch):
+    assert updates_without_merging()
+    with strategy.scope():
+        assert not updates_without_merging()
+        monkeypatch.setattr(strategy.extended, "_use_merge_call", lambda: False)
+        assert updates_without_merging()
+
+
+# The weight after a step with a gradient of 1/2, one that overflows on the second
+# replica, and another of 1/2.
+WITHOUT_MERGE_CALL = {
+    "each": ({}, "float32", 0.5),
+    "joint_clipping": ({"clipvalue": 0.25}, "float32", 0.75),
+    "joint_accumulation": ({"gradient_accumulation_steps": 2}, "float32", 0.75),
+    "joint_average": (
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+        "float32",
+        # The average of 0.75 and 0.5, the weights after the two steps.
+        0.625,
+    ),
+    "joint_float16": ({}, "float16", 0.5),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_MERGE_CALL)
+def test_all_replicas_are_updated_without_merge_call(without_merge_call, case):
+    arguments, all_reduce_dtype, expected = WITHOUT_MERGE_CALL[case]
+    strategy = without_merge_call
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="float16")
+        optimizer = keras_mp.wrap(
+            keras.optimizers.SGD(0.5, **arguments), 8, all_reduce_dtype=all_reduce_dtype
+        )
+        optimizer.build([weight])
+
+    @tf.function
+    def step(overflows):
+        def on_replica():
+            optimizer.scale_loss(0.0)
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            bad = tf.logical_and(overflows, tf.equal(replica, 1))
+            share = tf.where(bad, np.inf, 4.0 / strategy.num_replicas_in_sync)
+            optimizer.apply([tf.cast(share[None], "float16")], [weight])
+
+        strategy.run(on_replica)
+
+    for overflows in (False, True, False):
+        step(tf.constant(overflows))
+    for variable in (weight, optimizer.master_weights[0]):
+        assert copies(strategy, variable) == [expected] * strategy.num_replicas_in_sync
+    assert set(map(int, copies(strategy, optimizer.skipped_steps))) == {1}
