@@ -60,8 +60,9 @@ def wrap(
             or another `FP32MasterOptimizer` whose scale this one is to share. A step of
             all of them then counts as one: the scale moves once until one of them
             applies again, and backs off if any of them overflowed. Their counters are
-            shared; `iterations` and `last_overflow` are each one's own. Defaults to
-            `"dynamic"`.
+            shared; `iterations` and `last_overflow` are each one's own. Wrap them all
+            before a train function is traced, or it moves the scale by itself. Defaults
+            to `"dynamic"`.
         rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
             weights. Defaults to `"nearest"`.
         seed: int, of stochastic rounding. Defaults to 0.

@@ -17,7 +17,7 @@ class LossScaler:
     Optimizers that share it take a step together: a round, which lasts until one that
     has taken part in it takes part again. The scale moves once a round, from where it
     stood before, and a round is finite if all of its steps are. Alone, an optimizer
-    begins a round with every step.
+    counts no rounds: each of its steps is one.
 
     Args:
         rule: `LossScale`.
@@ -91,6 +91,9 @@ class LossScaler:
             last_round: the variable that `add_user` returned to the optimizer.
         """
         state = LossScaleState(*(ops.copy(variable) for variable in self.state))
+        if not self.is_shared:
+            _assign(self.state, self.rule.update(state, finite))
+            return
         begins = ops.equal(self._round, last_round)
         before = _where(begins, state, self._before)
         # The first overflow of a round takes back what its finite steps did.
