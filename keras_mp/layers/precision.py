@@ -56,13 +56,12 @@ def _is_dense(x: Any) -> bool:
 
 
 def gemm(a: Any, b: Any, **options: Any) -> Any:
-    """Returns `fp16_gemm(a, b, **options)`, in the dtype of `a` unless told otherwise.
+    """Returns `fp16_gemm(a, b, **options)`.
 
     TensorFlow is imported with the op, here, so that the layers import without it.
     """
     from keras_mp.ops import fp16_gemm
 
-    options.setdefault("output_dtype", _dtype(a))
     return fp16_gemm(a, b, **options)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_mp.ops import native, reference
 from keras_mp.ops.backward import late
-from keras_mp.ops.checks import check_dtypes, check_shapes, to_tensor
+from keras_mp.ops.checks import check_dtypes, check_shapes, output_dtype_of, to_tensor
 
 
 def fp16_gemm(
@@ -18,7 +18,7 @@ def fp16_gemm(
     transpose_b: bool = False,
     bias: Any = None,
     activation: str | None = None,
-    output_dtype: str = "float16",
+    output_dtype: str | None = None,
     alpha: Any = 1.0,
 ) -> tf.Tensor:
     """Multiplies FP16 matrices, accumulates in FP32, and rounds once.
@@ -44,7 +44,7 @@ def fp16_gemm(
         bias: `[N]`, the dtype of `a` or float32; default None.
         activation: None (default), `"relu"`, `"tanh"`, `"sigmoid"` or `"gelu"` (the
             exact one, with erf).
-        output_dtype: the dtype of `a`, or `"float32"`; default `"float16"`.
+        output_dtype: None (default), for the dtype of `a`, or `"float32"`.
         alpha: a number or a scalar tensor, taken as FP32; default 1. With `alpha = 1 /
             loss_scale` and `output_dtype="float32"`, a weight gradient is un-scaled
             in the pass that computes it.
@@ -73,6 +73,7 @@ def fp16_gemm(
             f"Received: activation={activation!r} for a product of {a.shape} and "
             f"{b.shape}. Call another activation on the result."
         )
+    output_dtype = output_dtype_of(output_dtype, a)
     check_dtypes(a, b, biases, output_dtype)
     check_shapes(a, b, transpose_a, transpose_b, biases, alpha)
     gemm = _Gemm(transpose_a, transpose_b, activation, output_dtype)

@@ -263,6 +263,18 @@ def test_overflow_becomes_inf_in_fp16_only(route):
     np.testing.assert_array_equal(single[:, 0], [65519, 65520, -65520, 131008])
 
 
+@pytest.mark.parametrize("of_b", ["the same", "float32"])
+@pytest.mark.parametrize(("dtype", "rounded"), [("float16", 257), ("bfloat16", 256)])
+def test_the_result_has_the_dtype_of_a(route, dtype, rounded, of_b):
+    # 257 needs 9 bits; bfloat16 has 8, and a tie goes to even.
+    a = tf.constant([[256.0, 1.0]], dtype)
+    b = tf.ones((2, 1), dtype if of_b == "the same" else of_b)
+    for options in ({}, {"output_dtype": None}):
+        result = route(lambda *ab, options=options: fp16_gemm(*ab, **options))(a, b)
+        assert result.dtype == dtype
+        assert float(result[0, 0]) == rounded
+
+
 @pytest.mark.parametrize("output_dtype", ["float16", "float32"])
 def test_fp16_subnormals(route, output_dtype):
     # The smallest number 2^-24, exact; halves of it go to even: 0.5 to 0, 1.5 to 2.
