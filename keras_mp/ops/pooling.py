@@ -27,7 +27,7 @@ def average_pool(
     if len(pool_size) < 3:
         x = tf.expand_dims(x, 1)
         return tf.squeeze(average_pool(x, (1, *pool_size), (1, *strides), padding), 1)
-    shape = sizes_of(x)
+    shape = sizes_of(x, tf.int32)  # of which AvgPool3DGrad takes them
     dtype = x.dtype
     windows = {
         "ksize": [1, *pool_size, 1],

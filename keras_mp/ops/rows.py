@@ -34,7 +34,10 @@ def as_rows(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     return tf.reshape(x, [math.prod(sizes[:split]), math.prod(sizes[split:])])
 
 
-def sizes_of(x: tf.Tensor) -> list[Any]:
-    """Returns the size of each dimension: an int, or a tensor where it is not known."""
-    dynamic = tf.shape(x)
+def sizes_of(x: tf.Tensor, dtype: tf.DType = tf.int64) -> list[Any]:
+    """Returns the size of each dimension: an int, or a tensor where it is not known.
+
+    In int64, of which the product of several may be, too.
+    """
+    dynamic = tf.shape(x, dtype)
     return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_mp import ops
+from keras_mp.ops.rows import as_rows
 
 SIZES = (0, 1, 7, 16, 17, 217, 989)
 DTYPES = {
@@ -312,6 +313,23 @@ def test_synchronized_moments_of_one_replica_are_the_moments(route):
     )
     for one, other in zip(*run(x), strict=True):
         oracle.assert_same_bits(other.numpy(), one.numpy())
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_sizes_whose_product_is_no_int32(route, name):
+    """2^31 numbers for each of no results, of sizes that a graph does not know."""
+    function = getattr(ops, name)
+    run = route(
+        lambda x: function(x, axis=(1, 2)),
+        input_signature=[tf.TensorSpec([None] * 3, "float16")],
+    )
+    assert run(tf.zeros((0, 2**16, 2**15), "float16")).shape == (0,)
+
+
+def test_rows_whose_number_is_no_int32():
+    spec = tf.TensorSpec([None] * 3, "float16")
+    run = tf.function(lambda x: as_rows(x, [2]), input_signature=[spec])
+    assert run(tf.zeros((2**16, 2**15, 0), "float16")).shape == (2**31, 0)
 
 
 def test_the_gradient_of_a_mean_counts_more_than_an_int32():
