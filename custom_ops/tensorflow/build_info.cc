@@ -4,6 +4,7 @@
 
 #include "keras_mp/cpu.h"
 #ifdef KERAS_MP_HAS_CUDA
+#include "keras_mp/gemm_cuda.h"
 #include "keras_mp/update_cuda.h"
 #endif
 
@@ -36,7 +37,9 @@ KERAS_MP_EXPORT const char* KerasMpSupportedCpuInstructions() {
 KERAS_MP_EXPORT const char* KerasMpCudaProblem() {
 #ifdef KERAS_MP_HAS_CUDA
   const char* why;
-  keras_mp::IsUpdateCudaAvailable(&why);
+  if (keras_mp::IsUpdateCudaAvailable(&why)) {
+    keras_mp::IsAvailable(keras_mp::CudaRoute::kOwn, &why);
+  }
   return why;
 #else
   return "the library was built without CUDA";

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops import native, routes
 
 
 def build_info() -> dict[str, str]:
@@ -16,7 +16,7 @@ def build_info() -> dict[str, str]:
         library, the `compiler` and the TensorFlow it was `built_for`; the `mode` that
         `KERAS_MP_OPS` asks for; the `route` that `fp16_gemm` takes; the `cpu`
         instruction set and the `cuda` architectures of the native kernels; and under
-        `missing` why the native library cannot be used.
+        `missing` why the native library cannot be used, or not on the GPU that there is.
 
     Example:
 
@@ -35,6 +35,9 @@ def build_info() -> dict[str, str]:
         if info["mode"] != "reference":
             native.load()
             info |= {"route": "native", "cpu": native.cpu_instructions()}
+            problem = native.cuda_problem()
+            if routes.devices("GPU") and problem:
+                info |= {"route": "reference", "missing": f"on the GPU: {problem}"}
     except native.NativeLibraryError as error:
         info["missing"] = str(error)
     return info

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_mp.ops import native, reference
 from keras_mp.ops.backward import late
 from keras_mp.ops.checks import check_dtypes, check_shapes, output_dtype_of, to_tensor
+from keras_mp.ops.routes import has_product
 
 
 def fp16_gemm(
@@ -104,7 +105,7 @@ class _Gemm:
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...],
     ) -> tf.Tensor:
-        route = reference if native.library() is None else native
+        route = native if has_product() else reference
         return route.fp16_gemm(
             a,
             tf.cast(b, a.dtype),

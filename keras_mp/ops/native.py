@@ -98,12 +98,12 @@ def cuda_problem() -> str:
 
 @functools.cache
 def has_cuda() -> bool:
-    """Tells whether the update step has kernels for the GPU; warns if it has none."""
+    """Tells whether the ops have kernels for the GPU; warns if they have none."""
     problem = cuda_problem()
     if problem:
         warnings.warn(
-            "The update step of keras_mp runs in plain TensorFlow on the GPU, and so "
-            f"slower. Received: {LIBRARY}: {problem}. It needs a driver for the CUDA "
+            "keras_mp.ops.fp16_gemm and the update step run in plain TensorFlow on the "
+            f"GPU, and so slower. Received: {LIBRARY}: {problem}. It needs a driver for the CUDA "
             "that it was built with, and the GPU's architecture among "
             f"{build_facts()['cuda'] or 'those of a build with nvcc'}. {HOW_TO_BUILD} "
             "KERAS_MP_OPS=reference turns this warning off.",

@@ -55,12 +55,26 @@ def _choose(
     return tf.switch_case(ops.keras_mp_in_xla(), branches)
 
 
+def devices(kind: str) -> list[Any]:
+    """Returns the devices that TensorFlow sees: `"CPU"`, `"GPU"` or `"TPU"`."""
+    return tf.config.list_logical_devices(kind)
+
+
 def has_accelerator() -> bool:
     """Tells whether TensorFlow sees a GPU or TPU."""
-    kinds = ("GPU", "TPU")
-    return any(tf.config.list_logical_devices(kind) for kind in kinds)
+    return bool(devices("GPU") or devices("TPU"))
 
 
 def has_kernels() -> bool:
     """Tells whether the native kernels are there, and made for this machine: a CPU."""
     return native.library() is not None and not has_accelerator()
+
+
+def has_product() -> bool:
+    """Tells whether the native product is there for every device of this machine.
+
+    Where it is not, TensorFlow would place it on the CPU, whatever that costs.
+    """
+    if native.library() is None or devices("TPU"):
+        return False
+    return not devices("GPU") or native.has_cuda()
