@@ -115,6 +115,7 @@ Status AveragePoolCpu(const AveragePool& pool, const Parallel& parallel, Isa isa
   const Status status = Check(pool, isa);
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
+  if (HasNone({pool.batch, a.pooled, b.pooled, c.pooled, pool.channels})) return {};
   SumBoxes(pool, {Windows(a), Windows(b), Windows(c)}, {a.size, b.size, c.size},
            /*is_mean=*/true, parallel, isa);
   return {};
@@ -125,6 +126,7 @@ Status AveragePoolGradientCpu(const AveragePool& pool, const Parallel& parallel,
   const Status status = Check(pool, isa);
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
+  if (HasNone({pool.batch, a.size, b.size, c.size, pool.channels})) return {};
   SumBoxes(pool, {WindowsOfNumbers(a), WindowsOfNumbers(b), WindowsOfNumbers(c)},
            {a.pooled, b.pooled, c.pooled}, /*is_mean=*/false, parallel, isa);
   return {};

@@ -19,6 +19,12 @@ Status Check(const ChannelShape& shape, DataType type, Isa isa) {
   return CheckRows(std::min(shape.outer, shape.inner), shape.channels, type, isa);
 }
 
+// Without numbers, no outer and no inner ones.
+ChannelShape Simplify(const ChannelShape& shape) {
+  if (HasNone({shape.outer, shape.inner})) return {0, shape.channels, 0};
+  return shape;
+}
+
 constexpr Status kNoMemory = {StatusCode::kOutOfMemory, "no memory for partial sums"};
 
 Status ComputeMoments(const BatchNorm& norm, const Tiles& tiles,
@@ -50,9 +56,11 @@ Status ComputeMoments(const BatchNorm& norm, const Tiles& tiles,
 
 }  // namespace
 
-Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
-  const Status status = Check(norm.shape, norm.type, isa);
+Status BatchNormCpu(const BatchNorm& given, const Parallel& parallel, Isa isa) {
+  const Status status = Check(given.shape, given.type, isa);
   if (!status.ok()) return status;
+  BatchNorm norm = given;
+  norm.shape = Simplify(given.shape);
   const std::int64_t channels = norm.shape.channels;
   if (channels == 0) return {};
   const ChannelKernel& kernel = *KernelsOf(isa)->channels;
@@ -73,10 +81,12 @@ Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel, Isa isa) {
   return {};
 }
 
-Status BatchNormGradientCpu(const BatchNormGradient& gradient, const Parallel& parallel,
+Status BatchNormGradientCpu(const BatchNormGradient& given, const Parallel& parallel,
                             Isa isa) {
-  const Status status = Check(gradient.shape, gradient.type, isa);
+  const Status status = Check(given.shape, given.type, isa);
   if (!status.ok()) return status;
+  BatchNormGradient gradient = given;
+  gradient.shape = Simplify(given.shape);
   const std::int64_t channels = gradient.shape.channels;
   if (channels == 0) return {};
   const ChannelKernel& kernel = *KernelsOf(isa)->channels;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "keras_mp/cpu.h"
 
@@ -14,6 +15,12 @@ inline std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1)
 
 // Numbers of 16 bits that a task has: to convert and add them up takes 10 microseconds.
 constexpr std::int64_t kNumbersOfATask = 1 << 14;
+
+// Whether a tensor of these sizes has no numbers: its other sizes may be beyond what a
+// loop can count or memory hold.
+inline bool HasNone(std::initializer_list<std::int64_t> sizes) {
+  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+}
 
 // Calls work(i) for each i of [0, count), pieces of `numbers` each.
 template <class Work>

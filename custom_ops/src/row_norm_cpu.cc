@@ -23,7 +23,7 @@ void AddUp(Rows& parts, std::int64_t groups, std::int64_t size, float* total) {
 
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel, Isa isa) {
   const Status status = CheckRows(norm.rows, norm.size, norm.type, isa);
-  if (!status.ok()) return status;
+  if (!status.ok() || HasNone({norm.rows, norm.size})) return status;
   const auto row = KernelsOf(isa)->rows->norm;
   ForPieces(parallel, norm.rows, norm.size, [&](std::int64_t i) { row(norm, i); });
   return {};
@@ -33,7 +33,7 @@ Status RowNormGradientCpu(const RowNormGradient& gradient, const Parallel& paral
                           Isa isa) {
   const std::int64_t rows = gradient.rows, size = gradient.size;
   const Status status = CheckRows(rows, size, gradient.type, isa);
-  if (!status.ok()) return status;
+  if (!status.ok() || size == 0) return status;
   const auto row = KernelsOf(isa)->rows->norm_gradient;
 
   // Rows whose gradients of gamma and beta are added up in FP32.

@@ -13,7 +13,7 @@ namespace keras_mp {
 Status SumCpu(const Sum& sum, const Parallel& parallel, Isa isa) {
   const Status status =
       CheckRows(std::min(sum.outer, sum.inner), sum.count, sum.type, isa);
-  if (!status.ok()) return status;
+  if (!status.ok() || HasNone({sum.outer, sum.inner})) return status;
   // Numbers that lie side by side are a run of a channel; else `inner` channels lie side
   // by side, once for each of `outer`.
   const bool is_run = sum.inner == 1 && sum.count != 1;

@@ -1,6 +1,9 @@
 // The ops KerasMp>AveragePool and its gradient: arguments and shapes; and their kernels
 // for a CPU, average_pool_cpu.h on TensorFlow's threads.
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,21 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+// Both are three numbers from 1 to 2^31 - 1, so that no sum of them overflows.
+absl::Status CheckWindows(const std::vector<std::int64_t>& window,
+                          const std::vector<std::int64_t>& strides) {
+  const auto fits = [](const std::vector<std::int64_t>& numbers) {
+    return numbers.size() == 3 &&
+           std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) {
+             return number >= 1 && number <= std::numeric_limits<std::int32_t>::max();
+           });
+  };
+  if (fits(window) && fits(strides)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "window and strides must be three numbers of 1 or more. Received: window=[",
+      absl::StrJoin(window, ", "), "], strides=[", absl::StrJoin(strides, ", "), "]"));
+}
+
 REGISTER_OP("KerasMp>AveragePool")
     .Input("x: T")
     .Output("y: T")
@@ -38,6 +56,7 @@ REGISTER_OP("KerasMp>AveragePool")
       TF_RETURN_IF_ERROR(c->GetAttr("window", &window));
       TF_RETURN_IF_ERROR(c->GetAttr("strides", &strides));
       TF_RETURN_IF_ERROR(c->GetAttr("padding", &padding));
+      TF_RETURN_IF_ERROR(CheckWindows(window, strides));
       std::vector<DimensionHandle> sizes = {c->Dim(x, 0)};
       for (int d = 0; d < 3; ++d) {
         sizes.emplace_back();
@@ -77,14 +96,7 @@ class AveragePoolOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("strides", &strides_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("padding", &padding));
     same_ = padding == "same";
-    OP_REQUIRES(ctx, window_.size() == 3 && strides_.size() == 3,
-                absl::InvalidArgumentError("window and strides must be three numbers"));
-    for (int d = 0; d < 3; ++d) {
-      OP_REQUIRES(ctx, window_[d] >= 1 && strides_[d] >= 1,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "window and strides must be 1 or more. Received: ", window_[d],
-                      " and ", strides_[d])));
-    }
+    OP_REQUIRES_OK(ctx, CheckWindows(window_, strides_));
   }
 
  protected:
@@ -146,6 +158,10 @@ class AveragePoolGradientCpuOp : public AveragePoolOp {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& of_y = ctx->input(1);
+    OP_REQUIRES(ctx, ctx->input(0).dims() == 1,
+                absl::InvalidArgumentError(
+                    absl::StrCat("shape must be a list of sizes. Received: a tensor ",
+                                 ctx->input(0).shape().DebugString())));
     TensorShape shape;
     const auto sizes = ctx->input(0).flat<std::int32_t>();
     for (std::int64_t i = 0; i < sizes.size(); ++i) {

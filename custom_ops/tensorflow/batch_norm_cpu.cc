@@ -20,6 +20,9 @@ class ChannelOp : public tensorflow::OpKernel {
  public:
   ChannelOp(OpKernelConstruction* ctx, int wide) : OpKernel(ctx), wide_(wide) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES(ctx, epsilon_ >= 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "epsilon must be 0 or more. Received: epsilon=", epsilon_)));
   }
 
   void Compute(OpKernelContext* ctx) override {

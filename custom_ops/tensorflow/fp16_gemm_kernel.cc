@@ -5,6 +5,7 @@
 
 #include "status.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/util/bcast.h"
 #include "tensorflow/core/util/matmul_bcast.h"
 
 namespace keras_mp {
@@ -37,7 +38,26 @@ std::int64_t StepAt(const std::vector<std::int64_t>& indices, std::int64_t first
   return next < indices.size() ? indices[next] - indices[first] : 0;
 }
 
+tensorflow::BCast::Vec LeadingSizes(const TensorShape& shape) {
+  const auto sizes = shape.dim_sizes();
+  return {sizes.begin(), sizes.end() - 2};
+}
+
 }  // namespace
+
+absl::Status ProductShape(const TensorShape& a, const TensorShape& b, std::int64_t m,
+                          std::int64_t n, TensorShape* c) {
+  // MatMulBCast ends the process where there are more than 2^63 products.
+  const tensorflow::BCast leading(LeadingSizes(a), LeadingSizes(b));
+  if (!leading.IsValid()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the leading dimensions of a and b must broadcast. Received: a.shape=",
+        a.DebugString(), ", b.shape=", b.DebugString()));
+  }
+  TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(leading.output_shape(), c));
+  TF_RETURN_IF_ERROR(c->AddDimWithStatus(m));
+  return c->AddDimWithStatus(n);
+}
 
 Fp16GemmOp::Fp16GemmOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_a_));
@@ -57,9 +77,6 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
   OP_REQUIRES(ctx, a.dims() >= 2 && b.dims() >= 2,
               Misfit("a and b must have at least 2 dimensions", a, b));
   OP_REQUIRES(ctx, alpha.dims() == 0, Misfit("alpha must be a scalar", a, b));
-  const tensorflow::MatMulBCast broadcast(a.shape().dim_sizes(), b.shape().dim_sizes());
-  OP_REQUIRES(ctx, broadcast.IsValid(),
-              Misfit("the leading dimensions of a and b must broadcast", a, b));
   Gemm gemm;
   gemm.m = a.dim_size(a.dims() - (transpose_a_ ? 1 : 2));
   gemm.k = a.dim_size(a.dims() - (transpose_a_ ? 2 : 1));
@@ -76,9 +93,8 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
                   ctx->expected_output_dtype(0) == tensorflow::DT_FLOAT,
               Misfit("the result has the dtype of a, or float32", a, b));
 
-  TensorShape shape = broadcast.output_batch_shape();
-  OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(gemm.m));
-  OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(gemm.n));
+  TensorShape shape;
+  OP_REQUIRES_OK(ctx, ProductShape(a.shape(), b.shape(), gemm.m, gemm.n, &shape));
   Tensor* c = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &c));
   if (c->NumElements() == 0) return;
@@ -100,6 +116,7 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
   gemm.ldc = gemm.n;
   gemm.stride_c = gemm.m * gemm.n;
 
+  const tensorflow::MatMulBCast broadcast(a.shape().dim_sizes(), b.shape().dim_sizes());
   // Without broadcasting, these are empty and matrix i belongs to product i.
   const std::vector<std::int64_t> of_a(broadcast.x_batch_indices().begin(),
                                        broadcast.x_batch_indices().end());

@@ -4,12 +4,19 @@
 #ifndef KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_
 #define KERAS_MP_TENSORFLOW_FP16_GEMM_KERNEL_H_
 
+#include <cstdint>
 #include <string>
 
 #include "keras_mp/gemm.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace keras_mp {
+
+// The shape of c, from the leading dimensions of a and b and its own m and n.
+absl::Status ProductShape(const tensorflow::TensorShape& a,
+                          const tensorflow::TensorShape& b, std::int64_t m,
+                          std::int64_t n, tensorflow::TensorShape* c);
 
 class Fp16GemmOp : public tensorflow::OpKernel {
  public:

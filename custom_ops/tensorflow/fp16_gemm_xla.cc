@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "fp16_gemm_kernel.h"
 #include "tensorflow/compiler/tf2xla/shape_util.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
-#include "tensorflow/core/util/matmul_bcast.h"
 #include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/lib/math.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -59,9 +59,6 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     };
     OP_REQUIRES(ctx, a_shape.dims() >= 2 && b_shape.dims() >= 2,
                 misfit("a and b must have at least 2 dimensions"));
-    const tensorflow::MatMulBCast broadcast(a_shape.dim_sizes(), b_shape.dim_sizes());
-    OP_REQUIRES(ctx, broadcast.IsValid(),
-                misfit("the leading dimensions of a and b must broadcast"));
     OP_REQUIRES(ctx,
                 a_shape.dim_size(a_shape.dims() - (transpose_a_ ? 2 : 1)) ==
                     b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 1 : 2)),
@@ -70,6 +67,12 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(2), &alpha_shape));
     OP_REQUIRES(ctx, alpha_shape.dims() == 0, misfit("alpha must be a scalar"));
     const TensorShape columns({b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 2 : 1))});
+    TensorShape batch;
+    OP_REQUIRES_OK(
+        ctx, ProductShape(a_shape, b_shape,
+                          a_shape.dim_size(a_shape.dims() - (transpose_a_ ? 1 : 2)),
+                          columns.dim_size(0), &batch));
+    batch.RemoveLastDims(2);
     for (int i = 0; i < num_bias_; ++i) {
       OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(3 + i), &bias_shape));
       OP_REQUIRES(ctx, num_bias_ == 1 && bias_shape == columns,
@@ -84,7 +87,6 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     xla::DotDimensionNumbers dims;
     int rank_a = a_shape.dims(), rank_b = b_shape.dims();
     if (rank_b > 2) {
-      const TensorShape batch = broadcast.output_batch_shape();
       a = BroadcastBatch(a, a_shape, batch);
       b = BroadcastBatch(b, b_shape, batch);
       rank_a = rank_b = batch.dims() + 2;

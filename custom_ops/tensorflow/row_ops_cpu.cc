@@ -84,6 +84,9 @@ class RowNormOp : public tensorflow::OpKernel {
     std::string kind;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES(ctx, epsilon_ >= 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "epsilon must be 0 or more. Received: epsilon=", epsilon_)));
     int gammas, betas;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_gamma", &gammas));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_beta", &betas));

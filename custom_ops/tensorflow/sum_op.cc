@@ -34,9 +34,12 @@ class SumCpuOp : public tensorflow::OpKernel {
                 absl::InvalidArgumentError(
                     absl::StrCat("x must be [outer, count, inner]. Received: x.shape=",
                                  x.shape().DebugString())));
+    // Without numbers in x, y may have more than can be counted.
+    tensorflow::TensorShape shape;
+    OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(
+                            {x.dim_size(0), x.dim_size(2)}, &shape));
     tensorflow::Tensor* y;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(0, {x.dim_size(0), x.dim_size(2)}, &y));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &y));
     Sum sum;
     sum.outer = x.dim_size(0);
     sum.count = x.dim_size(1);

@@ -17,6 +17,25 @@ UpdateRule RuleNamed(const std::string& name) {
 
 }  // namespace
 
+absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx) {
+  int count;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  if (count == ctx->num_inputs() - 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there must be a result for each gradient. Received: ",
+                   ctx->num_inputs() - 1, " gradients, count=", count));
+}
+
+absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx) {
+  int count, uniform_count;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
+  if (uniform_count == 0 || uniform_count == count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there must be one of `uniforms` for each weight, or none. Received: ",
+                   count, " weights, ", uniform_count, " uniforms"));
+}
+
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
                                  std::vector<std::int64_t> decays)
@@ -26,10 +45,9 @@ UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
       decays_(std::move(decays)),
       weights_(count(), -1),
       uniforms_(count(), -1) {
-  const int weight_count = static_cast<int>(weight_of_.size());
-  for (int k = 0; k < weight_count; ++k) {
+  for (int k = 0; k < weight_count(); ++k) {
     weights_[weight_of_[k]] = first_weight() + k;
-    if (is_stochastic_) uniforms_[weight_of_[k]] = first_weight() + weight_count + k;
+    if (is_stochastic_) uniforms_[weight_of_[k]] = end_of_variables() + k;
   }
 }
 
@@ -51,13 +69,9 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   const auto has = [](const auto& list, int size) {
     return list.size() == static_cast<std::size_t>(size);
   };
-  std::vector<bool> taken(count);
   bool fits = has(types, count) && has(decays, count) && has(weight_of, weight_count) &&
-              (!is_stochastic || uniform_count == weight_count);
-  for (std::int64_t i : weight_of) {
-    fits = fits && 0 <= i && i < count && !taken[i];
-    if (fits) taken[i] = true;
-  }
+              (!is_stochastic || uniform_count == weight_count) &&
+              AreOfMasters(weight_of, count);
   if (fits) {
     *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
                             {decays.begin(), decays.end()});
@@ -70,8 +84,18 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
       " slots for ", rule, ", ", weight_count, " weights, ", uniform_count, " uniforms"));
 }
 
+bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
+                                   int count) {
+  std::vector<bool> taken(count);
+  for (std::int64_t i : weight_of) {
+    if (i < 0 || i >= count || taken[i]) return false;
+    taken[i] = true;
+  }
+  return true;
+}
+
 absl::Status UpdateArguments::CheckNumbers(const tensorflow::TensorShape& shape) {
-  if (shape.num_elements() == kNumberCount) return absl::OkStatus();
+  if (shape.dims() == 1 && shape.dim_size(0) == kNumberCount) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "there must be ", kNumberCount, " numbers. Received: ", shape.DebugString()));
 }

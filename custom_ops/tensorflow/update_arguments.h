@@ -1,5 +1,4 @@
-// Where the inputs of KerasMp>UpdateVariables are, for the kernels of every device:
-// finite, numbers, gradients, masters, first slots, second slots, weights, uniforms.
+// What the kernels of every device check of the arguments of the update step.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
@@ -12,16 +11,26 @@
 
 namespace keras_mp {
 
+// KerasMp>UnscaleGradients has as many results as gradients.
+absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx);
+
+// KerasMp>CastMasters has no uniforms, or one for each weight.
+absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx);
+
+// Where the inputs of KerasMp>UpdateVariables are: finite, numbers, gradients, masters,
+// first slots, second slots, weights, uniforms.
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
   // The length of `numbers`, which lie as in UpdateNumbers.
   static constexpr int kNumberCount = sizeof(UpdateNumbers) / sizeof(float);
   static absl::Status CheckNumbers(const tensorflow::TensorShape& shape);
+  // Whether each weight has a master of its own, of `count`.
+  static bool AreOfMasters(const std::vector<std::int64_t>& weight_of, int count);
 
   UpdateArguments() = default;
-  // `weight_of[k]`: the master of the k-th weight; the other masters are weights
-  // themselves. `decays`: one for each master.
+  // `weight_of[k]`: the master of the k-th weight, which AreOfMasters; the other masters
+  // are weights themselves. `decays`: one for each master.
   UpdateArguments(UpdateRule rule, bool is_stochastic,
                   std::vector<std::int64_t> weight_of, std::vector<std::int64_t> decays);
 
@@ -45,9 +54,13 @@ class UpdateArguments {
   int uniform(int i) const { return uniforms_[i]; }
   // The inputs that are written to: masters, slots and weights.
   int first_variable() const { return kLists + count(); }
-  int end_of_variables() const { return first_weight() + static_cast<int>(weight_of_.size()); }
+  int end_of_variables() const { return first_weight() + weight_count(); }
+  int input_count() const {
+    return end_of_variables() + (is_stochastic_ ? weight_count() : 0);
+  }
 
  private:
+  int weight_count() const { return static_cast<int>(weight_of_.size()); }
   int first_weight() const { return kLists + (2 + slots()) * count(); }
 
   UpdateRule rule_ = UpdateRule::kSgd;

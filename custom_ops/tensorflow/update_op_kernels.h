@@ -63,6 +63,13 @@ absl::Status LockInputs(OpKernelContext* ctx, const Device& device, int first, i
   });
 }
 
+inline absl::Status ExpectScalar(OpKernelContext* ctx, int input, const char* what) {
+  const tensorflow::TensorShape& shape = ctx->input(input).shape();
+  if (shape.dims() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
+}
+
 // What both ops on gradients share: the check of all inputs from the second on.
 class GradientOp : public tensorflow::OpKernel {
  public:
@@ -91,6 +98,7 @@ class CheckGradientsOp : public GradientOp {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
     Tensor *overflows, *sum;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ctx->num_inputs() - 1}, &overflows));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &sum));
@@ -113,9 +121,12 @@ class CheckGradientsOp : public GradientOp {
 template <class Device>
 class UnscaleGradientsOp : public GradientOp {
  public:
-  using GradientOp::GradientOp;
+  explicit UnscaleGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
+    OP_REQUIRES_OK(ctx, CheckResultCount(ctx));
+  }
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
     const int count = ctx->num_inputs() - 1;
     std::vector<Gradient> gradients;
     Tensor* overflows;
@@ -179,7 +190,9 @@ class FollowWeightsOp : public PairsOp<Device> {
 template <class Device>
 class CastMastersOp : public PairsOp<Device> {
  public:
-  using PairsOp<Device>::PairsOp;
+  explicit CastMastersOp(OpKernelConstruction* ctx) : PairsOp<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, CheckUniformCount(ctx));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     const Device device(ctx);
@@ -208,6 +221,7 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
     const Tensor& numbers = ctx->input(UpdateArguments::kNumbers);
     OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers.shape()));
     const Device device(ctx);

@@ -3,6 +3,7 @@
 // one.
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +94,14 @@ absl::Status ShapeOfInput(XlaOpKernelContext* ctx, int input, TensorShape* shape
   return tensorflow::XLAShapeToTensorShape(*found, shape);
 }
 
+absl::Status ExpectScalar(XlaOpKernelContext* ctx, int input, const char* what) {
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
+  if (shape.dims() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
+}
+
 // The shape of an input that is something of the i-th master.
 absl::Status CheckShape(XlaOpKernelContext* ctx, int input, const char* what, int i,
                         const TensorShape& expected) {
@@ -111,6 +120,7 @@ class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
     Call call(ctx->builder());
     for (int i = 0; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
     call.AddResult(xla::PRED, {ctx->num_inputs() - 1});
@@ -127,9 +137,12 @@ class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
 
 class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
  public:
-  using XlaOpKernel::XlaOpKernel;
+  explicit UnscaleGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckResultCount(ctx));
+  }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
     Call call(ctx->builder());
     const int count = ctx->num_inputs() - 1;
     call.AddOperand(ctx->Input(0));
@@ -159,6 +172,21 @@ absl::Status Read(XlaOpKernelContext* ctx, int input, Variable* variable) {
       ctx->GetVariableTypeAndShape(input, &variable->dtype, &variable->shape));
   return ctx->ReadVariableInput(input, variable->dtype, &variable->shape,
                                 &variable->value);
+}
+
+// Says where one variable stands behind two of the inputs [first, end).
+absl::Status CheckDistinct(XlaOpKernelContext* ctx, int first, int end) {
+  std::set<const tensorflow::XlaResource*> seen;
+  for (int i = first; i < end; ++i) {
+    tensorflow::XlaResource* resource = nullptr;
+    TF_RETURN_IF_ERROR(ctx->GetResourceInput(i, &resource));
+    if (!seen.insert(resource).second) {
+      return absl::InvalidArgumentError(
+          "every master, slot and weight must be a variable of its own. Received: one "
+          "twice");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckFits(const char* what, int i, const Variable& variable, bool is_weight,
@@ -194,6 +222,7 @@ class PairsXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, 0, 2 * count_));
     std::vector<Variable> variables(2 * count_);
     Call call(ctx->builder());
     for (int i = 0; i < 2 * count_; ++i) {
@@ -239,6 +268,7 @@ class CastMastersXlaOp : public PairsXlaOp {
   explicit CastMastersXlaOp(OpKernelConstruction* ctx) : PairsXlaOp(ctx) {
     int uniform_count;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("uniform_count", &uniform_count));
+    OP_REQUIRES_OK(ctx, CheckUniformCount(ctx));
     is_stochastic_ = uniform_count > 0;
   }
 
@@ -258,10 +288,12 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
     TensorShape numbers;
     OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kNumbers, &numbers));
     OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers));
     const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
+    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, first, end));
     std::vector<Variable> variables(end - first);
     for (int i = first; i < end; ++i) {
       OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i - first]));

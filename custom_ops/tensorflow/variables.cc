@@ -40,6 +40,11 @@ absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
   std::vector<decltype(std::declval<Var>().mu())> mutexes;
   tensors_.assign(ctx->num_inputs(), nullptr);
   for (int input : inputs) {
+    if (ctx->input(input).NumElements() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a variable must have one handle. Received: input ", input,
+                       " of shape ", ctx->input(input).shape().DebugString()));
+    }
     tensorflow::core::RefCountPtr<Var> variable;
     TF_RETURN_IF_ERROR(tensorflow::LookupResource(
         ctx, tensorflow::HandleFromInput(ctx, input), &variable));

@@ -16,7 +16,7 @@ def build_info() -> dict[str, str]:
         library, the `compiler` and the TensorFlow it was `built_for`; the `mode` that
         `KERAS_MP_OPS` asks for; the `route` that `fp16_gemm` takes; the `cpu`
         instruction set and the `cuda` architectures of the native kernels; and under
-        `missing` why the native library cannot be used, or not on the GPU that there is.
+        `missing` why the native library cannot be used, or not on the GPU.
 
     Example:
 

@@ -1,0 +1,384 @@
+"""Calls every op of the native library with arguments that do not fit.
+
+A program: a crash ends it, and what it printed last tells the case. Each case is one
+argument of a call that fits, changed in one way; it runs eagerly, where nothing but the
+kernel sees the shapes, in a graph, where the shape function does, and compiled by XLA.
+Lines: `case NAME`, then `done` or `wrong: WHAT`.
+"""
+
+import random
+
+import numpy as np
+import tensorflow as tf
+
+from keras_mp.ops import native
+
+# What a mistake may raise: by the kernel or XLA; by a shape function; by the wrapper.
+ERRORS = (tf.errors.InvalidArgumentError, ValueError, TypeError)
+NO_XLA_KERNEL = "Detected unsupported operations"
+# Of a variable without a value.
+NO_VALUE = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
+PREFIX = "keras_mp_"
+
+
+def half(*shape):
+    return np.ones(shape, "float16")
+
+
+def single(*shape):
+    return np.ones(shape, "float32")
+
+
+def variables(count, dtype="float32"):
+    return [tf.Variable(tf.ones((2, 3), dtype)) for _ in range(count)]
+
+
+POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
+
+
+def calls():
+    """Arguments that fit, by op: made anew, as some ops write to their variables."""
+    gradients = [half(2, 3), single(2, 3)]
+    pairs = {"masters": variables(2), "weights": variables(2, "float16")}
+    uniforms = [single(2, 3) / 2] * 2
+    return {
+        "fp16_gemm": {
+            "a": half(2, 3),
+            "b": half(3, 4),
+            "alpha": single(),
+            "bias": [single(4)],
+        },
+        "softmax": {"x": half(2, 3)},
+        "softmax_gradient": {"x": half(2, 3), "of_y": half(2, 3)},
+        "row_norm": {
+            "x": half(2, 3),
+            "gamma": [single(3)],
+            "beta": [single(3)],
+            "kind": "layer",
+            "epsilon": 1e-3,
+        },
+        "row_norm_gradient": {
+            "x": half(2, 3),
+            "of_y": half(2, 3),
+            "gamma": [single(3)],
+            "num_beta": 1,
+            "kind": "layer",
+            "epsilon": 1e-3,
+        },
+        "batch_norm": {
+            "x": half(2, 3, 4),
+            "gamma": single(3),
+            "beta": single(3),
+            "epsilon": 1e-3,
+        },
+        "batch_norm_given": {
+            "x": half(2, 3, 4),
+            "gamma": single(3),
+            "beta": single(3),
+            "mean": single(3),
+            "variance": single(3),
+            "epsilon": 1e-3,
+        },
+        "batch_norm_gradient": {
+            "x": half(2, 3, 4),
+            "of_y": half(2, 3, 4),
+            "gamma": single(3),
+            "mean": single(3),
+            "variance": single(3),
+            "epsilon": 1e-3,
+            "are_given": False,
+        },
+        "average_pool": {"x": half(2, 3, 4, 5, 2), **POOL},
+        "average_pool_gradient": {
+            "shape": np.array([2, 3, 4, 5, 2], "int32"),
+            "of_y": half(2, 3, 2, 2, 2),
+            **POOL,
+        },
+        "sum": {"x": half(2, 3, 4)},
+        "in_xla": {},
+        "check_gradients": {
+            "scale": single(),
+            "gradients": gradients,
+            "sums_squares": True,
+        },
+        "unscale_gradients": {"scale": single(), "gradients": gradients, "count": 2},
+        "follow_weights": {**pairs, "is_stochastic": False},
+        "cast_masters": {**pairs, "uniforms": uniforms},
+        "update_variables": {
+            "finite": np.array(True),
+            "numbers": single(10),
+            "gradients": gradients,
+            **pairs,
+            "slots": variables(4),
+            "uniforms": uniforms,
+            "weight_of": [0, 1],
+            "decays": [True, False],
+            "rule": "adam",
+        },
+    }
+
+
+def of_tensor(x):
+    """Tensors of another rank, size or dtype, some of them without numbers."""
+    rank, dtype = x.ndim, x.dtype
+    yield "no-numbers", np.zeros([0] * max(rank, 1), dtype)
+    yield "one-rank-more", x[None]
+    yield "longer", np.concatenate([x, x], -1) if rank else np.stack([x, x])
+    yield "float64", x.astype("float64")
+    yield "int16", x.astype("int16")
+    if rank:
+        yield "scalar", np.zeros((), dtype)
+        yield "shorter", x[..., :-1]
+    if rank > 1:
+        yield "vector", x.ravel()
+        # Without numbers; but the size of a result may not fit into 64 bits.
+        yield "huge", tf.zeros(([1 << 40, 0] * rank)[:rank], dtype)
+    if dtype == "int32":
+        yield "negative", -x
+        yield "too-large", np.full_like(x, 2**31 - 1)
+        yield "large-and-empty", np.array([0, *[2**31 - 1] * (x.size - 1)], "int32")
+
+
+def of_variables(given):
+    """Lists of variables that are too short, too long or hold what does not fit."""
+    first, *rest = given
+    dtype = first.dtype
+    other = "float16" if dtype == tf.float32 else "float32"
+    uninitialized = tf.raw_ops.VarHandleOp(
+        dtype=dtype, shape=(2, 3), shared_name="none"
+    )
+    table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64)
+    for name, one in {
+        "of-another-shape": tf.Variable(tf.ones((3, 2), dtype)),
+        "larger": tf.Variable(tf.ones((2, 4), dtype)),
+        "scalar": tf.Variable(tf.ones((), dtype)),
+        "empty": tf.Variable(tf.ones((0, 3), dtype)),
+        "of-another-dtype": tf.Variable(tf.ones((2, 3), other)),
+        "of-integers": tf.Variable(tf.ones((2, 3), "int64")),
+        "uninitialized": uninitialized,
+        "no-variable": table,
+        "no-handle": tf.reshape(first.handle, [1])[:0],
+        "two-handles": tf.stack([first.handle] * 2),
+        "twice": rest[0],
+    }.items():
+        yield name, [one, *rest]
+    yield "none", []
+    yield "too-few", rest
+    yield "too-many", [*given, tf.Variable(first)]
+
+
+def of_list(given):
+    """Lists that are too short or too long."""
+    yield "none", []
+    yield "too-few", given[1:]
+    yield "too-many", [*given, given[-1]]
+
+
+def of_numbers(given):
+    yield from of_list(given)
+    for number in (-1, 0, 2, 2**31, 2**63 - 1, -(2**63)):
+        yield f"with-{number}", [*given[:-1], number]
+
+
+def mutations(value):
+    """Names and values for an argument that fitted."""
+    if isinstance(value, np.ndarray):
+        yield from of_tensor(value)
+    elif isinstance(value, bool):
+        yield "none", None
+    elif isinstance(value, int):
+        for number in (-1, 0, value + 1, 1000):
+            yield f"as-{number}", number
+    elif isinstance(value, float):
+        for number in (-1.0, float("nan"), float("inf")):
+            yield f"as-{number}", number
+    elif isinstance(value, str):
+        yield "unknown", "unknown"
+    elif isinstance(value[0], tf.Variable):
+        yield from of_variables(value)
+    elif isinstance(value[0], np.ndarray):
+        yield from of_list(value)
+        for name, changed in of_tensor(value[0]):
+            yield f"with-{name}", [changed, *value[1:]]
+    elif isinstance(value[0], bool):
+        yield from of_list(value)
+    else:
+        yield from of_numbers(value)
+
+
+# What may fit, by op and argument.
+SIZES = {"no-numbers", "longer", "shorter", "huge"}
+GRADIENT = {
+    f"with-{change}" for change in (*SIZES, "one-rank-more", "scalar", "vector")
+}
+POOLS = {"window": {"with-2"}, "strides": {"with-2"}}
+FITS = {
+    "fp16_gemm": {
+        "a": {"one-rank-more"},
+        "b": {"one-rank-more"},
+        "bias": {"none", "too-few"},
+    },
+    "softmax": {"x": SIZES},
+    "row_norm": {
+        "gamma": {"none", "too-few"},
+        "beta": {"none", "too-few"},
+        "epsilon": {"as-inf"},
+    },
+    "row_norm_gradient": {
+        "gamma": {"none", "too-few"},
+        "num_beta": {"as-0"},
+        "epsilon": {"as-inf"},
+    },
+    "batch_norm": {"x": SIZES, "epsilon": {"as-inf"}},
+    "batch_norm_given": {"x": SIZES, "epsilon": {"as-inf"}},
+    "batch_norm_gradient": {"epsilon": {"as-inf"}},
+    "average_pool": {"x": SIZES, **POOLS},
+    "average_pool_gradient": POOLS,
+    "sum": {"x": SIZES},
+    "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},
+    "unscale_gradients": {"gradients": GRADIENT},
+    "cast_masters": {"uniforms": {"none"}},
+    "update_variables": {"uniforms": {"none"}},
+}
+# XLA takes the first of two handles.
+FITS_IN_XLA = {"two-handles"}
+
+
+def call(op, arguments):
+    """Calls an op; what has no results returns None, as a function in a graph must."""
+    result = op(**arguments)
+    return None if isinstance(result, tf.Operation) else result
+
+
+def inputs(arguments):
+    """The arguments as an op takes them: it would cast an array, but not a tensor."""
+
+    def convert(x):
+        if isinstance(x, tf.Variable):
+            return x.handle
+        return tf.constant(x) if isinstance(x, np.ndarray) else x
+
+    return tf.nest.map_structure(convert, arguments)
+
+
+def run_eagerly(op, arguments):
+    call(op, inputs(arguments))
+
+
+def run_graph(op, arguments):
+    tf.function(lambda: call(op, inputs(arguments)))()
+
+
+def run_xla(op, arguments):
+    """Compiles a function that was traced without shapes."""
+    arrays = [x for x in tf.nest.flatten(arguments) if isinstance(x, np.ndarray)]
+    signature = [tf.TensorSpec(None, x.dtype) for x in arrays]
+
+    @tf.function(input_signature=signature, jit_compile=True)
+    def compiled(*tensors):
+        left = iter(tensors)
+
+        def take(x):
+            return next(left) if isinstance(x, np.ndarray) else x
+
+        return call(op, inputs(tf.nest.map_structure(take, arguments)))
+
+    compiled(*map(tf.constant, arrays))
+
+
+MODES = {"eager": run_eagerly, "graph": run_graph, "xla": run_xla}
+
+
+def outcome(run, op, arguments):
+    """Returns None, or the error."""
+    try:
+        run(op, arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+def is_told(error, change):
+    """Whether this error tells of a mistake."""
+    if change == "uninitialized":
+        return isinstance(error, (*ERRORS, *NO_VALUE))
+    return isinstance(error, ERRORS)
+
+
+def ops():
+    """The ops of the library, by name without the prefix."""
+    library = native.library()
+    return {
+        name.removeprefix(PREFIX): getattr(library, name)
+        for name in dir(library)
+        if name.startswith(PREFIX) and not name.endswith("_eager_fallback")
+    }
+
+
+def report(case, run):
+    """Runs a case; it returns what is wrong, or nothing."""
+    print("case", case, flush=True)
+    wrong = run()
+    print(f"wrong: {case}: {wrong}" if wrong else "done", flush=True)
+
+
+def try_each(name, op, mode):
+    """Changes one argument at a time."""
+    for argument in calls()[name]:
+        fitting = FITS.get(name, {}).get(argument, set())
+        if mode == "xla":
+            fitting = fitting | FITS_IN_XLA
+        for number, (change, _) in enumerate(mutations(calls()[name][argument])):
+
+            def run(argument=argument, change=change, number=number, fitting=fitting):
+                arguments = calls()[name]
+                changed = list(mutations(arguments[argument]))[number][1]
+                error = outcome(MODES[mode], op, {**arguments, argument: changed})
+                if is_told(error, change) or (change in fitting and not error):
+                    return ""
+                return f"not told, but {error!r}"
+
+            report(f"{name} {mode} {argument} {change}", run)
+
+
+def try_together(name, op, count):
+    """Changes two arguments at a time, which may fit: nothing else may happen."""
+    choose = random.Random(name)
+    for _ in range(count):
+        arguments = calls()[name]
+        chosen = {
+            argument: choose.choice(list(mutations(arguments[argument])))
+            for argument in choose.sample(list(arguments), min(2, len(arguments)))
+        }
+
+        def run(arguments=arguments, chosen=chosen):
+            changed = {argument: value for argument, (_, value) in chosen.items()}
+            error = outcome(run_eagerly, op, arguments | changed)
+            return "" if not error or is_told(error, "uninitialized") else repr(error)
+
+        report(f"{name} {[(a, change) for a, (change, _) in chosen.items()]}", run)
+
+
+def try_op(name, op):
+    """Runs all cases of an op, and how many there were."""
+    for mode, run in MODES.items():
+        error = outcome(run, op, calls()[name])
+        if mode == "xla" and NO_XLA_KERNEL in str(error):
+            continue
+        report(f"{name} {mode}", lambda error=error: repr(error) if error else "")
+        try_each(name, op, mode)
+    if calls()[name]:
+        try_together(name, op, 25)
+
+
+def main():
+    found = ops()
+    if found.keys() != calls().keys():
+        print(f"wrong: calls() must have each op. Received: {sorted(found)}")
+    for name in found.keys() & calls().keys():
+        try_op(name, found[name])
+    print("all done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Calls the update step's kernels as XLA does, with buffers that do not fit.
+
+A program, as misuse.py. The kernels are registered with XLA by name, so a SavedModel
+can hold a module of StableHLO that calls them, past the ops and all that these check.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_mp.ops import native
+
+DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
+
+# Name: the types of the operands and of the results, the attributes, and the operand
+# whose memory the first result has: each result that of the next one.
+CALLS = {
+    "check_gradients": (["f32", "3xf16"], ["1xi1", "f32"], "sums_squares = true", None),
+    "unscale_gradients": (["f32", "3xf16"], ["3xf32", "1xi1"], "", None),
+    "follow_weights": (
+        ["3xf32", "3xf16"],
+        ["3xf32", "3xf16"],
+        "is_stochastic = false",
+        0,
+    ),
+    "cast_masters": (
+        ["3xf32", "3xf16", "3xf32"],
+        ["3xf32", "3xf16"],
+        "is_stochastic = true",
+        0,
+    ),
+    "update_variables": (
+        # finite, numbers, gradient, master, slot, weight, uniform
+        ["i1", "10xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["3xf32", "3xf32", "3xf16"],
+        "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
+        "decays = array<i64: 0>",
+        3,
+    ),
+}
+
+ATTRIBUTES = {
+    "rule": ("rule = 1", "rule = 9"),
+    "negative-rule": ("rule = 1", "rule = -1"),
+    "rule-of-two-slots": ("rule = 1", "rule = 3"),
+    "not-stochastic": ("is_stochastic = true", "is_stochastic = false"),
+    "stochastic": ("is_stochastic = false", "is_stochastic = true"),
+    "weight-of-none": ("weight_of = array<i64: 0>", "weight_of = array<i64: 5>"),
+    "negative-weight": ("weight_of = array<i64: 0>", "weight_of = array<i64: -1>"),
+    "weight-twice": ("weight_of = array<i64: 0>", "weight_of = array<i64: 0, 0>"),
+    "two-decays": ("decays = array<i64: 0>", "decays = array<i64: 0, 0>"),
+    "no-decays": ("decays = array<i64: 0>", "decays = array<i64>"),
+}
+
+
+def tensor(text):
+    """The number 1 as a tensor of a type such as `3xf16`."""
+    *size, dtype = text.split("x")
+    return tf.cast(np.ones([int(n) for n in size]), DTYPES[dtype])
+
+
+def module(name, operands, results, attributes, first):
+    """A module that makes one call."""
+
+    def listed(types):
+        return ", ".join(f"tensor<{text}>" for text in types)
+
+    taken = [f"%arg{i}" for i in range(len(operands))]
+    given = [f"%0#{i}" if len(results) > 1 else "%0" for i in range(len(results))]
+    declared = ", ".join(
+        f"{x}: tensor<{text}>" for x, text in zip(taken, operands, strict=True)
+    )
+    aliases = ", ".join(
+        f"#stablehlo.output_operand_alias<output_tuple_indices = [{i}], "
+        f"operand_index = {first + i}, operand_tuple_indices = []>"
+        for i in range(0 if first is None else len(results))
+    )
+    return f"""
+module {{
+  func.func public @main({declared}) -> ({listed(results)}) {{
+    %0{f":{len(results)}" if len(results) > 1 else ""} =
+      stablehlo.custom_call @keras_mp.{name}({", ".join(taken)})
+      {{api_version = 4 : i32, backend_config = {{{attributes}}},
+        output_operand_aliases = [{aliases}]}}
+      : ({listed(operands)}) -> ({listed(results)})
+    return {", ".join(given)} : {listed(results)}
+  }}
+}}"""
+
+
+def run(name, operands, results, attributes, first=None):
+    """Runs the module by the op that SavedModels hold such modules in."""
+    graph = tf.compat.v1.GraphDef()
+    call = graph.node.add(name="call", op="XlaCallModule")
+    for key in ("Tin", "Tout", "Sout"):
+        call.attr[key].list.SetInParent()
+    tensors = {f"x{i}": tensor(text) for i, text in enumerate(operands)}
+    for key, x in tensors.items():
+        node = graph.node.add(name=key, op="Placeholder")
+        node.attr["dtype"].type = x.dtype.as_datatype_enum
+        call.input.append(key)
+        call.attr["Tin"].list.type.append(x.dtype.as_datatype_enum)
+    for text in results:
+        x = tensor(text)
+        call.attr["Tout"].list.type.append(x.dtype.as_datatype_enum)
+        shape = call.attr["Sout"].list.shape.add()
+        for size in x.shape:
+            shape.dim.add(size=size)
+    call.attr["version"].i = 5
+    call.attr["module"].s = module(name, operands, results, attributes, first).encode()
+    call.attr["platforms"].list.s.append(b"CPU")
+    call.attr["disabled_checks"].list.s.extend([b"platform", b"custom_call"])
+    names = [f"call:{i}" for i in range(len(results))]
+
+    @tf.function
+    def function(*given):
+        inputs = dict(zip(tensors, given, strict=True))
+        return tf.graph_util.import_graph_def(graph, inputs, names)
+
+    function(*tensors.values())
+
+
+def other_types(text):
+    *size, dtype = text.split("x")
+    yield "x".join(["0", *size[1:], dtype])
+    yield "x".join(["2", *size[1:], dtype])
+    yield "x".join([*size, "i32"])
+
+
+def mistakes(name):
+    """Names and arguments of calls that do not fit."""
+    operands, results, attributes, _ = CALLS[name]
+    # A gradient may have any size where its result has.
+    free = name == "check_gradients"
+    for i, text in enumerate(operands):
+        for other in other_types(text):
+            if not (free and i == 1 and other.endswith("f16")):
+                changed = [*operands[:i], other, *operands[i + 1 :]]
+                yield f"operand {i} {other}", (changed, results, attributes)
+    for i, text in enumerate(results):
+        for other in other_types(text):
+            changed = [*results[:i], other, *results[i + 1 :]]
+            yield f"result {i} {other}", (operands, changed, attributes)
+    yield "no operands", ([], results, attributes)
+    yield "too few operands", (operands[:-1], results, attributes)
+    yield "too many operands", ([*operands, "3xf32"], results, attributes)
+    yield "too few results", (operands, results[:-1], attributes)
+    yield "too many results", (operands, [*results, "3xf32"], attributes)
+    for key, (old, new) in ATTRIBUTES.items():
+        if old in attributes and (name, key) != ("follow_weights", "stochastic"):
+            yield key, (operands, results, attributes.replace(old, new))
+
+
+def outcome(name, arguments):
+    try:
+        run(name, *arguments)
+    except tf.errors.InvalidArgumentError:
+        return "told"
+    except Exception as error:
+        return repr(error)
+    return "ran"
+
+
+def report(case, name, arguments, expected):
+    print("case", case, flush=True)
+    found = outcome(name, arguments)
+    print("done" if found == expected else f"wrong: {case}: {found}", flush=True)
+
+
+def main():
+    native.library()
+    for name, call in CALLS.items():
+        report(name, name, call, "ran")
+        for what, arguments in mistakes(name):
+            report(f"{name} {what}", name, arguments, "told")
+    print("all done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""No argument ends the process: an op says what does not fit.
+
+A SavedModel calls the ops with whatever its author wrote into it, so the functions in
+Python are not there to check.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("program", "fewest"), [("misuse.py", 1500), ("misuse_of_calls.py", 100)]
+)
+def test_what_does_not_fit_is_told_and_nothing_crashes(program, fewest):
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name(program)],
+        env=os.environ | {"KERAS_MP_OPS": "native"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    lines = done.stdout.splitlines()
+    wrong = [line for line in lines if line.startswith("wrong: ")]
+    assert not wrong, "\n".join(wrong)
+    assert done.returncode == 0, f"{lines[-1:]} ended it: {done.stderr[-2000:]}"
+    assert lines[-1] == "all done"
+    assert lines.count("done") >= fewest
