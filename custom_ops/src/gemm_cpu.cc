@@ -41,7 +41,8 @@ Product ProductOf(const Gemm& g, const TileKernel& kernel) {
   product.swapped = false;
   product.input = g.input;
   product.output = g.output;
-  product.alpha = g.alpha ? *g.alpha : 1.0f;
+  // An empty sum is 0, not 0 * alpha.
+  product.alpha = g.alpha && g.k > 0 ? *g.alpha : 1.0f;
   product.bias = g.bias;
   product.bias_type = g.bias_type;
   product.activation = g.activation;

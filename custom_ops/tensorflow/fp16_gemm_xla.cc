@@ -59,9 +59,8 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     };
     OP_REQUIRES(ctx, a_shape.dims() >= 2 && b_shape.dims() >= 2,
                 misfit("a and b must have at least 2 dimensions"));
-    OP_REQUIRES(ctx,
-                a_shape.dim_size(a_shape.dims() - (transpose_a_ ? 2 : 1)) ==
-                    b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 1 : 2)),
+    const auto inner = a_shape.dim_size(a_shape.dims() - (transpose_a_ ? 2 : 1));
+    OP_REQUIRES(ctx, inner == b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 1 : 2)),
                 misfit("the inner sizes of a and b must be equal"));
     TensorShape alpha_shape, bias_shape;
     OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(2), &alpha_shape));
@@ -98,7 +97,7 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     dims.add_lhs_contracting_dimensions(rank_a - (transpose_a_ ? 2 : 1));
     dims.add_rhs_contracting_dimensions(rank_b - (transpose_b_ ? 1 : 2));
     XlaOp result = xla::DotGeneral(a, b, dims, /*precision_config=*/nullptr, xla::F32);
-    result = result * ctx->Input(2);
+    if (inner > 0) result = result * ctx->Input(2);  // an empty sum is 0, not 0 * alpha
     for (int i = 0; i < num_bias_; ++i) {
       const XlaOp bias = xla::ConvertElementType(ctx->Input(3 + i), xla::F32);
       result = xla::Add(result, bias, {rank_a - 1});

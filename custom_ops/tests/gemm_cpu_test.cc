@@ -305,6 +305,27 @@ void TestSpecialValues(Isa isa) {
   both(ones, eighths, 512, 512);
 }
 
+void TestEmptySum(Isa isa) {
+  const float bias[2] = {1, -2};
+  for (const float alpha : {1.0f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    for (const std::int64_t m : {1, 40}) {  // few rows, and tiles
+      std::vector<float> c(static_cast<std::size_t>(2 * m), 7.0f);
+      Gemm gemm;
+      gemm.m = m;
+      gemm.n = gemm.ldb = gemm.ldc = 2;
+      gemm.output = gemm.bias_type = DataType::kFloat;
+      gemm.bias = bias;
+      gemm.alpha = &alpha;
+      gemm.c = c.data();
+      EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+      for (std::size_t i = 0; i < c.size(); ++i) {
+        EXPECT(c[i] == bias[i % 2], "%s: alpha = %g gives %g", Name(isa), alpha, c[i]);
+      }
+    }
+  }
+}
+
 void TestEveryActivation(Isa isa) {
   // Every finite half number through each activation, 64 to a row.
   std::vector<std::uint16_t> x;
@@ -437,6 +458,7 @@ int main() {
     TestSizes(isa);
     TestOptions(isa);
     TestSpecialValues(isa);
+    TestEmptySum(isa);
     TestEveryActivation(isa);
     TestDeterminism(isa);
     TestConcurrentCalls(isa);

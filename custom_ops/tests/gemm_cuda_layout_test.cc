@@ -314,7 +314,8 @@ void RunCase(const Case& c, bool transpose_a, bool transpose_b, const std::strin
     }
   }
   std::memset(result.data(), 0x5a, static_cast<std::size_t>(count_c * output_bytes));
-  const float alpha = 0.75f;
+  // An empty sum is 0, whatever alpha is.
+  const float alpha = c.k == 0 ? HUGE_VALF : 0.75f;
   g.a = a.data();
   g.b = b.data();
   g.c = result.data();
@@ -355,8 +356,8 @@ void RunCase(const Case& c, bool transpose_a, bool transpose_b, const std::strin
         double added = 0;
         if (c.bias) {
           added = c.float_bias ? bias.floats()[column] : read(bias.bits(), column);
-          sum *= alpha;
-          magnitude *= alpha;
+          if (c.k > 0) sum *= alpha;
+          if (c.k > 0) magnitude *= alpha;
         }
         const double got =
             c.float_output ? result.floats()[at] : read(result.bits(), at);
@@ -393,6 +394,9 @@ const std::vector<Case>& Cases() {
       full.float_bias = activation == Activation::kTanh || full.float_output;
       c.push_back(full);
     }
+    Case empty = full;
+    empty.k = 0;
+    c.push_back(empty);
     full.k_per_split = 64;
     full.k = 250;
     full.n = 22;

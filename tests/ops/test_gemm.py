@@ -208,6 +208,20 @@ def test_an_empty_sum_gives_the_bias(route, output_dtype):
     )
 
 
+@pytest.mark.parametrize("alpha", [np.inf, np.nan])
+@pytest.mark.parametrize("rows_are_known", [True, False])
+def test_an_empty_sum_is_0_whatever_alpha(route, alpha, rows_are_known):
+    shape = [2, 0] if rows_are_known else [None, None]
+    multiply = route(
+        lambda a, alpha: fp16_gemm(
+            a, a, bias=tf.constant([1.0, -2.0]), transpose_b=True, alpha=alpha
+        ),
+        input_signature=[tf.TensorSpec(shape, "float16"), tf.TensorSpec([])],
+    )
+    found = multiply(tf.zeros([2, 0], "float16"), tf.constant(alpha))
+    np.testing.assert_array_equal(found, np.float16([[1, -2]] * 2), strict=True)
+
+
 def test_half_accumulator_fails(route):
     """K = 4096: within 0.06 of float64 with FP32 sums, off by 4.3 with FP16 sums."""
     # Terms between 0 and 1 / 4, so that the sum reaches 256 to 512.

@@ -10,7 +10,7 @@
 // unless it underflows), so that an element of A * B errs by at most
 // k * 2^-24 * sum |a| |b|, whatever the order of the sum.
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.
-// k = 0 gives activation(bias). NaN and inf go through as IEEE 754 says.
+// k = 0 gives activation(bias), whatever alpha is. NaN and inf go through as IEEE 754 says.
 
 #ifndef KERAS_MP_GEMM_H_
 #define KERAS_MP_GEMM_H_
