@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -92,13 +93,31 @@ struct Library {
   }
 };
 
-// Lives until the process ends: a destructor could run after CUDA's own.
-const Library& Get() {
-  static const Library* library = new Library;
-  return *library;
+// Returns the library, or null where there is none, and `why`. Only what was found is
+// kept: TensorFlow may load its own later, with the first GPU. It lives until the process
+// ends: a destructor could run after CUDA's own.
+const Library* Find(const char** why) {
+  static std::atomic<const Library*> found{nullptr};
+  if (const Library* library = found) return library;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const Library* library = found) return library;
+  auto library = std::make_unique<const Library>();
+  *why = library->why;
+  if (library->why == nullptr) found = library.release();
+  return found;
 }
 
-Status Failed() { return {StatusCode::kInternal, "cuBLASLt failed"}; }
+// The library that was found.
+const Library& Get() {
+  const char* why = nullptr;
+  return *Find(&why);
+}
+
+// Nothing was put on the stream yet, so that another route may do it.
+Status Unprepared() {
+  return {StatusCode::kUnimplemented, "cuBLASLt failed to prepare this product"};
+}
 
 cudaDataType_t TypeOf(DataType type) {
   switch (type) {
@@ -202,7 +221,7 @@ Status AskHeuristic(cublasLtHandle_t handle, const Gemm& g, const Description& d
                     std::size_t workspace_limit, Choices* choices) {
   const Library& lt = Get();
   cublasLtMatmulPreference_t raw = nullptr;
-  if (lt.cublasLtMatmulPreferenceCreate(&raw) != CUBLAS_STATUS_SUCCESS) return Failed();
+  if (lt.cublasLtMatmulPreferenceCreate(&raw) != CUBLAS_STATUS_SUCCESS) return Unprepared();
   const Owned<cublasLtMatmulPreferenceOpaque_t> preference(raw);
   bool ok = true;
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -220,7 +239,7 @@ Status AskHeuristic(cublasLtHandle_t handle, const Gemm& g, const Description& d
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(g.a));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(g.c));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(g.c));
-  if (!ok) return Failed();
+  if (!ok) return Unprepared();
 
   std::array<cublasLtMatmulHeuristicResult_t, kMaxChoices> found = {};
   int count = 0;
@@ -237,7 +256,7 @@ Status AskHeuristic(cublasLtHandle_t handle, const Gemm& g, const Description& d
       }
     }
   } else if (status != CUBLAS_STATUS_NOT_SUPPORTED) {
-    return Failed();
+    return Unprepared();
   }
   return {};
 }
@@ -276,13 +295,13 @@ class Cache {
   Status Find(const Gemm& gemm, const Description& description, std::size_t limit,
               cublasLtHandle_t* handle, Choices* choices) {
     int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return Failed();
+    if (cudaGetDevice(&device) != cudaSuccess) return Unprepared();
     const Key key = KeyOf(device, gemm, limit);
     const std::lock_guard<std::mutex> lock(mutex_);
     cublasLtHandle_t& own = handles_[device];
     if (own == nullptr && Get().cublasLtCreate(&own) != CUBLAS_STATUS_SUCCESS) {
       own = nullptr;
-      return Failed();
+      return Unprepared();
     }
     *handle = own;
     const auto found = choices_.find(key);
@@ -321,7 +340,7 @@ Status Prepare(const Gemm& gemm, std::size_t limit, Description* description,
       (gemm.bias != nullptr && gemm.bias_type != gemm.output)) {
     return {StatusCode::kUnimplemented, "cuBLASLt cannot fuse this bias or activation"};
   }
-  if (!description->Make(gemm)) return Failed();
+  if (!description->Make(gemm)) return Unprepared();
   return Algorithms().Find(gemm, *description, limit, handle, choices);
 }
 
@@ -339,10 +358,7 @@ Status Prepare(const Gemm& gemm, std::size_t limit, int rank, Description* descr
 
 }  // namespace
 
-bool CublasLtIsAvailable(const char** why) {
-  *why = Get().why;
-  return *why == nullptr;
-}
+bool CublasLtIsAvailable(const char** why) { return Find(why) != nullptr; }
 
 Status CublasLtChoices(const Gemm& gemm, std::size_t workspace_limit, int* count) {
   Description description;
@@ -383,10 +399,15 @@ Status CublasLtProduct(const Gemm& gemm, std::size_t workspace_limit, int rank,
       handle, d.product.get(), on_device ? gemm.alpha : &host_one, gemm.b, d.b.get(),
       gemm.a, d.a.get(), on_device ? zero : &host_zero, gemm.c, d.c.get(), gemm.c,
       d.c.get(), &choice.algo, workspace, workspace_bytes, stream);
-  if (result == CUBLAS_STATUS_NOT_SUPPORTED) {
-    return {StatusCode::kUnimplemented, "cuBLASLt refused this product"};
+  switch (result) {
+    case CUBLAS_STATUS_SUCCESS:
+      return {};
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return {StatusCode::kUnimplemented, "cuBLASLt refused this product"};
+    default:
+      return {StatusCode::kInternal, "cuBLASLt failed"};
   }
-  return result == CUBLAS_STATUS_SUCCESS ? Status() : Failed();
 }
 
 }  // namespace keras_mp::cuda

@@ -11,11 +11,13 @@
 
 namespace keras_mp::cuda {
 
-// Whether the library was found; if not, `why` gets a text that says why.
+// Whether the library was found; if not, `why` gets a text that says why, and the next call
+// looks again.
 bool CublasLtIsAvailable(const char** why);
 
 // How many algorithms the library proposes, at most 8; a `rank` below that names one, 0
-// the library's own choice. They are cached for each problem. None is kUnimplemented.
+// the library's own choice. They are cached for each problem. None is kUnimplemented, and
+// so is whatever fails before the product is put on the stream.
 Status CublasLtChoices(const Gemm& gemm, std::size_t workspace_limit, int* count);
 
 // Bytes of workspace that an algorithm needs.

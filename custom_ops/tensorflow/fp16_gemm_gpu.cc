@@ -5,6 +5,7 @@
 
 #include "fp16_gemm_kernel.h"
 #include "keras_mp/gemm_cuda.h"
+#include "tensorflow/core/platform/logging.h"
 #include "xla/stream_executor/stream.h"
 
 namespace keras_mp {
@@ -18,19 +19,18 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
     OP_REQUIRES(ctx, name == "auto" || name == "own" || name == "cublaslt",
                 absl::InvalidArgumentError(absl::StrCat(
                     "KERAS_MP_GEMM must be auto, own or cublaslt. Received: ", name)));
-    const bool found = IsAvailable(CudaRoute::kCublasLt);
-    if (name == "cublaslt" || (name == "auto" && found)) route_ = CudaRoute::kCublasLt;
+    if (name != "own") route_ = CudaRoute::kCublasLt;
     may_fall_back_ = name == "auto";
   }
 
  protected:
   Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) override {
+    // Where cuBLASLt is missing or knows no algorithm, the own kernel has one.
     const Status status = MultiplyOn(route_, ctx, gemm);
-    // Where cuBLASLt knows no algorithm, the own kernel has one.
-    if (status.code == StatusCode::kUnimplemented && may_fall_back_) {
-      return MultiplyOn(CudaRoute::kOwn, ctx, gemm);
-    }
-    return status;
+    if (status.code != StatusCode::kUnimplemented || !may_fall_back_) return status;
+    LOG_FIRST_N(WARNING, 1) << "keras_mp: the own kernel computes what cuBLASLt did not: "
+                            << status.message;
+    return MultiplyOn(CudaRoute::kOwn, ctx, gemm);
   }
 
  private:
@@ -45,7 +45,7 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
     return GemmCuda(gemm, route, workspace.data(), bytes, stream);
   }
 
-  CudaRoute route_ = CudaRoute::kOwn;
+  CudaRoute route_ = CudaRoute::kOwn;  // to be tried first
   bool may_fall_back_ = false;
 };
 
