@@ -48,8 +48,8 @@ def ops_of(function):
     return {node.op for node in nodes}
 
 
-# Name: the devices, whether the library has kernels for GPUs, and whether the product is
-# native then.
+# Name: the devices, whether the library has kernels for GPUs, and whether the product
+# is native then.
 MACHINES = {
     "cpu": (["CPU"], False, True),
     "gpu": (["CPU", "GPU"], True, True),
