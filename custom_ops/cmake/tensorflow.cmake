@@ -19,8 +19,12 @@ message(STATUS
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
+  tensorflow/average_pool_xla.cc
+  tensorflow/batch_norm_xla.cc
   tensorflow/fp16_gemm_xla.cc
-  tensorflow/in_xla_xla.cc
+  tensorflow/row_norm_xla.cc
+  tensorflow/softmax_xla.cc
+  tensorflow/sum_xla.cc
   tensorflow/update_xla.cc
   tensorflow/update_xla_cpu.cc
   tensorflow/average_pool.cc
@@ -29,7 +33,6 @@ add_library(keras_mp_ops MODULE
   tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_kernel.cc
   tensorflow/fp16_gemm_op.cc
-  tensorflow/in_xla_op.cc
   tensorflow/row_ops.cc
   tensorflow/row_ops_cpu.cc
   tensorflow/status.cc
@@ -43,14 +46,16 @@ add_library(keras_mp_ops MODULE
 # together; those of XLA, which take as long again, beside them.
 set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-set_source_files_properties(tensorflow/fp16_gemm_xla.cc tensorflow/in_xla_xla.cc
-  tensorflow/update_xla.cc tensorflow/update_xla_cpu.cc tensorflow/update_xla_cuda.cc
+set_source_files_properties(tensorflow/average_pool_xla.cc tensorflow/batch_norm_xla.cc
+  tensorflow/fp16_gemm_xla.cc tensorflow/row_norm_xla.cc tensorflow/softmax_xla.cc
+  tensorflow/sum_xla.cc tensorflow/update_xla.cc tensorflow/update_xla_cpu.cc
+  tensorflow/update_xla_cuda.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
   tensorflow/average_pool.cc tensorflow/batch_norm_cpu.cc
   tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
   tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
-  tensorflow/in_xla_op.cc tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
+  tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
   tensorflow/status.cc tensorflow/sum_op.cc tensorflow/update_arguments.cc
   tensorflow/update_cpu_ops.cc tensorflow/update_gpu_ops.cc tensorflow/update_ops.cc
   tensorflow/variables.cc

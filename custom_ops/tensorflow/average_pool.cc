@@ -9,6 +9,7 @@
 
 #include "cpu_threads.h"
 #include "keras_mp/average_pool_cpu.h"
+#include "pooled_dimension.h"
 #include "status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -110,18 +111,7 @@ class AveragePoolOp : public tensorflow::OpKernel {
     pool->channels = x.dim_size(4);
     pool->type = TypeOf(type);
     for (int d = 0; d < 3; ++d) {
-      PooledDimension& one = pool->dimensions[d];
-      one.size = x.dim_size(d + 1);
-      one.window = window_[d];
-      one.stride = strides_[d];
-      if (same_) {
-        one.pooled = (one.size + one.stride - 1) / one.stride;
-        const std::int64_t outside =
-            (one.pooled - 1) * one.stride + one.window - one.size;
-        one.before = outside > 0 ? outside / 2 : 0;
-      } else {
-        one.pooled = one.size < one.window ? 0 : (one.size - one.window) / one.stride + 1;
-      }
+      pool->dimensions[d] = Pooled(x.dim_size(d + 1), window_[d], strides_[d], same_);
     }
     return absl::OkStatus();
   }

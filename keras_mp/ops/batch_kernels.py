@@ -1,4 +1,4 @@
-"""The kernels that normalize a batch in one op, forward and backward."""
+"""The kernel that normalizes a batch in one op, forward and backward."""
 
 import math
 from dataclasses import dataclass
@@ -7,24 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops import native
-from keras_mp.ops.routes import has_accelerator
+from keras_mp.ops.normalization import ChannelNormalization
+from keras_mp.ops.routes import has_kernels, slopes_of
 from keras_mp.ops.rows import sizes_of
-
-
-def kernel_for(data_format: str, epsilon: float) -> Any:
-    """Returns the native kernel on a CPU, TensorFlow's elsewhere, or None.
-
-    None is for a CPU without the native library.
-
-    Args:
-        data_format: `"NHWC"` or `"NCHW"`, of the tensors of rank 4 that it takes.
-        epsilon: number.
-    """
-    if has_accelerator():
-        return FusedKernel(data_format, epsilon)
-    if native.library() is None:
-        return None
-    return NativeKernel(data_format, epsilon)
+from keras_mp.ops.statistics import Total
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,6 @@ class NativeKernel:
 
     data_format: str
     epsilon: float
-    reserves = 0  # what `forward` returns beside the result and the statistics
 
     def forward(
         self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
@@ -93,65 +78,57 @@ class NativeKernel:
         return tf.reshape(x, [outer, inside[0], inside[1] * last])
 
 
-@dataclass(frozen=True)
-class FusedKernel:
-    """TensorFlow's kernel."""
+def kernel_for(data_format: str, epsilon: float) -> NativeKernel | None:
+    """Returns the kernel, or None where there is none.
 
-    data_format: str
-    epsilon: float
-    reserves = 3
-    # Not on every device for 16 bits.
-    apply_backward = None
+    Args:
+        data_format: `"NHWC"` or `"NCHW"`, of the tensors of rank 4 that it takes.
+        epsilon: number.
+    """
+    return NativeKernel(data_format, epsilon) if has_kernels() else None
 
-    def forward(
-        self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
+
+def _formula_of(op: Any) -> ChannelNormalization:
+    return ChannelNormalization(Total((0, 2)), op.get_attr("epsilon"))
+
+
+def _wide(*channels: tf.Tensor) -> list[tf.Tensor]:
+    """Returns `[channels]` beside `[outer, channels, inner]`."""
+    return [tf.reshape(p, [1, -1, 1]) for p in channels]
+
+
+def _flat(*channels: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.reshape(p, [-1]) for p in channels]
+
+
+# For the bare ops: in a reloaded SavedModel, and for a second order.
+@tf.RegisterGradient("KerasMp>BatchNorm")
+def _of_batch_norm(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        y, mean, variance, _ = _formula_of(op).forward(x, *_wide(*parameters))
+        return y, *_flat(mean, variance)
+
+    return slopes_of(formula, op.inputs, upstream)
+
+
+@tf.RegisterGradient("KerasMp>BatchNormGiven")
+def _of_batch_norm_given(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
+        return _formula_of(op).apply(x, *_wide(*channels))
+
+    return slopes_of(formula, op.inputs, [upstream])
+
+
+@tf.RegisterGradient("KerasMp>BatchNormGradient")
+def _of_batch_norm_gradient(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(
+        x: tf.Tensor, of_y: tf.Tensor, *channels: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        nothing = tf.zeros([0])
-        result = self.run(x, gamma, beta, nothing, nothing, is_training=True)
-        # The kernel divides by one less than the number of elements.
-        channels = max(gamma.shape[0], 1)
-        size = tf.cast(tf.size(x, tf.int64) // channels, tf.float32)
-        variance = result.batch_variance * ((size - 1.0) / size)
-        return result.y, result.batch_mean, variance, *result[3:]
+        count = None
+        if not op.get_attr("are_given"):
+            outer, _, inner = sizes_of(x)
+            count = tf.cast(outer * inner, tf.float32)
+        slopes = _formula_of(op).backward(x, of_y, count, *_wide(*channels))
+        return slopes[0], *_flat(*slopes[1:])
 
-    def backward(
-        self,
-        x: tf.Tensor,
-        upstream: tf.Tensor,
-        gamma: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        *reserves: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        gradients = tf.raw_ops.FusedBatchNormGradV3(
-            y_backprop=upstream,
-            x=x,
-            scale=gamma,
-            reserve_space_1=reserves[0],
-            reserve_space_2=reserves[1],
-            reserve_space_3=reserves[2],
-            epsilon=self.epsilon,
-            data_format=self.data_format,
-            is_training=True,
-        )
-        # Without rows the kernel leaves its reserves as it found the memory.
-        of_x, *of_parameters = gradients[:3]
-        has_rows = tf.size(x, tf.int64) > 0
-        return of_x, *(tf.where(has_rows, p, 0.0) for p in of_parameters)
-
-    def apply(self, x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
-        return self.run(x, *channels, is_training=False).y
-
-    def run(self, x: tf.Tensor, *channels: tf.Tensor, is_training: bool) -> Any:
-        gamma, beta, mean, variance = channels
-        return tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=gamma,
-            offset=beta,
-            mean=mean,
-            variance=variance,
-            epsilon=self.epsilon,
-            exponential_avg_factor=1.0,
-            data_format=self.data_format,
-            is_training=is_training,
-        )
+    return slopes_of(formula, op.inputs, upstream)

@@ -25,11 +25,12 @@ def normalize_batch(
     """Normalizes each channel by the statistics of the batch.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, in FP32 inside of
-    `round`. Outside of XLA, and without mask and synchronization, it is one kernel that
-    reads and writes 16 bits: the native one on a CPU, TensorFlow's FusedBatchNormV3 on
-    a GPU. XLA compiles the formula. For FusedBatchNormV3 it would compute the variance
-    as the mean of the squares less the square of the mean: negative, and the result
-    NaN, where a channel is nearly constant.
+    `round`. On a CPU, and without mask and synchronization, it is one kernel that reads
+    and writes 16 bits; elsewhere, and in XLA, it is the formula. TensorFlow's
+    FusedBatchNormV3 would not do: XLA computes its variance as the mean of the squares
+    less the square of the mean, which is negative, and the result NaN, where a channel
+    is nearly constant; and while a graph is traced nobody knows whether XLA will
+    compile it.
 
     Args:
         x: float16 or bfloat16 tensor.
@@ -67,15 +68,14 @@ def _by_kernel(
     beta: tf.Tensor,
     data_format: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs the kernel, and the formula where XLA compiles."""
+    """Runs the kernel, or the formula where there is none."""
     kernel = kernel_for(data_format, formula.epsilon)
-    reserves = kernel.reserves if kernel else 0
     channels = max(gamma.shape[0], 1)
     size = tf.cast(tf.size(images, tf.int64) // channels, tf.float32)
 
     def compiled(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
         y, mean, variance, _ = formula.forward(x, *_wide(data_format, *parameters))
-        return y, *_flat(mean, variance), *[tf.zeros([0])] * reserves
+        return y, *_flat(mean, variance)
 
     def slopes(
         x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
@@ -94,7 +94,7 @@ def _by_kernel(
             backward = kernel.backward if kernel else None
             return choose(slopes, backward, x, upstream, gamma, *held)
 
-        return (y, *held[:2]), gradient
+        return (y, *held), gradient
 
     return normalized(images, gamma, beta)
 
@@ -111,7 +111,7 @@ def apply_statistics(
     """Normalizes each channel by statistics that are given.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, on a CPU by a native
-    kernel, as in `normalize_batch`; on a GPU forward by FusedBatchNormV3.
+    kernel, as in `normalize_batch`.
 
     Args:
         x: float16 or bfloat16 tensor.

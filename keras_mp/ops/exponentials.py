@@ -14,7 +14,7 @@ from keras_mp.ops.checks import (
     to_floating,
 )
 from keras_mp.ops.reductions import accumulator_of, without
-from keras_mp.ops.routes import choose
+from keras_mp.ops.routes import choose, slopes_of
 from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
 
 
@@ -160,6 +160,21 @@ def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
     for mask in masks:
         y = tf.where(mask, y, tf.zeros([], y.dtype))
     return y
+
+
+# For the bare ops: in a reloaded SavedModel, and for a second order.
+@tf.RegisterGradient("KerasMp>Softmax")
+def _of_softmax(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    return native.library().keras_mp_softmax_gradient(x=op.inputs[0], of_y=upstream)
+
+
+@tf.RegisterGradient("KerasMp>SoftmaxGradient")
+def _of_softmax_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(x: tf.Tensor, of_y: tf.Tensor) -> tf.Tensor:
+        p = _softmax(tf.cast(x, tf.float32), [1])
+        return tf.cast(_slope(p, of_y, [1], ()), x.dtype)
+
+    return slopes_of(formula, op.inputs, [upstream])
 
 
 def log_softmax(

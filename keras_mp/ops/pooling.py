@@ -14,7 +14,7 @@ def average_pool(
 ) -> tf.Tensor:
     """Returns the average of each window, summed in FP32 and rounded once.
 
-    On a CPU outside of XLA a native kernel does it. Nothing is held between forward and
+    On a CPU a native kernel does it. Nothing is held between forward and
     backward pass.
 
     Args:
@@ -86,3 +86,20 @@ def _read(
         for size, window, stride in zip(inside, pool_size, strides, strict=True)
     ]
     return [batch, *ends, channels]
+
+
+# For the bare ops: in a reloaded SavedModel, and for a second order.
+@tf.RegisterGradient("KerasMp>AveragePool")
+def _of_average_pool(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    return native.library().keras_mp_average_pool_gradient(
+        shape=tf.shape(op.inputs[0]), of_y=upstream, **_windows_of(op)
+    )
+
+
+@tf.RegisterGradient("KerasMp>AveragePoolGradient")
+def _of_average_pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    return [None, native.library().keras_mp_average_pool(x=upstream, **_windows_of(op))]
+
+
+def _windows_of(op: Any) -> dict[str, Any]:
+    return {name: op.get_attr(name) for name in ("window", "strides", "padding")}

@@ -219,3 +219,10 @@ def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         return tf.reshape(y, [*before, *[1] * len(axes), *after])
 
     return choose(formula, kernel if have_sum(x, axes) else None, x)
+
+
+@tf.RegisterGradient("KerasMp>Sum")
+def _of_sum(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    """The gradient of the bare op: in a reloaded SavedModel, and for a second order."""
+    (x,) = op.inputs
+    return tf.broadcast_to(tf.cast(tf.expand_dims(upstream, 1), x.dtype), tf.shape(x))

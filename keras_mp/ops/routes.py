@@ -1,6 +1,6 @@
 """Which of two computations runs: a kernel, or the formula in TensorFlow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,48 +11,51 @@ from keras_mp.ops import native
 def choose(
     formula: Callable[..., Any], kernel: Callable[..., Any] | None, *arguments: Any
 ) -> Any:
-    """Computes with a kernel, and with the formula where XLA compiles or it is None.
+    """Computes with a kernel, or with the formula where there is none.
 
-    While a function is traced, nobody knows whether XLA will compile it: an op of the
-    native library tells when the graph runs. Without the library, a graph takes the
-    formula.
-
-    TensorFlow knows no gradient of the kernels, but asks for it where two tapes record:
-    so it sees constants here, and is told the gradient of the formula.
+    A kernel is an op that XLA compiles to the formula, and whose gradient is
+    registered. Tapes see the formula as one operation, too: what it computes on the way
+    is not held, and where two tapes ask for its gradient it is computed again.
 
     Args:
         formula: of the arguments.
-        kernel: the same, of the same number of results.
+        kernel: the same; or None.
         *arguments: tensors.
     """
+    if kernel is not None:
+        return kernel(*arguments)
 
     @tf.custom_gradient
-    def chosen(*arguments: tf.Tensor) -> tuple[Any, Any]:
+    def computed(*arguments: tf.Tensor) -> tuple[Any, Any]:
         def gradient(*upstream: tf.Tensor) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                results = formula(*arguments)
-            slopes = upstream if isinstance(results, tuple) else upstream[0]
-            return tape.gradient(results, arguments, slopes)
+            return slopes_of(formula, arguments, upstream)
 
         constants = [tf.stop_gradient(x) for x in arguments]
-        return _choose(formula, kernel, constants), gradient
+        return formula(*constants), gradient
 
-    return chosen(*arguments)
+    return computed(*arguments)
 
 
-def _choose(
-    formula: Callable[..., Any], kernel: Callable[..., Any] | None, arguments: list[Any]
-) -> Any:
-    if kernel is None:
-        return formula(*arguments)
-    if tf.executing_eagerly():
-        return kernel(*arguments)
-    ops = native.library()
-    if ops is None:
-        return formula(*arguments)
-    branches = [lambda: kernel(*arguments), lambda: formula(*arguments)]
-    return tf.switch_case(ops.keras_mp_in_xla(), branches)
+def slopes_of(
+    formula: Callable[..., Any],
+    arguments: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor],
+) -> list[tf.Tensor | None]:
+    """Returns the gradients of the arguments, by the operations of the formula.
+
+    Args:
+        formula: of the arguments, with one result or a tuple.
+        arguments: tensors.
+        upstream: the gradient of each result.
+    """
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        results = formula(*arguments)
+    several = isinstance(results, tuple)
+    slopes = tape.gradient(
+        results, list(arguments), tuple(upstream) if several else upstream[0]
+    )
+    return list(slopes)
 
 
 def devices(kind: str) -> list[Any]:

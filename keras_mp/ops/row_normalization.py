@@ -10,7 +10,7 @@ from keras_mp.ops import native
 from keras_mp.ops.backward import late
 from keras_mp.ops.checks import axes_of
 from keras_mp.ops.normalization import sum_like
-from keras_mp.ops.routes import choose
+from keras_mp.ops.routes import choose, slopes_of
 from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
 
 LAYER = "layer"
@@ -28,8 +28,8 @@ def normalize_rows(
 ) -> tf.Tensor:
     """Returns `round(gamma * z + beta)`, where `z` is `x` normalized along axes.
 
-    On a CPU outside of XLA one native kernel does it along the last axes. Between
-    forward and backward pass `x` alone is held.
+    On a CPU one native kernel does it along the last axes. Between forward and backward
+    pass `x` alone is held.
 
     Args:
         x: float16 or bfloat16 tensor.
@@ -65,7 +65,7 @@ def normalize_rows(
 
 @dataclass(frozen=True)
 class _Formula:
-    """In TensorFlow, and for XLA."""
+    """In TensorFlow."""
 
     kind: str
     axes: list[int]
@@ -167,3 +167,42 @@ def split(
     """Returns gamma and beta of those that are given, as lists of one or none."""
     at = int(given[0])
     return list(parameters[:at]), list(parameters[at:])
+
+
+# For the bare ops: in a reloaded SavedModel, and for a second order.
+@tf.RegisterGradient("KerasMp>RowNorm")
+def _of_row_norm(op: Any, upstream: tf.Tensor) -> list[tf.Tensor]:
+    x, *parameters = op.inputs
+    gamma, beta = split(_given(op), parameters)
+    of_x, of_gamma, of_beta = native.library().keras_mp_row_norm_gradient(
+        x=x,
+        of_y=upstream,
+        gamma=gamma,
+        num_beta=len(beta),
+        kind=op.get_attr("kind"),
+        epsilon=op.get_attr("epsilon"),
+    )
+    return [of_x, *of_gamma, *of_beta]
+
+
+@tf.RegisterGradient("KerasMp>RowNormGradient")
+def _of_row_norm_gradient(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    kind, given = op.get_attr("kind").decode(), _given(op)
+    row_norm = _Formula(kind, [1], op.get_attr("epsilon"), given)
+
+    def formula(
+        x: tf.Tensor, of_y: tf.Tensor, *gamma: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        size = sizes_of(x)[1]
+        # Of beta the gradient depends on the shape alone.
+        parameters = [*gamma, *[tf.zeros([size])] * given[1]]
+        of_x, *slopes = row_norm.backward(
+            x, of_y, *(tf.reshape(p, [1, size]) for p in parameters)
+        )
+        return of_x, *(tf.reshape(slope, [size]) for slope in slopes)
+
+    return slopes_of(formula, op.inputs, upstream)
+
+
+def _given(op: Any) -> tuple[bool, bool]:
+    return bool(op.get_attr("num_gamma")), bool(op.get_attr("num_beta"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import batch_kernels, batch_normalization
+from keras_mp.ops import batch_kernels, batch_normalization, routes
 
 SHAPES = {
     "images": ((4, 5, 6, 3), 3),
@@ -15,15 +15,6 @@ SHAPES = {
     "volumes": ((2, 3, 4, 5, 6), 4),
     "first-axis": ((3, 4, 5), 0),
 }
-
-
-@pytest.fixture(params=["native", "fused"])
-def kernel(request, monkeypatch):
-    """The native kernel, or that of TensorFlow, which a GPU would take."""
-    monkeypatch.setenv("KERAS_MP_OPS", "native")
-    if request.param == "fused":
-        monkeypatch.setattr(batch_kernels, "has_accelerator", lambda: True)
-    return request.param
 
 
 def normalize(x, gamma, beta, upstream, axis):
@@ -47,7 +38,8 @@ def apply(x, gamma, beta, upstream, axis):
 
 @pytest.mark.parametrize("function", [normalize, apply])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES.values(), ids=SHAPES)
-def test_the_kernels_are_the_formula(kernel, function, shape, axis, monkeypatch):
+def test_the_kernels_are_the_formula(ops_mode, function, shape, axis, monkeypatch):
+    ops_mode("native")
     rng = np.random.default_rng(0)
     x, upstream = (tf.constant(rng.normal(1, 2, shape), tf.float16) for _ in range(2))
     gamma, beta = (
@@ -71,8 +63,8 @@ def test_the_kernels_are_the_formula(kernel, function, shape, axis, monkeypatch)
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-def test_a_constant_channel_is_beta(kernel, jit):
-    # XLA computes the variance of FusedBatchNormV3 as a difference: it is -20 here.
+def test_a_constant_channel_is_beta(jit):
+    # The variance of TensorFlow's FusedBatchNormV3 is a difference in XLA: -20 here.
     x = tf.fill([64, 7, 7, 2], tf.constant(1000.0, tf.float16))
     one = tf.ones([2])
     run = tf.function(normalize, jit_compile=jit)
@@ -83,6 +75,13 @@ def test_a_constant_channel_is_beta(kernel, jit):
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
 
 
-def test_without_the_library_a_cpu_takes_the_formula(monkeypatch):
-    monkeypatch.setattr(batch_kernels.native, "library", lambda: None)
+def test_a_cpu_takes_the_kernel_and_an_accelerator_the_formula(ops_mode, monkeypatch):
+    ops_mode("native")
+    assert batch_kernels.kernel_for("NHWC", 1e-3) is not None
+    monkeypatch.setattr(routes, "has_accelerator", lambda: True)
+    assert batch_kernels.kernel_for("NHWC", 1e-3) is None
+
+
+def test_without_the_library_a_cpu_takes_the_formula(ops_mode):
+    ops_mode("reference")
     assert batch_kernels.kernel_for("NHWC", 1e-3) is None
