@@ -20,6 +20,7 @@ from keras_mp.loss_scale import (
     LossScaleState,
 )
 from keras_mp.optimizers import FP32MasterOptimizer, wrap
+from keras_mp.penalties import regularize_in_fp32
 from keras_mp.regularizers import FP32Regularizer
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "export_weights",
     "layers",
     "ops",
+    "regularize_in_fp32",
     "wrap",
 ]
 if _keras.backend.backend() != "tensorflow":

@@ -9,6 +9,7 @@ import keras
 from keras_mp.arguments import whole_number
 from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizers import FP32MasterOptimizer
+from keras_mp.penalties import check_penalties
 
 _ON_COLLAPSE = ("raise", "warn", "continue")
 
@@ -45,8 +46,8 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     Raises:
         TypeError: `patience` is not an int.
-        ValueError: the model's optimizer is not wrapped, or an argument is out of
-            range.
+        ValueError: the model's optimizer is not wrapped, an argument is out of
+            range, or a regularizer computes in 16 bits, where Keras's `fit` fails.
         LossScaleCollapseError: in `fit`, as asked by `on_collapse`.
 
     Example:
@@ -81,6 +82,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         """Gives the model's optimizer the rule, before any callback restores state."""
         super().set_model(model)
         optimizer = self._optimizer
+        check_penalties(model)
         if self.loss_scale is None or self.loss_scale == optimizer.loss_scale_rule:
             return
         optimizer.loss_scale = self.loss_scale

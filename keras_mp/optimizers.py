@@ -29,8 +29,8 @@ from keras_mp.inner_update import overflows_of, unscale
 from keras_mp.joint import check_all_reduce_dtype, choose_run, sum_gradients
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.masters import MasterWeights, create_masters
+from keras_mp.penalties import regularize_weights
 from keras_mp.plan import plan
-from keras_mp.regularizers import FP32Regularizer
 from keras_mp.rounding import ROUNDING_MODES
 from keras_mp.scaler import LossScaler, add_scalar
 from keras_mp.serialization import deserialize, serialize_optimizer
@@ -272,11 +272,9 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             self._seed_generator,
             strategy_of(self),
         )
-        for weight, master in self._own_masters.pairs:
+        for _, master in self._own_masters.pairs:
             self._track_variable(master)
-            regularizer = getattr(weight, "regularizer", None)
-            if regularizer is not None and not isinstance(regularizer, FP32Regularizer):
-                weight.regularizer = FP32Regularizer(regularizer)
+        regularize_weights(variables)
         self._own_masters.fill()
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
         self.inner_optimizer.build(self._masters)

@@ -192,3 +192,113 @@ def test_it_survives_the_config_of_a_layer():
     back = keras.layers.Dense.from_config(layer.get_config())
     assert type(back.kernel_regularizer) is FP32Regularizer
     assert back.kernel_regularizer.regularizer.get_config() == {"l2": 0.25}
+
+
+# Penalties that Keras adds to the loss.
+
+
+class Penalty(keras.layers.Layer):
+    """Adds the mean of its input to the loss."""
+
+    def __init__(self, dtype_of_loss=None, **arguments):
+        super().__init__(**arguments)
+        self.dtype_of_loss = dtype_of_loss
+
+    def call(self, x):
+        loss = keras.ops.mean(x)
+        self.add_loss(keras.ops.cast(loss, self.dtype_of_loss or loss.dtype))
+        return x
+
+
+def sequential(policy, *layers, is_built=True):
+    inputs = [keras.Input((1,), dtype=policy.removeprefix("mixed_"))] * is_built
+    model = keras.Sequential([*inputs, *layers])
+    model.compile(keras_mp.wrap(keras.optimizers.SGD(0.25), 8), "mse")
+    return model
+
+
+def loss_of(model, *callbacks):
+    ones = np.ones((2, 1), "float32")
+    return model.fit(ones, ones, verbose=0, callbacks=callbacks).history["loss"]
+
+
+def unit(policy, **arguments):
+    return keras.layers.Dense(
+        1, use_bias=False, kernel_initializer="ones", dtype=policy, **arguments
+    )
+
+
+L2 = keras.regularizers.L2(0.5)
+# The weight, the input and the output are 1, so that each penalty is 1/2.
+PENALTIES = {
+    "weight": ("float16", {"kernel_regularizer": L2}, True),
+    "bfloat16": ("bfloat16", {"kernel_regularizer": L2}, True),
+    "unbuilt": ("float16", {"kernel_regularizer": L2}, False),
+    "activity": ("float16", {"activity_regularizer": L2}, True),
+    "mixed_activity": ("mixed_float16", {"activity_regularizer": L2}, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "is_built"), PENALTIES.values(), ids=PENALTIES
+)
+def test_penalties_in_a_fit(policy, arguments, is_built):
+    # If it does not fail, the host has mended it.
+    with pytest.raises(TypeError, match="float16"):
+        loss_of(sequential(policy, unit(policy, **arguments), is_built=is_built))
+    model = sequential(policy, unit(policy, **arguments), is_built=is_built)
+    assert keras_mp.regularize_in_fp32(model) is model
+    assert loss_of(model) == [0.5]
+    # Nothing is put around twice.
+    keras_mp.regularize_in_fp32(model)
+    (layer,) = model.layers
+    for name in arguments:
+        assert getattr(layer, name).regularizer is L2
+
+
+def test_a_penalty_inside_of_a_layer():
+    cell = keras.layers.LSTMCell(1, kernel_regularizer=L2, dtype="float16")
+    model = keras.Sequential([keras.layers.RNN(cell, dtype="float16")])
+    keras_mp.regularize_in_fp32(model)
+    assert type(cell.kernel_regularizer) is FP32Regularizer
+
+
+def test_layers_that_compute_in_32_bits_are_left_alone():
+    layer = unit("float32", kernel_regularizer=L2, activity_regularizer=L2)
+    keras_mp.regularize_in_fp32(sequential("float32", layer))
+    assert layer.kernel_regularizer is layer.activity_regularizer is L2
+    assert layer.kernel.regularizer is L2
+
+
+def test_the_callback_sees_to_the_weights_of_a_model_that_is_built():
+    layer = unit("float16", kernel_regularizer=L2)
+    model = sequential("float16", layer)
+    assert loss_of(model, keras_mp.LossScaleCallback()) == [0.5]
+    assert layer.kernel_regularizer is L2
+
+
+@pytest.mark.parametrize("case", ["unbuilt", "activity", "mixed_activity"])
+def test_the_callback_says_what_to_call(case):
+    policy, arguments, is_built = PENALTIES[case]
+    model = sequential(policy, unit(policy, **arguments), is_built=is_built)
+    with pytest.raises(ValueError, match=r"_regularizer=L2\. Call keras_mp\.regular"):
+        loss_of(model, keras_mp.LossScaleCallback())
+
+
+def test_a_loss_that_a_layer_adds_is_cast_by_it():
+    layers = [Penalty(dtype="float16"), unit("float16")]
+    with pytest.raises(TypeError, match="float16"):
+        loss_of(sequential("float16", *layers))
+    layers = [Penalty("float32", dtype="float16"), unit("float16")]
+    assert loss_of(sequential("float16", *layers)) == [1.0]
+
+
+def test_the_callback_leaves_a_model_alone_that_computes_its_own_loss():
+    class Model(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, **arguments):
+            return sum(keras.ops.cast(loss, "float32") for loss in self.losses)
+
+    layer = unit("float16", activity_regularizer=L2)
+    model = Model([keras.Input((1,), dtype="float16"), layer])
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    assert loss_of(model, keras_mp.LossScaleCallback()) == [0.5]
