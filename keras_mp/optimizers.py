@@ -27,11 +27,12 @@ from keras_mp.inner import (
 )
 from keras_mp.inner_update import overflows_of, unscale
 from keras_mp.joint import check_all_reduce_dtype, choose_run, sum_gradients
-from keras_mp.loss_scale import LossScale, as_loss_scale
+from keras_mp.loss_scale import as_loss_scale
 from keras_mp.masters import MasterWeights, create_masters
 from keras_mp.penalties import regularize_weights
 from keras_mp.plan import plan
 from keras_mp.rounding import ROUNDING_MODES
+from keras_mp.ruled import RuledOptimizer
 from keras_mp.scaler import LossScaler, add_scalar
 from keras_mp.serialization import deserialize, serialize_optimizer
 from keras_mp.sharing import (
@@ -99,7 +100,7 @@ min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
+class FP32MasterOptimizer(RuledOptimizer):
     """An optimizer that updates FP32 masters from scaled gradients.
 
     A step: are all gradients finite? If not, only the loss scale's own state
@@ -169,50 +170,6 @@ class FP32MasterOptimizer(keras.optimizers.LossScaleOptimizer):
             self._notes, self.add_variable, self._track_variable
         )
         self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
-
-    @property
-    def loss_scale(self) -> Any:
-        """The current scale: a scalar float32 variable.
-
-        Assign a number, `"dynamic"` or a `LossScale` to start anew with that rule.
-        A train function that was traced before keeps the rule that it was traced
-        with; `LossScaleCallback(loss_scale=...)` has it traced again.
-        """
-        return self._scaler.state.scale
-
-    @loss_scale.setter
-    def loss_scale(self, value: Any) -> None:
-        self._scaler.restart(as_loss_scale(value))
-
-    @property
-    def loss_scale_rule(self) -> LossScale:
-        """The `LossScale` that chooses the scale."""
-        return self._scaler.rule
-
-    @property
-    def skipped_steps(self) -> Any:
-        """How many steps were skipped for an overflow: a scalar int variable."""
-        return self._scaler.state.skipped_steps
-
-    @property
-    def consecutive_skips(self) -> Any:
-        """How many of them came last, in a row: a scalar int variable."""
-        return self._scaler.state.consecutive_skips
-
-    @property
-    def skips_at_minimum(self) -> Any:
-        """How many of those began at the smallest scale: a scalar int variable."""
-        return self._scaler.state.skips_at_minimum
-
-    @property
-    def dynamic_scale(self) -> Any:
-        """The current scale, under the name that the base class gave it."""
-        return self._scaler.state.scale
-
-    @property
-    def step_counter(self) -> Any:
-        """Finite steps since the last overflow, under the base class's name."""
-        return self._scaler.state.finite_steps
 
     @property
     def master_weights(self) -> list[Any]:

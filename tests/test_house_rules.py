@@ -24,7 +24,7 @@ CHAINS = (
         ("inner", "masters", "penalties", "step"),
         ("scaler",),
         ("fused_update", "inner_update", "joint"),
-        ("plan", "sharing"),
+        ("plan", "ruled", "sharing"),
         ("optimizers",),
         ("callbacks", "checkpoints", "export"),
     ),

@@ -714,3 +714,40 @@ def test_a_new_rule_starts_a_new_state():
     assert int(optimizer.skipped_steps) == int(optimizer.skips_at_minimum) == 0
     optimizer.apply([tf.constant([np.inf], "float16")], [weight])
     assert float(optimizer.loss_scale) == 16.0
+
+
+# Names of the base class.
+
+
+class Halved(keras_mp.LossScale):
+    def next_scale(self, state, finite):
+        return keras.ops.where(finite, state.scale, state.scale / 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "initial_scale", "growth_steps"),
+    [
+        ("dynamic", 2.0**15, 2000),
+        (keras_mp.DynamicLossScale(64.0, growth_interval=3), 64.0, 3),
+        (128, 128.0, None),
+        (Halved(32.0, 1.0), 32.0, None),
+    ],
+    ids=["default", "dynamic", "constant", "own"],
+)
+def test_the_names_of_the_base_class_are_those_of_the_rule(
+    rule, initial_scale, growth_steps
+):
+    optimizer = keras_mp.wrap("sgd", loss_scale=rule)
+    assert optimizer.initial_scale == initial_scale
+    assert optimizer.dynamic_growth_steps == growth_steps
+    optimizer.loss_scale = 4.0
+    assert optimizer.initial_scale == 4.0
+    assert optimizer.dynamic_growth_steps is None
+
+
+@pytest.mark.parametrize("name", ["initial_scale", "dynamic_growth_steps"])
+def test_the_names_of_the_base_class_cannot_be_set(name):
+    optimizer = keras_mp.wrap("sgd", loss_scale=8)
+    with pytest.raises(AttributeError, match=rf"(?s)`{name}`.*={5}\..*loss_scale = "):
+        setattr(optimizer, name, 5)
+    assert float(optimizer.loss_scale) == optimizer.initial_scale == 8.0
