@@ -44,7 +44,7 @@ def fp16_gemm(
     else:
         product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     # An empty sum is 0, not 0 * alpha.
-    has_terms = tf.shape(a)[-2 if transpose_a else -1] > 0
+    has_terms = tf.shape(a, tf.int64)[-2 if transpose_a else -1] > 0
     result = tf.where(has_terms, tf.ensure_shape(alpha, []), 1.0) * product
     for bias in biases:
         # Unlike a sum, bias_add refuses what is not [N].
