@@ -295,7 +295,7 @@ def test_a_loss_that_a_layer_adds_is_cast_by_it():
 
 def test_the_callback_leaves_a_model_alone_that_computes_its_own_loss():
     class Model(keras.Sequential):
-        def compute_loss(self, x=None, y=None, y_pred=None, **arguments):
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
             return sum(keras.ops.cast(loss, "float32") for loss in self.losses)
 
     layer = unit("float16", activity_regularizer=L2)
