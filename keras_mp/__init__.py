@@ -12,7 +12,12 @@ from keras_mp.callbacks import (
 )
 from keras_mp.checkpoints import Checkpoints
 from keras_mp.export import export_weights
-from keras_mp.layers import convert
+from keras_mp.layers import (
+    ConversionReport,
+    conversion_report,
+    convert,
+    to_keras,
+)
 from keras_mp.loss_scale import (
     ConstantLossScale,
     DynamicLossScale,
@@ -28,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoints",
     "ConstantLossScale",
+    "ConversionReport",
     "DynamicLossScale",
     "FP32MasterOptimizer",
     "FP32Regularizer",
@@ -36,11 +42,13 @@ __all__ = [
     "LossScaleCollapseError",
     "LossScaleState",
     "SwapEMAWeights",
+    "conversion_report",
     "convert",
     "export_weights",
     "layers",
     "ops",
     "regularize_in_fp32",
+    "to_keras",
     "wrap",
 ]
 if _keras.backend.backend() != "tensorflow":

@@ -33,6 +33,7 @@ CHAINS = (
         ("ops",),
         ("layers.attention_weights", "layers.precision"),
         ("layers.contraction", "layers.convolution", "layers.recurrence"),
+        ("layers.own_code",),
         ("info", "layers"),
     ),
 )

@@ -10,7 +10,10 @@ from keras_mp.layers.conv1d import Conv1D
 from keras_mp.layers.conv2d import Conv2D
 from keras_mp.layers.conv2d_transpose import Conv2DTranspose
 from keras_mp.layers.conv3d import Conv3D
+from keras_mp.layers.conversion_report import ConversionReport as ConversionReport
+from keras_mp.layers.conversion_report import conversion_report as conversion_report
 from keras_mp.layers.convert import convert as convert
+from keras_mp.layers.convert import to_keras as to_keras
 from keras_mp.layers.dense import Dense
 from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
 from keras_mp.layers.einsum_dense import EinsumDense

@@ -1,101 +1,57 @@
-"""`convert`: the layers of a model replaced by those of `keras_mp.layers`."""
+"""`convert`: the layers of a model become those of `keras_mp.layers`; `to_keras`."""
 
+import functools
+import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import keras
 
-from keras_mp.layers.additive_attention import AdditiveAttention
-from keras_mp.layers.attention import Attention
-from keras_mp.layers.average_pooling1d import AveragePooling1D
-from keras_mp.layers.average_pooling2d import AveragePooling2D
-from keras_mp.layers.average_pooling3d import AveragePooling3D
-from keras_mp.layers.batch_normalization import BatchNormalization
-from keras_mp.layers.conv1d import Conv1D
-from keras_mp.layers.conv2d import Conv2D
-from keras_mp.layers.conv2d_transpose import Conv2DTranspose
-from keras_mp.layers.conv3d import Conv3D
-from keras_mp.layers.dense import Dense
-from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
-from keras_mp.layers.einsum_dense import EinsumDense
-from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
-from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
-from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
-from keras_mp.layers.group_normalization import GroupNormalization
-from keras_mp.layers.gru import GRU
-from keras_mp.layers.gru_cell import GRUCell
-from keras_mp.layers.layer_normalization import LayerNormalization
-from keras_mp.layers.lstm import LSTM
-from keras_mp.layers.lstm_cell import LSTMCell
-from keras_mp.layers.multi_head_attention import MultiHeadAttention
-from keras_mp.layers.rms_normalization import RMSNormalization
-from keras_mp.layers.separable_conv2d import SeparableConv2D
-from keras_mp.layers.softmax import Softmax
-from keras_mp.layers.spectral_normalization import SpectralNormalization
-from keras_mp.layers.unit_normalization import UnitNormalization
-
-# A new layer is one line here.
-COUNTERPARTS: dict[Any, Any] = {
-    keras.layers.AdditiveAttention: AdditiveAttention,
-    keras.layers.Attention: Attention,
-    keras.layers.AveragePooling1D: AveragePooling1D,
-    keras.layers.AveragePooling2D: AveragePooling2D,
-    keras.layers.AveragePooling3D: AveragePooling3D,
-    keras.layers.BatchNormalization: BatchNormalization,
-    keras.layers.Conv1D: Conv1D,
-    keras.layers.Conv2D: Conv2D,
-    keras.layers.Conv2DTranspose: Conv2DTranspose,
-    keras.layers.Conv3D: Conv3D,
-    keras.layers.Dense: Dense,
-    keras.layers.DepthwiseConv2D: DepthwiseConv2D,
-    keras.layers.EinsumDense: EinsumDense,
-    keras.layers.GRU: GRU,
-    keras.layers.GRUCell: GRUCell,
-    keras.layers.GlobalAveragePooling1D: GlobalAveragePooling1D,
-    keras.layers.GlobalAveragePooling2D: GlobalAveragePooling2D,
-    keras.layers.GlobalAveragePooling3D: GlobalAveragePooling3D,
-    keras.layers.GroupNormalization: GroupNormalization,
-    keras.layers.LSTM: LSTM,
-    keras.layers.LSTMCell: LSTMCell,
-    keras.layers.LayerNormalization: LayerNormalization,
-    keras.layers.MultiHeadAttention: MultiHeadAttention,
-    keras.layers.RMSNormalization: RMSNormalization,
-    keras.layers.SeparableConv2D: SeparableConv2D,
-    keras.layers.Softmax: Softmax,
-    keras.layers.SpectralNormalization: SpectralNormalization,
-    keras.layers.UnitNormalization: UnitNormalization,
-}
-
-# What follows from arguments that Keras does not save.
-_NOT_IN_CONFIG = (
-    "use_cudnn",
-    "implementation",
-    "dropout_mask_count",
-    "supports_jit",
-    "_flash_attention",
+from keras_mp.layers.conversion_report import conversion_report, every_layer
+from keras_mp.layers.counterparts import (
+    COUNTERPARTS,
+    PLAIN,
+    counterpart,
+    is_converted,
+    plain,
 )
+from keras_mp.layers.precision import HALVES, FP32Weights
 
 
-def convert(model: keras.Model) -> keras.Model:
-    """Returns the model with each layer replaced by that of `keras_mp.layers`.
+def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
+    """Makes each layer inside a model one of `keras_mp.layers`, in place.
 
-    A layer of exactly the class `keras.layers.X` becomes `keras_mp.layers.X`, if there
-    is one; so does what is inside of nested models and of Keras's wrappers, such as
-    `Bidirectional`, `TimeDistributed` and `RNN`. A subclass of yours stays what it is.
-    Names, dtype policies, weights and seeds are kept. The new model shares none with
-    the old one, and is compiled as that was, with an optimizer that starts anew; so do
-    the states of a stateful RNN. The model is rebuilt from its config: functions and
-    classes of yours must be registered (`keras.saving.register_keras_serializable`),
-    or in a `keras.saving.custom_object_scope`.
+    A layer of the class `keras.layers.X` becomes a `keras_mp.layers.X`, if there is
+    one, at any depth: in nested models, in Keras's wrappers, in layers and models of
+    your own and of other packages. Only its class changes. What it holds stays: names,
+    dtype policies, weights, seeds, adapted tables, quantization and LoRA, and so does
+    all that refers to it: the functional graph, the compiled losses and metrics, the
+    optimizer with its state. A subclass of `keras.layers.X` is given the arithmetic of
+    `keras_mp.layers.X` below its own methods; it stays as it is if it defines one of
+    those that this would replace, such as `call`.
+
+    Under the policies `float16` and `bfloat16` the weights of normalizations, of 16
+    bits in Keras, are replaced by FP32 ones with the same values, names and order.
+
+    A file saved from the model holds `keras_mp.layers.X` where the model's config has
+    the layer. A layer that makes others in its constructor makes those of Keras again
+    when it is loaded: call `convert` after `load_model`. Functions that you have traced
+    with `tf.function` before go on as they were; those of `fit`, `evaluate` and
+    `predict` are traced again.
 
     Args:
-        model: `keras.Sequential`, or a functional `keras.Model`.
+        model: `keras.Model`, or a layer.
+        verbose: bool, whether to print the `conversion_report`. Defaults to False;
+            then one warning says what is left that computes 16-bit products or sums.
 
     Returns:
-        A model of the same kind.
+        The same object; or, where it is a layer with a counterpart itself, this one
+        too, converted.
 
     Raises:
-        ValueError: the model, or one nested in it, is of a class of its own, or has
-            other variables than its config says.
+        TypeError: `model` is not a layer.
+        ValueError: normalizations need FP32 weights, and an optimizer already holds
+            state for those of 16 bits.
         RuntimeError: Keras is on another backend than TensorFlow.
 
     Example:
@@ -106,105 +62,179 @@ def convert(model: keras.Model) -> keras.Model:
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    _check_backend()
-    _check(model)
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            "`convert` takes a model. "
-            f"Received: {model!r}. Make a single layer with `keras_mp.layers`, under "
-            "the same name and with the same arguments."
+    _check(model, "convert")
+    layers = every_layer(model)
+    changes = [(layer, counterpart(type(layer))) for layer in layers]
+    changes = [(layer, cls) for layer, cls in changes if cls is not None]
+    replaced = [
+        (layer, halves)
+        for layer, cls in changes
+        if issubclass(cls, FP32Weights) and (halves := _half_weights(layer))
+    ]
+    if replaced:
+        _check_optimizers(layers)
+    for layer, cls in changes:
+        _change_class(layer, cls)
+    for layer, halves in replaced:
+        _store_in_fp32(layer, halves)
+    _forget_traces(layers)
+    report = conversion_report(model)
+    if verbose:
+        print(report)
+    elif report.left:
+        warnings.warn(
+            "What `convert` leaves computes 16-bit products and sums as Keras does. "
+            f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
+            "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
+            "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "
+            "warn.",
+            stacklevel=2,
         )
-    converted = keras.models.clone_model(
-        model, clone_function=_converted_layer, recursive=True
-    )
-    if model.built and not converted.built:
-        converted.build(model.input_shape)
-    _copy_state(model, converted)
-    if model.compiled:
-        # Again: an optimizer may copy the weights when it is built.
-        converted.compile_from_config(model.get_compile_config())
-    return converted
+    return model
 
 
-def _copy_state(model: keras.Model, converted: keras.Model) -> None:
-    old_variables, new_variables = model.variables, converted.variables
-    found, expected = (
-        [(variable.name, tuple(variable.shape)) for variable in variables]
-        for variables in (new_variables, old_variables)
-    )
-    if found != expected:
+def to_keras(model: keras.Layer) -> keras.Layer:
+    """Makes each layer of `keras_mp.layers` inside a model that of Keras, in place.
+
+    The inverse of `convert`: weights, names and everything else stay. What is exported
+    or saved then needs nothing of keras_mp. Normalizations keep their FP32 weights
+    under the policy `float16` too.
+
+    Args:
+        model: `keras.Model`, or a layer.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: `model` is not a layer.
+        ValueError: it has a subclass of a layer of keras_mp, or an operation of
+            `keras_mp.ops`, for which Keras has nothing.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Dense(2)
+    >>> model = keras.Sequential([keras.Input((3,)), layer])
+    >>> type(keras_mp.to_keras(model).layers[0]) is keras.layers.Dense
+    True
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    _check(model, "to_keras")
+    layers = every_layer(model)
+    ours = [layer for layer in layers if is_converted(type(layer))]
+    strange = [layer for layer in ours if plain(type(layer)) is None]
+    strange += [
+        operation
+        for layer in layers
+        for operation in getattr(layer, "operations", [])
+        if type(operation).__module__.startswith("keras_mp.ops")
+    ]
+    if strange:
+        names = [f"{x.name!r} ({type(x).__name__})" for x in strange]
         raise ValueError(
-            "A model to convert must have the variables that Keras gives to one of its "
-            f"config; quantized and LoRA models may not. Received: {model.name!r} with "
-            f"{expected}, which was rebuilt with {found}. Convert first, then quantize "
-            "or call `enable_lora`."
+            "`to_keras` takes what `convert` makes and the layers of keras_mp; Keras "
+            "has no equal of a subclass of one, nor of what is in `keras_mp.ops`. "
+            f"Received: {', '.join(names)}. Build the model without."
         )
-    for old, new in zip(_all_layers(model), _all_layers(converted), strict=True):
-        new.trainable = old.trainable
-        for name in _NOT_IN_CONFIG:
-            if name in vars(old):
-                setattr(new, name, getattr(old, name))
-    for old, new in zip(old_variables, new_variables, strict=True):
-        new.assign(old)
-        if new.trainable != old.trainable:
-            new.trainable = old.trainable
+    for layer in ours:
+        _change_class(layer, plain(type(layer)))
+    _forget_traces(layers)
+    return model
 
 
-def _check_backend() -> None:
+def _check(model: Any, function: str) -> None:
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
-            "`convert` needs Keras on the TensorFlow backend: on others the layers of "
-            "keras_mp compute as those of Keras. "
+            f"`{function}` needs Keras on the TensorFlow backend: on others the layers "
+            "of keras_mp compute as those of Keras. "
             f"Received: backend={keras.backend.backend()!r}. Leave the model as it is, "
             "or set KERAS_BACKEND=tensorflow before Keras is imported."
         )
-
-
-def _all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    return layer._flatten_layers()
-
-
-def _check(model: Any) -> None:
-    if isinstance(model, keras.Model) and not _is_of_keras(type(model)):
-        raise ValueError(
-            "`convert` rebuilds Sequential and functional models; one of another class "
-            "is known to its author alone. "
-            f"Received: {model.name!r}, of class {type(model).__name__}. Make its "
-            "layers with `keras_mp.layers`, which has them under the same names, and "
-            "load the old weights: they fit."
+    if not isinstance(model, keras.Layer):
+        raise TypeError(
+            f"`{function}` takes a model or a layer. Received: {model!r}. Call it for "
+            "each of several models."
         )
 
 
-def _is_of_keras(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "keras"
+def _change_class(layer: Any, cls: Any) -> None:
+    layer.__class__ = cls
+    if "quantize" in vars(cls):
+        # Keras has bound that of the class which made the layer, for no subclass.
+        layer.quantize = functools.partial(_quantize, layer, layer.quantize)
 
 
-def _converted_layer(layer: Any) -> Any:
-    """Returns a new layer: the counterpart, or one with its inside converted."""
-    _check(layer)
-    if isinstance(layer, keras.layers.Lambda):
-        return layer  # has no weights, and Keras does not rebuild one from its config
-    config = layer.get_config()
-    if isinstance(layer, keras.layers.Layer) and _is_of_keras(type(layer)):
-        config = _converted_config(config)
-    return COUNTERPARTS.get(type(layer), type(layer)).from_config(config)
+def _quantize(
+    layer: Any, bound: Any, mode: Any = None, type_check: bool = True, **options: Any
+) -> None:
+    is_subclass = type(layer) not in (*PLAIN, *COUNTERPARTS)
+    bound(mode, type_check=type_check and is_subclass, **options)
 
 
-def _converted_config(config: Any) -> Any:
-    """Replaces the class of each layer that a config holds, at any depth."""
-    if isinstance(config, list | tuple):
-        return type(config)(_converted_config(item) for item in config)
-    if not isinstance(config, dict):
-        return config
-    # What was built is built again by the wrapper, which gives the weights their paths.
-    dropped = "build_config" if "class_name" in config else None
-    config = {
-        key: _converted_config(value) for key, value in config.items() if key != dropped
-    }
-    for old, new in COUNTERPARTS.items():
-        if config.get("module") == "keras.layers" and (
-            config.get("class_name") == old.__name__
-        ):
-            name = keras.saving.get_registered_name(new)
-            return config | {"module": new.__module__, "registered_name": name}
-    return config
+def _half_weights(layer: Any) -> list[Any]:
+    """Returns the 16-bit weights of a layer's own, without those of layers inside."""
+    inside = {id(w) for part in layer._layers for w in part.variables}
+    return [
+        value
+        for value in vars(layer).values()
+        if isinstance(value, keras.Variable)
+        and value.dtype in HALVES
+        and id(value) not in inside
+    ]
+
+
+def _check_optimizers(layers: list[Any]) -> None:
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if isinstance(value, keras.optimizers.Optimizer) and value.built:
+                raise ValueError(
+                    "Normalizations of a 16-bit policy get FP32 weights, for which "
+                    "an optimizer that is built has no state. Received: "
+                    f"{layer.name!r}, whose {name!r} is built. Convert before the "
+                    "first step; or `compile` with a new optimizer, then convert."
+                )
+
+
+def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
+    """Replaces 16-bit weights of a layer by FP32 ones, in their places."""
+    names = {id(value): name for name, value in vars(layer).items()}
+    trained, others = layer._trainable_variables, layer._non_trainable_variables
+    own = [(w, True) for w in trained] + [(w, False) for w in others]
+    layer._tracker.unlock()
+    for old, _ in own:
+        layer._untrack_variable(old)
+    # In their order, which is that of files; a frozen one stays among the trained.
+    for old, is_trained in own:
+        is_half = any(old is half for half in halves)
+        new = _fp32_copy(old) if is_half else old
+        new.trainable = is_trained
+        layer._track_variable(new)
+        if is_half:
+            setattr(layer, names[id(old)], new)
+        new.trainable = old.trainable
+    layer._tracker.lock()
+
+
+def _fp32_copy(old: Any) -> Any:
+    *scopes, name = old.path.split("/")
+    with ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        new = keras.Variable(
+            keras.ops.cast(old.value, "float32"),
+            dtype="float32",
+            autocast=old._autocast,
+            aggregation=old.aggregation,
+            name=name,
+        )
+    for attribute in ("regularizer", "constraint", "overwrite_with_gradient"):
+        setattr(new, attribute, getattr(old, attribute))
+    return new
+
+
+def _forget_traces(layers: list[Any]) -> None:
+    for layer in layers:
+        if isinstance(layer, keras.Model):
+            for name in ("train_function", "test_function", "predict_function"):
+                setattr(layer, name, None)

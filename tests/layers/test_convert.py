@@ -1,8 +1,11 @@
-"""`convert`: every layer replaced, nothing else changed."""
+"""`convert`: every layer converted, nothing else changed; `to_keras`, the way back."""
+
+import warnings
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_mp
 from keras_mp import layers
@@ -13,21 +16,17 @@ def outputs(model, x):
 
 
 def assert_converted(model, x):
-    """Converts, and compares weights, names and FP32 outputs. Returns the new model."""
-    expected = outputs(model, x)
+    """Converts; compares weights, seeds, names and FP32 outputs. Returns the model."""
+    expected, variables = outputs(model, x), model.variables
+    described = [(v.path, v.trainable, v.numpy().tolist()) for v in variables]
+    name, config_of_it = model.name, model.get_config()
     converted = keras_mp.convert(model)
-    assert type(converted) is type(model)
-    assert converted.name == model.name
-    assert [w.path for w in converted.weights] == [w.path for w in model.weights]
-    assert [w.trainable for w in converted.weights] == [
-        w.trainable for w in model.weights
-    ]
+    assert converted is model
+    assert converted.name == name
+    assert converted.get_config().keys() == config_of_it.keys()
+    assert [id(v) for v in converted.variables] == [id(v) for v in variables]
+    assert [(v.path, v.trainable, v.numpy().tolist()) for v in variables] == described
     for actual, wanted in zip(outputs(converted, x), expected, strict=True):
-        np.testing.assert_array_equal(actual, wanted)
-    # Two models: training one leaves the other alone.
-    for weight in converted.weights:
-        weight.assign(weight + 1)
-    for actual, wanted in zip(outputs(model, x), expected, strict=True):
         np.testing.assert_array_equal(actual, wanted)
     return converted
 
@@ -51,9 +50,9 @@ def test_sequential():
         ]
     )
     model.layers[0].trainable = False
+    names = [type(layer).__name__ for layer in model.layers]
     converted = assert_converted(model, np.ones((1, 8, 8, 3)))
-    found = [type(layer).__name__ for layer in converted.layers]
-    assert found == [type(layer).__name__ for layer in model.layers]
+    assert [type(layer).__name__ for layer in converted.layers] == names
     assert classes(converted) == [*["keras_mp"] * 5, "keras", "keras", "keras_mp"]
 
 
@@ -66,6 +65,17 @@ def test_sequential_that_is_not_built():
     converted = keras_mp.convert(keras.Sequential([keras.layers.Dense(2)]))
     assert classes(converted) == ["keras_mp"]
     assert not converted.built
+    assert converted(np.ones((2, 3))).shape == (2, 2)
+
+
+def test_layers_that_are_not_built_get_their_weights_as_ours():
+    keras.config.set_dtype_policy("float16")
+    heads = keras_mp.convert(keras.layers.MultiHeadAttention(1, 2))
+    norm = keras_mp.convert(keras.layers.BatchNormalization())
+    x = np.ones((1, 2, 2), "float16")
+    norm(heads(x, x))
+    assert type(heads.query_dense) is layers.EinsumDense
+    assert {w.dtype for w in norm.weights} == {"float32"}
 
 
 def test_shared_layers_nested_models_and_operations():
@@ -164,6 +174,7 @@ def test_attention():
     rng = np.random.default_rng(0)
     converted = assert_converted(model, [rng.normal(size=(2, n, 4)) for n in (5, 7)])
     assert classes(converted)[2:] == ["keras_mp"] * 4
+    assert type(converted.layers[2].query_dense) is layers.EinsumDense
 
 
 STACKS = {
@@ -200,36 +211,256 @@ STACKS = {
 @pytest.mark.parametrize(("shape", "make"), STACKS.values(), ids=STACKS)
 def test_normalization_pooling_and_softmax(shape, make):
     model = keras.Sequential([keras.Input(shape), *make()])
+    configs = [layer.get_config() for layer in model.layers]
     converted = assert_converted(
         model, np.random.default_rng(0).normal(size=(2, *shape))
     )
     assert set(classes(converted)) == {"keras_mp"}
-    for new, old in zip(converted.layers, model.layers, strict=True):
-        assert new.get_config() == old.get_config()
+    assert [layer.get_config() for layer in converted.layers] == configs
 
 
-def test_normalizations_of_a_float16_model_get_fp32_weights():
+class Block(keras.layers.Layer):
+    """A Transformer block, as in the examples of keras.io."""
+
+    def __init__(self, size, **options):
+        super().__init__(**options)
+        self.size = size
+        self.attention = keras.layers.MultiHeadAttention(1, size)
+        self.norms = {"first": keras.layers.LayerNormalization()}
+        self.dense = keras.Sequential([keras.layers.Dense(size, "relu")])
+        self.stack = [keras.layers.Dense(size), [keras.layers.Dropout(0.5)]]
+        self.scale = self.add_weight(shape=(size,), initializer="ones")
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        for layer in (self.norms["first"], self.dense, self.stack[0]):
+            layer.build(shape)
+
+    def call(self, x):
+        x = x + self.attention(x, x)
+        x = self.dense(self.norms["first"](x))
+        return self.scale * self.stack[1][0](self.stack[0](x))
+
+    def get_config(self):
+        return super().get_config() | {"size": self.size}
+
+
+def test_the_inside_of_a_layer_that_is_not_keras():
+    inputs = keras.Input((5, 4))
+    model = keras.Model(inputs, Block(4)(inputs))
+    block = assert_converted(model, np.ones((2, 5, 4))).layers[-1]
+    assert type(block) is Block
+    inside = [block.attention, block.norms["first"], block.dense.layers[0]]
+    inside += [block.attention.query_dense, block.stack[0]]
+    assert [type(layer) for layer in inside] == [
+        layers.MultiHeadAttention,
+        layers.LayerNormalization,
+        layers.Dense,
+        layers.EinsumDense,
+        layers.Dense,
+    ]
+
+
+def test_scores_beyond_fp16_inside_a_layer_that_is_not_keras():
+    class Scores(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(dtype="float16")
+            self.heads = keras.layers.MultiHeadAttention(
+                1, 2, kernel_initializer="ones", dtype="float16"
+            )
+
+        def call(self, x):
+            return self.heads(x, x)
+
+    x = np.full((1, 1, 2), 200.0, "float16")  # q.k = 2 * 400**2 = 320000
+    layer = Scores()
+    assert np.all(np.isnan(layer(x)))
+    assert keras_mp.convert(layer)(x).numpy().tolist() == [[[800.0, 800.0]]]
+
+
+class Custom(keras.Model):
+    """A model of its own class, with a loop of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(1)
+        self.norm = keras.layers.BatchNormalization()
+        self.steps = 0
+
+    def call(self, inputs, training=None):
+        return self.dense(self.norm(inputs, training=training))
+
+    def train_step(self, data):
+        self.steps += 1  # counts traces
+        return super().train_step(data)
+
+
+def test_a_model_of_its_own_class_goes_on_with_its_optimizer():
+    model = Custom(name="mine")
+    optimizer = keras.optimizers.Adam(0.5)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    x, y = np.random.default_rng(0).normal(size=(8, 3)), np.ones((8, 1))
+    model.fit(x, y, batch_size=8, verbose=0)
+    state = [v.numpy() for v in optimizer.variables]
+    converted = assert_converted(model, x)
+    assert [type(layer) for layer in converted.layers] == [
+        layers.Dense,
+        layers.BatchNormalization,
+    ]
+    assert converted.optimizer is optimizer
+    for actual, wanted in zip(optimizer.variables, state, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+    traces = model.steps
+    converted.fit(x, y, batch_size=8, verbose=0)
+    assert int(optimizer.iterations) == 2
+    assert model.steps > traces  # the layers of ours run
+
+
+def test_two_models_in_one():
+    class GAN(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = {
+                name: keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+                for name in ("generator", "discriminator")
+            }
+
+        def call(self, x):
+            return self.parts["discriminator"](self.parts["generator"](x))
+
+    gan = assert_converted(GAN(), np.ones((2, 3)))
+    for part in gan.parts.values():
+        assert type(part.layers[0]) is layers.Dense
+
+
+def test_what_was_traced_is_traced_again():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Softmax(dtype="float16")])
+    model.layers[0].axis = [0, 1]
+    x = np.zeros((100_000, 2), "float16")
+    assert model.predict(x, batch_size=100_000, verbose=0)[0, 0] == 0
+    converted = keras_mp.convert(model)
+    # 1 / 200,000 is 5.0e-6; FP16 has multiples of 6e-8 there
+    found = converted.predict(x, batch_size=100_000, verbose=0)[0, 0]
+    np.testing.assert_allclose(found, 5e-6, atol=2**-25)
+
+
+def strings():
+    layer = keras.layers.StringLookup()
+    layer.adapt(["a", "b"])
+    return layer, tf.constant([["b", "a"]])
+
+
+def integers():
+    layer = keras.layers.IntegerLookup()
+    layer.adapt(np.array([3, 5]))
+    return layer, np.array([[5, 3]])
+
+
+def text():
+    layer = keras.layers.TextVectorization()
+    layer.adapt(["a b", "b"])
+    return layer, tf.constant([["b a"]])
+
+
+def normalization():
+    layer = keras.layers.Normalization()
+    layer.adapt(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    return layer, np.array([[3.0, 6.0]])
+
+
+ADAPTED = [strings, integers, text, normalization]
+
+
+@pytest.mark.parametrize("make", ADAPTED)
+def test_what_was_adapted_stays(make):
+    layer, x = make()
+    expected = outputs(layer, x)
+    inputs = keras.Input(x.shape[1:], dtype=x.dtype)
+    features = layer(inputs)
+    if make is not normalization:
+        features = keras.layers.Embedding(9, 2)(features)
+    model = keras.Model(inputs, [features, keras.layers.Dense(1)(features)])
+    before = outputs(model, x)
+    converted = keras_mp.convert(model)
+    for actual, wanted in zip(outputs(converted, x), before, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+    np.testing.assert_array_equal(outputs(converted.layers[1], x), expected)
+    assert type(converted.layers[-1]) is layers.Dense
+
+
+def float16_model():
     keras.config.set_dtype_policy("float16")
     inputs = keras.Input((4,))
     x = keras.layers.Dense(4)(inputs)
     x = keras.layers.BatchNormalization(renorm=True)(x)
     x = keras.layers.LayerNormalization()(x)
     x = keras.layers.GroupNormalization(2)(x)
+    x = keras.layers.SpectralNormalization(keras.layers.Dense(4))(x)
     model = keras.Model(inputs, keras.layers.RMSNormalization()(x))
     rng = np.random.default_rng(0)
     model.set_weights([rng.uniform(1, 2, w.shape) for w in model.weights])
+    return model
+
+
+def test_normalizations_of_a_float16_model_get_fp32_weights(tmp_path):
+    model = float16_model()
+    model.layers[3].trainable = False
+    described = [(w.path, w.trainable, w.numpy().tolist()) for w in model.weights]
+    assert {w.dtype for w in model.weights} == {"float16"}
+    model.save_weights(tmp_path / "old.weights.h5")
     converted = keras_mp.convert(model)
-    for new, old in zip(converted.weights, model.weights, strict=True):
-        assert (new.path, old.dtype) == (old.path, "float16")
+    assert [
+        (w.path, w.trainable, w.numpy().tolist()) for w in converted.weights
+    ] == described
+    for weight in converted.weights:
         # The weights of Dense are of the policy.
-        assert new.dtype == ("float16" if "dense" in new.path else "float32")
-        np.testing.assert_array_equal(new, old)
+        is_norm = "dense" not in weight.path
+        assert weight.dtype == ("float32" if is_norm else "float16"), weight.path
     assert [layer.dtype_policy.name for layer in converted.layers[1:]] == [
         "float16"
-    ] * 5
-    x = rng.normal(size=(3, 4)).astype("float16")
+    ] * 6
+    assert converted.layers[2].gamma is converted.layers[2].trainable_variables[0]
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float16")
     y = converted(x)
     assert y.dtype == "float16" and np.all(np.isfinite(y))
+    # Files fit in both directions.
+    converted.set_weights([0 * w for w in converted.get_weights()])
+    converted.load_weights(tmp_path / "old.weights.h5")
+    assert [w.numpy().tolist() for w in converted.weights] == [
+        values for _, _, values in described
+    ]
+    checkpoint = tf.train.Checkpoint(model=converted).save(str(tmp_path / "tf"))
+    converted.set_weights([0 * w for w in converted.get_weights()])
+    tf.train.Checkpoint(model=converted).restore(checkpoint).assert_consumed()
+    assert [w.numpy().tolist() for w in converted.weights] == [
+        values for _, _, values in described
+    ]
+
+
+def test_the_fp32_weights_of_normalizations_are_trained():
+    model = keras_mp.convert(float16_model())
+    optimizer = keras_mp.wrap(keras.optimizers.SGD(2.0**-14))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    scale, average = model.layers[-1].scale, model.layers[2].moving_mean
+    before = scale.numpy()
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float16")
+    model.fit(x, np.ones((8, 4), "float16"), verbose=0)
+    moved = np.abs(scale.numpy() - before)
+    assert np.all(moved > 0)
+    assert np.all(moved < 2**-11)  # half of the spacing of FP16 above 1
+    assert not np.array_equal(average, average.numpy().astype("float16"))
+
+
+def test_an_optimizer_with_state_for_16_bit_normalizations_is_refused():
+    model = float16_model()
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match=r"'optimizer' is built.*`compile` with a new"):
+        keras_mp.convert(model)
+    assert set(classes(model)) == {"keras"}
+    assert {w.dtype for w in model.weights} == {"float16"}
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    assert set(classes(keras_mp.convert(model))) == {"keras", "keras_mp"}
 
 
 def test_policies_and_quantization_are_kept():
@@ -244,50 +475,10 @@ def test_policies_and_quantization_are_kept():
     converted = keras_mp.convert(model)
     found = [layer.dtype_policy.name for layer in converted.layers]
     assert found == ["mixed_float16", "int8_from_float32"]
-    for new, old in zip(converted.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(new, old)
-
-
-def test_a_compiled_model_stays_compiled():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(keras_mp.wrap(keras.optimizers.SGD(0.25)), "mse", metrics=["mae"])
-    converted = keras_mp.convert(model)
-    assert isinstance(converted.optimizer, keras_mp.FP32MasterOptimizer)
-    assert float(converted.optimizer.learning_rate) == 0.25
-    converted.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
-
-
-def test_a_trained_model_is_converted_with_its_metrics():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("adam", "mse", metrics=["mae"])
-    x, y = np.ones((4, 3)), np.ones((4, 1))
-    model.fit(x, y, verbose=0)
-    converted = keras_mp.convert(model)
-    np.testing.assert_array_equal(
-        converted.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0)
-    )
-
-
-def test_an_optimizer_that_copies_weights_copies_those_that_were_kept():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile(keras_mp.wrap(keras.optimizers.ScheduleFreeAdamW(1e-5)), "mse")
-    converted = keras_mp.convert(model)
-    before = converted.get_weights()[0]
-    converted.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
-    np.testing.assert_allclose(converted.get_weights()[0], before, atol=1.1e-5)
-
-
-def test_a_nested_model_stays_frozen():
-    inputs = keras.Input((3,))
-    nested = keras.Model(inputs, keras.layers.Dense(3)(inputs), name="nested")
-    nested.trainable = False
-    model = keras.Sequential([keras.Input((3,)), nested, keras.layers.Dense(1)])
-    converted = keras_mp.convert(model)
-    assert [layer.trainable for layer in converted.layers] == [False, True]
 
 
 def quantized():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(3)])
     model.layers[0].quantize("float8")
     return model
 
@@ -301,48 +492,237 @@ def with_lora():
 
 
 @pytest.mark.parametrize("make", [quantized, with_lora])
-def test_a_model_that_its_config_does_not_describe_is_refused(make):
-    with pytest.raises(ValueError, match="Convert first, then quantize"):
-        keras_mp.convert(make())
+def test_a_model_that_its_config_does_not_describe(make):
+    assert_converted(make(), np.ones((2, 5, 4)))
 
 
-def test_a_layer_is_refused():
-    with pytest.raises(ValueError, match=r"takes a model.*Received: <Dense"):
-        keras_mp.convert(keras.layers.Dense(3))
+def test_what_is_converted_can_be_quantized_as_in_keras():
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+
+    x = np.random.default_rng(0).normal(size=(3, 8))
+    theirs, ours = make(), keras_mp.convert(make())
+    back = keras_mp.to_keras(keras_mp.convert(make()))
+    for model in (theirs, ours, back):
+        model.layers[0].quantize("int8")
+    for model in (ours, back):
+        assert model.layers[0].quantization_mode == "int8"
+        np.testing.assert_array_equal(outputs(model, x), outputs(theirs, x))
 
 
-class Mine(keras.layers.Dense):
-    pass
+@keras.saving.register_keras_serializable(package="tests")
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.25 * 0.5 ** keras.ops.cast(step, "float32")
 
 
-def test_a_subclass_of_a_layer_stays():
-    model = keras.Sequential([keras.Input((3,)), Mine(2), keras.layers.Dense(1)])
-    assert [type(layer) for layer in keras_mp.convert(model).layers] == [
-        Mine,
-        layers.Dense,
-    ]
+def test_a_model_compiled_with_ones_own_objects_keeps_them():
+    class Unregistered(Halving):
+        pass
+
+    def loss(y, prediction):
+        return keras.ops.mean(keras.ops.abs(y - prediction))
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = keras_mp.wrap(keras.optimizers.SGD(Unregistered()))
+    metrics = [lambda y, prediction: prediction - y]
+    model.compile(optimizer, loss, metrics=metrics, run_eagerly=True)
+    x, y = np.ones((4, 3)), np.ones((4, 1))
+    model.fit(x, y, verbose=0)
+    before = model.evaluate(x, y, verbose=0)
+    converted = keras_mp.convert(model)
+    assert converted.optimizer is optimizer and converted.loss is loss
+    assert converted.evaluate(x, y, verbose=0) == before
+    converted.fit(x, y, verbose=0)
+    assert int(optimizer.iterations) == 2
 
 
-class Custom(keras.Model):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.dense = keras.layers.Dense(2)
+def test_a_nested_model_stays_frozen():
+    inputs = keras.Input((3,))
+    nested = keras.Model(inputs, keras.layers.Dense(3)(inputs), name="nested")
+    nested.trainable = False
+    model = keras.Sequential([keras.Input((3,)), nested, keras.layers.Dense(1)])
+    converted = keras_mp.convert(model)
+    assert [layer.trainable for layer in converted.layers] == [False, True]
+
+
+@pytest.mark.parametrize("function", [keras_mp.convert, keras_mp.to_keras])
+def test_what_is_no_layer_is_refused(function):
+    with pytest.raises(TypeError, match=r"takes a model or a layer. Received: \[<Seq"):
+        function([keras.Sequential()])
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Named(keras.layers.Dense):
+    """A subclass that computes as Keras does."""
+
+    def describe(self):
+        return f"mine of {self.units}"
+
+
+class Doubled(keras.layers.Dense):
+    """A subclass with a `call` of its own."""
 
     def call(self, inputs):
-        return self.dense(inputs)
+        return 2 * super().call(inputs)
 
 
-def test_a_model_of_its_own_class_is_refused():
+def test_a_subclass_keeps_its_methods_and_gets_our_arithmetic(tmp_path):
+    dense = Named(1, kernel_initializer="ones", dtype="float16")
+    model = keras_mp.convert(keras.Sequential([keras.Input((5000,)), dense]))
+    assert isinstance(dense, Named) and isinstance(dense, layers.Dense)
+    assert dense.describe() == "mine of 1"
+    # Two convert to one class.
+    assert type(keras_mp.convert(Named(2))) is type(dense)
+    # A file has the class of the user: the class in between is made by `convert`.
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.layers[0]) is Named
+    assert type(keras_mp.to_keras(model).layers[0]) is Named
+
+
+def test_a_subclass_with_a_call_of_its_own_stays_and_is_told_of():
+    dense = Doubled(2, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((3,)), dense, keras.layers.Dense(1)])
+    message = r"Doubled \(a Dense with its own `call`\)"
+    with pytest.warns(UserWarning, match=message) as warned:
+        keras_mp.convert(model)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert [type(layer) for layer in model.layers] == [Doubled, layers.Dense]
+
+
+def test_a_subclass_that_computes_in_fp32_is_not_warned_of():
+    keras_mp.convert(keras.Sequential([keras.Input((3,)), Doubled(2)]))
+
+
+def helper(a, b):
+    return keras.ops.matmul(a, b)
+
+
+class Products(keras.layers.Layer):
+    """A layer whose products and sums are its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.softmax = keras.layers.Softmax(dtype=self.dtype_policy)
+
+    def call(self, x):
+        y = self.weighted(x) @ x
+        return self.softmax(y) / keras.ops.max(y) + sum([x, x])
+
+    def weighted(self, x):
+        return keras.ops.einsum("abc,adc->abd", x, helper(x, x))
+
+
+def test_the_report(capsys):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4, 4))
+    x = keras.layers.Dense(4)(inputs)
+    x = keras.layers.Dense(4, dtype="float32")(x)
+    x = keras.layers.Dropout(0.5)(x)
+    x = Products()(x)
+    x = keras.layers.Lambda(lambda x: x - keras.ops.mean(x, keepdims=True))(x)
+    x = keras.ops.softmax(keras.ops.abs(keras.ops.matmul(x, x)))
+    model = keras.Model(inputs, Products(dtype="float32")(x))
+    report = keras_mp.conversion_report(model)
+    assert report.converted == {}
+    assert report.left["Dense", "not converted: call `keras_mp.convert`"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_mp.convert(model, verbose=True)
+    report = keras_mp.conversion_report(model)
+    assert report.converted == {"Dense": 2, "Softmax": 2}
+    assert report.nothing_to_convert == {"Dropout": 1, "Products": 1}
+    assert report.left == {
+        ("Products", "its own code calls `einsum`, `matmul`"): 1,
+        ("Lambda", "its own code calls `mean`"): 1,
+        ("Matmul", "an operation, not a layer"): 1,
+        ("Softmax", "an operation, not a layer"): 1,
+    }
+    printed = capsys.readouterr().out
+    assert printed == f"{report}\n"
+    assert "converted: 2 x Dense, 2 x Softmax\n" in printed
+    with pytest.warns(UserWarning, match="Matmul .an operation") as warned:
+        keras_mp.convert(model)
+    assert len(warned) == 1
+
+
+def test_nothing_is_said_of_a_model_in_fp32():
+    inputs = keras.Input((4, 4))
+    x = Products()(inputs)
+    keras_mp.convert(keras.Model(inputs, keras.ops.matmul(x, x)))
+
+
+def test_a_saved_model_is_converted_where_its_config_has_the_layers(tmp_path):
+    inputs = keras.Input((5, 4))
+    model = keras.Model(inputs, keras.layers.Dense(2)(Block(4)(inputs)))
+    x = np.random.default_rng(0).normal(size=(2, 5, 4))
+    expected = outputs(keras_mp.convert(model), x)
+    model.save(tmp_path / "model.keras")
+    with keras.saving.custom_object_scope({"Block": Block}):
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(outputs(loaded, x), expected)
+    assert type(loaded.layers[2]) is layers.Dense
+    assert type(loaded.layers[1].attention) is keras.layers.MultiHeadAttention
+    keras_mp.convert(loaded)
+    assert type(loaded.layers[1].attention) is layers.MultiHeadAttention
+    np.testing.assert_array_equal(outputs(loaded, x), expected)
+
+
+def test_to_keras_is_the_inverse():
+    inputs = keras.Input((5, 4))
+    x = keras.layers.LSTM(4, return_sequences=True)(Block(4)(inputs))
+    x = keras.layers.Bidirectional(keras.layers.LSTM(3))(Named(4)(x))
+    model = keras.Model(inputs, keras.layers.BatchNormalization()(x))
+    x = np.random.default_rng(0).normal(size=(2, 5, 4))
+    every = [type(layer) for layer in model._flatten_layers()]
+    expected = outputs(model, x)
+    assert_converted(model, x)
+    assert [type(layer) for layer in model._flatten_layers()] != every
+    assert keras_mp.to_keras(model) is model
+    assert [type(layer) for layer in model._flatten_layers()] == every
+    np.testing.assert_array_equal(outputs(model, x), expected)
+
+
+def test_to_keras_of_layers_that_were_made_as_ours():
+    heads = layers.MultiHeadAttention(1, 2)
+    x = np.ones((1, 2, 2), "float32")
+    expected = np.array(heads(x, x))
+    keras_mp.to_keras(heads)
+    assert type(heads) is keras.layers.MultiHeadAttention
+    assert type(heads.query_dense) is keras.layers.EinsumDense
+    np.testing.assert_array_equal(heads(x, x), expected)
+
+
+def test_to_keras_of_a_float16_model_keeps_fp32_normalizations():
+    model = keras_mp.convert(float16_model())
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float16")
+    expected = outputs(model, x)[0]
+    keras_mp.to_keras(model)
+    assert set(classes(model)) == {"keras"}
+    assert model.layers[2].gamma.dtype == "float32"
+    # Keras rounds after each of six layers, of values of about 1.
+    np.testing.assert_allclose(outputs(model, x)[0], expected, atol=12 * 2**-11)
+
+
+class Ours(layers.Dense):
+    """A user's subclass of a layer of ours."""
+
+
+def test_to_keras_refuses_what_keras_has_no_equal_of():
     inputs = keras.Input((3,))
-    nested = keras.Model(inputs, Custom(name="mine")(inputs))
-    for model in (Custom(name="mine"), nested):
-        with pytest.raises(ValueError, match="'mine', of class Custom") as error:
-            keras_mp.convert(model)
-        assert "keras_mp.layers" in str(error.value)
+    x = keras_mp.ops.softmax(Ours(2, name="mine")(keras_mp.layers.Dense(2)(inputs)))
+    model = keras.Model(inputs, x)
+    with pytest.raises(
+        ValueError, match=r"Received: 'mine' \(Ours\), .* \(FP32Reduction"
+    ):
+        keras_mp.to_keras(model)
+    assert type(model.layers[1]) is layers.Dense
 
 
 def test_the_table_has_every_layer():
-    from keras_mp.layers.convert import COUNTERPARTS
+    from keras_mp.layers.counterparts import COUNTERPARTS
 
     assert set(COUNTERPARTS.values()) == {getattr(layers, n) for n in layers.__all__}
     assert all(new.__name__ == old.__name__ for old, new in COUNTERPARTS.items())

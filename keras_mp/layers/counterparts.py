@@ -1,0 +1,135 @@
+"""Which layer of Keras has which counterpart, and why the others have none."""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_mp.layers.additive_attention import AdditiveAttention
+from keras_mp.layers.attention import Attention
+from keras_mp.layers.average_pooling1d import AveragePooling1D
+from keras_mp.layers.average_pooling2d import AveragePooling2D
+from keras_mp.layers.average_pooling3d import AveragePooling3D
+from keras_mp.layers.batch_normalization import BatchNormalization
+from keras_mp.layers.conv1d import Conv1D
+from keras_mp.layers.conv2d import Conv2D
+from keras_mp.layers.conv2d_transpose import Conv2DTranspose
+from keras_mp.layers.conv3d import Conv3D
+from keras_mp.layers.dense import Dense
+from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
+from keras_mp.layers.einsum_dense import EinsumDense
+from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
+from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
+from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.group_normalization import GroupNormalization
+from keras_mp.layers.gru import GRU
+from keras_mp.layers.gru_cell import GRUCell
+from keras_mp.layers.layer_normalization import LayerNormalization
+from keras_mp.layers.lstm import LSTM
+from keras_mp.layers.lstm_cell import LSTMCell
+from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.rms_normalization import RMSNormalization
+from keras_mp.layers.separable_conv2d import SeparableConv2D
+from keras_mp.layers.softmax import Softmax
+from keras_mp.layers.spectral_normalization import SpectralNormalization
+from keras_mp.layers.unit_normalization import UnitNormalization
+
+# A new layer is one line here.
+COUNTERPARTS: dict[Any, Any] = {
+    keras.layers.AdditiveAttention: AdditiveAttention,
+    keras.layers.Attention: Attention,
+    keras.layers.AveragePooling1D: AveragePooling1D,
+    keras.layers.AveragePooling2D: AveragePooling2D,
+    keras.layers.AveragePooling3D: AveragePooling3D,
+    keras.layers.BatchNormalization: BatchNormalization,
+    keras.layers.Conv1D: Conv1D,
+    keras.layers.Conv2D: Conv2D,
+    keras.layers.Conv2DTranspose: Conv2DTranspose,
+    keras.layers.Conv3D: Conv3D,
+    keras.layers.Dense: Dense,
+    keras.layers.DepthwiseConv2D: DepthwiseConv2D,
+    keras.layers.EinsumDense: EinsumDense,
+    keras.layers.GRU: GRU,
+    keras.layers.GRUCell: GRUCell,
+    keras.layers.GlobalAveragePooling1D: GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D: GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D: GlobalAveragePooling3D,
+    keras.layers.GroupNormalization: GroupNormalization,
+    keras.layers.LSTM: LSTM,
+    keras.layers.LSTMCell: LSTMCell,
+    keras.layers.LayerNormalization: LayerNormalization,
+    keras.layers.MultiHeadAttention: MultiHeadAttention,
+    keras.layers.RMSNormalization: RMSNormalization,
+    keras.layers.SeparableConv2D: SeparableConv2D,
+    keras.layers.Softmax: Softmax,
+    keras.layers.SpectralNormalization: SpectralNormalization,
+    keras.layers.UnitNormalization: UnitNormalization,
+}
+PLAIN = {ours: plain for plain, ours in COUNTERPARTS.items()}
+
+
+def counterpart(cls: Any) -> Any:
+    """Returns the class that computes as `cls` but in FP32, or None.
+
+    That of a subclass of a Keras layer stands between the two, so that whatever the
+    subclass defines goes on to count. There is none where it defines a method that the
+    counterpart would replace.
+
+    Args:
+        cls: class of a layer.
+    """
+    base = plain_base(cls)
+    if base is None or overridden(cls):
+        return None
+    ours = COUNTERPARTS[base]
+    return ours if cls is base else _between(cls, ours)
+
+
+def plain_base(cls: Any) -> Any:
+    """Returns the Keras layer with a counterpart that `cls` is or extends, or None."""
+    if is_converted(cls):
+        return None
+    return next((base for base in cls.__mro__ if base in COUNTERPARTS), None)
+
+
+def overridden(cls: Any) -> list[str]:
+    """Returns the methods of a subclass that its base's counterpart has as well."""
+    base = plain_base(cls)
+    own = set(cls.__mro__) - set(base.__mro__)
+    replaced = set(COUNTERPARTS[base].__mro__) - set(base.__mro__)
+    return sorted(_methods(own) & _methods(replaced))
+
+
+def _methods(classes: set[Any]) -> set[str]:
+    return {
+        name for cls in classes for name, value in vars(cls).items() if callable(value)
+    }
+
+
+def is_converted(cls: Any) -> bool:
+    """Tells whether a class is a counterpart, or extends one."""
+    return any(base in PLAIN for base in cls.__mro__)
+
+
+def plain(cls: Any) -> Any:
+    """Returns the class that `cls` is the counterpart of, or None."""
+    return PLAIN.get(cls) or vars(cls).get(_EXTENDED)
+
+
+_EXTENDED = "_keras_mp_counterpart_of"
+
+
+@functools.cache
+def _between(cls: Any, ours: Any) -> Any:
+    """Returns `cls` with `ours` between itself and the Keras layer.
+
+    It bears the name of `cls`, under which it is saved: a file holds what `cls` saves.
+    """
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names} | {_EXTENDED: cls}
+    made = type(cls.__name__, (cls, ours), members)
+    package, separator, name = keras.saving.get_registered_name(cls).partition(">")
+    if separator:
+        for each in (made, cls):  # the last one is what the name is loaded as
+            keras.saving.register_keras_serializable(package, name)(each)
+    return made
