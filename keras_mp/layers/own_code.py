@@ -69,7 +69,7 @@ def products_and_sums(layer: Any) -> list[str]:
     waiting = [layer.function if is_lambda else getattr(type(layer), "call", None)]
     found, seen = set(), set()
     while waiting:
-        function = inspect.unwrap(waiting.pop())
+        function = inspect.unwrap(_function_of(waiting.pop()))
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
@@ -80,6 +80,11 @@ def products_and_sums(layer: Any) -> list[str]:
                 found.add(name)
             waiting.append(value)
     return sorted(found)
+
+
+def _function_of(value: Any) -> Any:
+    """Returns the function inside of a method or property."""
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
 # What stands for a value that is only known when the code runs.
@@ -111,7 +116,7 @@ def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]
             elif instruction.opname == "LOAD_GLOBAL":
                 yield name, function.__globals__.get(name)
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                yield name, getattr(layer, name, _UNKNOWN)
+                yield name, inspect.getattr_static(layer, name, _UNKNOWN)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
