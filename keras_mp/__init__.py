@@ -26,6 +26,7 @@ from keras_mp.loss_scale import (
 )
 from keras_mp.optimizers import FP32MasterOptimizer, wrap
 from keras_mp.penalties import regularize_in_fp32
+from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
 
 __version__ = "0.1.0"
@@ -53,6 +54,8 @@ __all__ = [
 ]
 if _keras.backend.backend() != "tensorflow":
     __all__.remove("ops")  # which needs it, and says so
+
+_register_ops()
 
 
 def __dir__() -> list[str]:

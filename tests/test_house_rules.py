@@ -34,7 +34,7 @@ CHAINS = (
         ("layers.attention_weights", "layers.precision"),
         ("layers.contraction", "layers.convolution", "layers.recurrence"),
         ("layers.own_code",),
-        ("info", "layers"),
+        ("info", "layers", "registration"),
     ),
 )
 MAY_IMPORT = {
