@@ -9,6 +9,7 @@ import keras
 
 from keras_mp.layers.counterparts import (
     COUNTERPARTS,
+    LEFT,
     counterpart,
     is_converted,
     overridden,
@@ -65,8 +66,9 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
     """Tells of a model which layers are converted, and which are left and why.
 
     A layer counts as left where its compute dtype is FP16 or bfloat16, and it is a
-    Keras layer with a counterpart, or one whose own `call` refers to a product or a
-    sum. Code is read, not run: what it casts to FP32 first is told of as well.
+    Keras layer with a counterpart, a Keras layer that has none and sums, or one whose
+    own `call` refers to a product or a sum. Code is read, not run: where it names
+    float32, it may cast before it sums, and the reason says so.
 
     Args:
         model: `keras.Model`, or a layer with others inside.
@@ -128,9 +130,13 @@ def _reason(layer: Any) -> str:
         if counterpart(cls) is not None:
             return "not converted: call `keras_mp.convert`"
         return f"a {base.__name__} with its own {_quoted(overridden(cls))}"
-    if names := products_and_sums(layer):
-        return f"its own code calls {_quoted(names)}"
-    return ""
+    if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
+        return LEFT.get(cls.__name__, "")
+    names, casts = products_and_sums(layer)
+    if not names:
+        return ""
+    rest = ", and casts to float32 somewhere" if casts else ""
+    return f"its own code calls {_quoted(names)}{rest}"
 
 
 def _quoted(names: list[str]) -> str:

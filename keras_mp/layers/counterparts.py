@@ -5,49 +5,68 @@ from typing import Any
 
 import keras
 
+from keras_mp.layers.activation import Activation
+from keras_mp.layers.add import Add
 from keras_mp.layers.additive_attention import AdditiveAttention
 from keras_mp.layers.attention import Attention
+from keras_mp.layers.average import Average
 from keras_mp.layers.average_pooling1d import AveragePooling1D
 from keras_mp.layers.average_pooling2d import AveragePooling2D
 from keras_mp.layers.average_pooling3d import AveragePooling3D
 from keras_mp.layers.batch_normalization import BatchNormalization
 from keras_mp.layers.conv1d import Conv1D
+from keras_mp.layers.conv1d_transpose import Conv1DTranspose
 from keras_mp.layers.conv2d import Conv2D
 from keras_mp.layers.conv2d_transpose import Conv2DTranspose
 from keras_mp.layers.conv3d import Conv3D
+from keras_mp.layers.conv3d_transpose import Conv3DTranspose
 from keras_mp.layers.dense import Dense
+from keras_mp.layers.depthwise_conv1d import DepthwiseConv1D
 from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
+from keras_mp.layers.dot import Dot
 from keras_mp.layers.einsum_dense import EinsumDense
 from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
 from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
 from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
 from keras_mp.layers.group_normalization import GroupNormalization
+from keras_mp.layers.grouped_query_attention import GroupedQueryAttention
 from keras_mp.layers.gru import GRU
 from keras_mp.layers.gru_cell import GRUCell
 from keras_mp.layers.layer_normalization import LayerNormalization
 from keras_mp.layers.lstm import LSTM
 from keras_mp.layers.lstm_cell import LSTMCell
 from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.rms_normalization import RMSNormalization
+from keras_mp.layers.separable_conv1d import SeparableConv1D
 from keras_mp.layers.separable_conv2d import SeparableConv2D
+from keras_mp.layers.simple_rnn import SimpleRNN
+from keras_mp.layers.simple_rnn_cell import SimpleRNNCell
 from keras_mp.layers.softmax import Softmax
 from keras_mp.layers.spectral_normalization import SpectralNormalization
 from keras_mp.layers.unit_normalization import UnitNormalization
 
 # A new layer is one line here.
 COUNTERPARTS: dict[Any, Any] = {
+    keras.layers.Activation: Activation,
+    keras.layers.Add: Add,
     keras.layers.AdditiveAttention: AdditiveAttention,
     keras.layers.Attention: Attention,
+    keras.layers.Average: Average,
     keras.layers.AveragePooling1D: AveragePooling1D,
     keras.layers.AveragePooling2D: AveragePooling2D,
     keras.layers.AveragePooling3D: AveragePooling3D,
     keras.layers.BatchNormalization: BatchNormalization,
     keras.layers.Conv1D: Conv1D,
+    keras.layers.Conv1DTranspose: Conv1DTranspose,
     keras.layers.Conv2D: Conv2D,
     keras.layers.Conv2DTranspose: Conv2DTranspose,
     keras.layers.Conv3D: Conv3D,
+    keras.layers.Conv3DTranspose: Conv3DTranspose,
     keras.layers.Dense: Dense,
+    keras.layers.DepthwiseConv1D: DepthwiseConv1D,
     keras.layers.DepthwiseConv2D: DepthwiseConv2D,
+    keras.layers.Dot: Dot,
     keras.layers.EinsumDense: EinsumDense,
     keras.layers.GRU: GRU,
     keras.layers.GRUCell: GRUCell,
@@ -55,16 +74,137 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.GlobalAveragePooling2D: GlobalAveragePooling2D,
     keras.layers.GlobalAveragePooling3D: GlobalAveragePooling3D,
     keras.layers.GroupNormalization: GroupNormalization,
+    keras.layers.GroupQueryAttention: GroupedQueryAttention,
     keras.layers.LSTM: LSTM,
     keras.layers.LSTMCell: LSTMCell,
     keras.layers.LayerNormalization: LayerNormalization,
     keras.layers.MultiHeadAttention: MultiHeadAttention,
     keras.layers.RMSNormalization: RMSNormalization,
+    keras.layers.ReversibleEmbedding: ReversibleEmbedding,
+    keras.layers.SeparableConv1D: SeparableConv1D,
     keras.layers.SeparableConv2D: SeparableConv2D,
+    keras.layers.SimpleRNN: SimpleRNN,
+    keras.layers.SimpleRNNCell: SimpleRNNCell,
     keras.layers.Softmax: Softmax,
     keras.layers.SpectralNormalization: SpectralNormalization,
     keras.layers.UnitNormalization: UnitNormalization,
 }
+# Layers that compute 16-bit products or sums and have no counterpart, by name: not
+# every release of Keras has all of them.
+_FOREIGN = "it runs code that is not Keras's"
+_OF_IMAGES = "it sums pixels in its dtype: give an augmentation dtype='float32'"
+_OF_SIGNALS = "it sums in its dtype: give preprocessing dtype='float32'"
+LEFT = {
+    "AdaptiveAveragePooling1D": "it averages in its dtype",
+    "AdaptiveAveragePooling2D": "it averages in its dtype",
+    "AdaptiveAveragePooling3D": "it averages in its dtype",
+    "AugMix": _OF_IMAGES,
+    "ContrastLimitedAdaptiveHistogramEqualization": _OF_IMAGES,
+    "ConvLSTM1D": "it convolves in its dtype",
+    "ConvLSTM2D": "it convolves in its dtype",
+    "ConvLSTM3D": "it convolves in its dtype",
+    "Equalization": _OF_IMAGES,
+    "FlaxLayer": _FOREIGN,
+    "JaxLayer": _FOREIGN,
+    "MelSpectrogram": _OF_SIGNALS,
+    "RandAugment": _OF_IMAGES,
+    "RandomColorJitter": _OF_IMAGES,
+    "RandomContrast": _OF_IMAGES,
+    "RandomElasticTransform": _OF_IMAGES,
+    "RandomGaussianBlur": _OF_IMAGES,
+    "RandomPerspective": _OF_IMAGES,
+    "RandomSharpness": _OF_IMAGES,
+    "STFTSpectrogram": _OF_SIGNALS,
+    "TFSMLayer": _FOREIGN,
+    "TorchModuleWrapper": _FOREIGN,
+}
+# Layers without a 16-bit product or sum of their own: what they do is done element by
+# element, or by moving, choosing or drawing numbers, or by the layers inside.
+NOTHING_TO_CONVERT = frozenset(
+    {
+        "ActivityRegularization",
+        "AdaptiveMaxPooling1D",
+        "AdaptiveMaxPooling2D",
+        "AdaptiveMaxPooling3D",
+        "AlphaDropout",
+        "AutoContrast",
+        "Bidirectional",
+        "CategoryEncoding",
+        "CenterCrop",
+        "Concatenate",
+        "Cropping1D",
+        "Cropping2D",
+        "Cropping3D",
+        "CutMix",
+        "Discretization",
+        "Dropout",
+        "ELU",
+        "Embedding",
+        "Flatten",
+        "GaussianDropout",
+        "GaussianNoise",
+        "GlobalMaxPooling1D",
+        "GlobalMaxPooling2D",
+        "GlobalMaxPooling3D",
+        "HashedCrossing",
+        "Hashing",
+        "Identity",
+        "InputLayer",
+        "IntegerLookup",
+        "Lambda",
+        "Layer",
+        "LeakyReLU",
+        "Masking",
+        "MaxNumBoundingBoxes",
+        "MaxPooling1D",
+        "MaxPooling2D",
+        "MaxPooling3D",
+        "Maximum",
+        "Minimum",
+        "MixUp",
+        "Multiply",
+        "Normalization",
+        "PReLU",
+        "Permute",
+        "Pipeline",
+        "RNN",
+        "RandomBrightness",
+        "RandomColorDegeneration",
+        "RandomCrop",
+        "RandomErasing",
+        "RandomFlip",
+        "RandomGrayscale",
+        "RandomHue",
+        "RandomInvert",
+        "RandomPosterization",
+        "RandomRotation",
+        "RandomSaturation",
+        "RandomShear",
+        "RandomTranslation",
+        "RandomZoom",
+        "ReLU",
+        "RepeatVector",
+        "Rescaling",
+        "Reshape",
+        "Resizing",
+        "Solarization",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "SpatialDropout3D",
+        "StackedRNNCells",
+        "StringLookup",
+        "Subtract",
+        "TextVectorization",
+        "TimeDistributed",
+        "UpSampling1D",
+        "UpSampling2D",
+        "UpSampling3D",
+        "Wrapper",
+        "ZeroPadding1D",
+        "ZeroPadding2D",
+        "ZeroPadding3D",
+    }
+)
 PLAIN = {ours: plain for plain, ours in COUNTERPARTS.items()}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import fused, gemm, stored, uses_ops
+from keras_mp.layers.precision import activated, fused, gemm, stored, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -38,9 +38,7 @@ class Dense(keras.layers.Dense):
             bias=stored(self.bias),
             activation=activation,
         )
-        if activation is None and self.activation is not None:
-            outputs = self.activation(outputs)
-        return outputs
+        return outputs if activation else activated(self.activation, outputs)
 
     def quantize(
         self, mode: Any = None, type_check: bool = True, **options: Any

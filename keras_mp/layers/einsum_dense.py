@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.contraction import contract, is_product, parse
-from keras_mp.layers.precision import finish, fused, stored, uses_ops
+from keras_mp.layers.precision import activated, finish, fused, stored, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -43,8 +43,7 @@ class EinsumDense(keras.layers.EinsumDense):
             outputs = contract(
                 a, b, output, inputs, kernel, bias, activation=activation
             )
-            rest = None if activation else self.activation
-            return outputs if rest is None else rest(outputs)
+            return outputs if activation else activated(self.activation, outputs)
         outputs = contract(a, b, output, inputs, kernel, output_dtype="float32")
         return finish(
             outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype

@@ -7,34 +7,12 @@ from keras import ops
 
 from keras_mp.layers.attention_weights import weights_of
 from keras_mp.layers.contraction import contract, parse
-from keras_mp.layers.einsum_dense import EinsumDense
 from keras_mp.layers.precision import uses_ops
-
-# Objects of the user's among them, which need not be serializable.
-_SHARED = (
-    "equation",
-    "activation",
-    "bias_axes",
-    "kernel_initializer",
-    "bias_initializer",
-    "kernel_regularizer",
-    "bias_regularizer",
-    "activity_regularizer",
-    "kernel_constraint",
-    "bias_constraint",
-    "name",
-)
-
-
-def _counterpart(projection: Any) -> EinsumDense:
-    """Returns an `EinsumDense` of ours for one of Keras's that is not yet built."""
-    shared = {name: getattr(projection, name) for name in _SHARED}
-    shape, dtype = projection.partial_output_shape, projection.dtype_policy
-    return EinsumDense(output_shape=shape, dtype=dtype, **shared)
+from keras_mp.layers.projections import FP32Projections
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class MultiHeadAttention(keras.layers.MultiHeadAttention):
+class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
 
     The scores of 16-bit queries and keys accumulate in FP32 and stay there through
@@ -53,13 +31,6 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
 
     Reference: Mixed Precision Training, section 3.3.
     """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Keras makes the projections in `build`, and builds each after it has set it:
-        # here is where the class of one is chosen, whatever the release of Keras.
-        if type(value) is keras.layers.EinsumDense and not value.built:
-            value = _counterpart(value)
-        super().__setattr__(name, value)
 
     def _compute_attention(
         self,

@@ -56,8 +56,8 @@ PRODUCTS_AND_SUMS = frozenset(
 _HOSTS = ("keras", "keras_mp", "tensorflow", "numpy")
 
 
-def products_and_sums(layer: Any) -> list[str]:
-    """Returns the names of those that the layer's own `call` refers to, sorted.
+def products_and_sums(layer: Any) -> tuple[list[str], bool]:
+    """Returns which the layer's own `call` refers to, and whether it names float32.
 
     The code is read, not run: that of `call`, and of the methods and functions that it
     refers to, as far as they are neither Keras's nor TensorFlow's.
@@ -67,7 +67,7 @@ def products_and_sums(layer: Any) -> list[str]:
     """
     is_lambda = type(layer) is keras.layers.Lambda
     waiting = [layer.function if is_lambda else getattr(type(layer), "call", None)]
-    found, seen = set(), set()
+    found, seen, casts = set(), set(), False
     while waiting:
         function = inspect.unwrap(_function_of(waiting.pop()))
         if not isinstance(function, FunctionType) or function in seen:
@@ -75,11 +75,12 @@ def products_and_sums(layer: Any) -> list[str]:
         seen.add(function)
         if _is_hosts(function):
             continue
+        casts |= any("float32" in code.co_consts for code in _nested(function.__code__))
         for name, value in _references(function, layer):
             if name in PRODUCTS_AND_SUMS and _is_operation(value):
                 found.add(name)
             waiting.append(value)
-    return sorted(found)
+    return sorted(found), casts
 
 
 def _function_of(value: Any) -> Any:

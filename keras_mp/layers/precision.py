@@ -153,8 +153,27 @@ def finish(x: Any, activation: Any, dtype: str) -> Any:
     """Applies an activation to an FP32 result and rounds, as `rounds_first` says."""
     if not rounds_first(activation):
         return ops.cast(activation(x), dtype)
-    x = ops.cast(x, dtype)
-    return x if activation is None else activation(x)
+    return activated(activation, ops.cast(x, dtype))
+
+
+def activated(activation: Any, x: Any) -> Any:
+    """Returns `activation(x)` in the dtype of `x`; a sum in it is FP32.
+
+    Args:
+        activation: function, or None.
+        x: float16 or bfloat16 tensor.
+    """
+    if activation is None:
+        return x
+    if activation not in (activations.softmax, activations.log_softmax):
+        return activation(x)
+    from keras_mp.ops import log_softmax, softmax
+
+    outputs = (softmax if activation is activations.softmax else log_softmax)(x)
+    if activation is activations.softmax:
+        # As Keras does: a loss that finds the logits starts from them.
+        outputs._keras_logits = x
+    return outputs
 
 
 def recomputed(compute: Callable[..., Any], *held: Any) -> Any:

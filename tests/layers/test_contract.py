@@ -133,6 +133,17 @@ CASES = {
         for name in ("plain", "masked", "no-bias", "relu")
     },
     "gru-before": recurrent("GRU", reset_after=False, return_sequences=True),
+    **{
+        f"simple-{name}": recurrent("SimpleRNN", **RNN_OPTIONS[name])
+        for name in ("plain", "masked", "states", "backwards", "no-bias")
+    },
+    "simple-cell": Case(
+        "SimpleRNNCell",
+        {"units": 7, "recurrent_initializer": "glorot_uniform", "activation": "relu"},
+        [(2, 3), (2, 7)],
+        step,
+        4,
+    ),
     "lstm-cell": Case(
         "LSTMCell",
         {"units": 7, "recurrent_initializer": "glorot_uniform"},
@@ -198,6 +209,51 @@ CASES = {
         [(2, 2, 3, 4), (2, 3, 2, 4)],
         roundings=12,
     ),
+    "groups": Case(
+        "GroupQueryAttention",
+        {"head_dim": 3, "num_query_heads": 4, "num_key_value_heads": 2},
+        [(2, 3, 7), (2, 5, 7)],
+        roundings=12,
+    ),
+    "groups-causal": Case(
+        "GroupQueryAttention",
+        {"head_dim": 3, "num_query_heads": 2, "num_key_value_heads": 1},
+        [(2, 5, 7), (2, 5, 7)],
+        called(use_causal_mask=True),
+        12,
+    ),
+    "groups-scores": Case(
+        "GroupQueryAttention",
+        {
+            "head_dim": 3,
+            "num_query_heads": 2,
+            "num_key_value_heads": 2,
+            "use_bias": False,
+        },
+        [(2, 5, 7), (2, 5, 7), (2, 5, 7)],
+        called(return_attention_scores=True, attention_mask=MASK[:, None, :]),
+        12,
+    ),
+    "dot": Case("Dot", {"axes": (2, 1)}, [(2, 3, 5), (2, 5, 4)], listed()),
+    "dot-vectors": Case("Dot", {"axes": -1}, [(2, 5), (2, 5)], listed()),
+    "dot-normalized": Case(
+        "Dot", {"axes": 1, "normalize": True}, [(2, 5), (2, 5, 3)], listed(), 6
+    ),
+    "add": Case("Add", {}, [(2, 5)] * 3, listed(), None),
+    "add-two": Case("Add", {}, [(2, 5), (2, 1)], listed()),
+    "average": Case("Average", {}, [(2, 5), (2, 5)], listed(), None),
+    "reversible": Case(
+        "ReversibleEmbedding",
+        {"input_dim": 7, "output_dim": 5},
+        [(2, 3, 5)],
+        called(reverse=True),
+    ),
+    "reversible-capped": Case(
+        "ReversibleEmbedding",
+        {"input_dim": 7, "output_dim": 5, "logit_soft_cap": 0.5},
+        [(2, 3, 5)],
+        called(reverse=True),
+    ),
     "conv1d-causal": Case(
         "Conv1D",
         {"filters": 7, "kernel_size": 3, "padding": "causal", "dilation_rate": 2},
@@ -218,6 +274,18 @@ CASES = {
         "Conv2DTranspose",
         {"filters": 3, "kernel_size": 3, "strides": 2, "use_bias": False},
         [(2, 3, 3, 4)],
+    ),
+    "conv1d-transpose": Case(
+        "Conv1DTranspose", {"filters": 3, "kernel_size": 3, "strides": 2}, [(2, 5, 4)]
+    ),
+    "conv3d-transpose": Case(
+        "Conv3DTranspose", {"filters": 2, "kernel_size": 2}, [(1, 2, 3, 2, 2)]
+    ),
+    "separable1d": Case(
+        "SeparableConv1D", {"filters": 3, "kernel_size": 3}, [(2, 5, 2)]
+    ),
+    "depthwise1d": Case(
+        "DepthwiseConv1D", {"kernel_size": 3, "depth_multiplier": 2}, [(2, 5, 3)]
     ),
     "separable": Case(
         "SeparableConv2D",
@@ -305,6 +373,13 @@ CASES = {
         "SpectralNormalization",
         {"layer": lambda dtype: layers.Conv1D(4, 3, dtype=dtype)},
         [(2, 5, 2)],
+    ),
+    "activation-softmax": once("Activation", {"activation": "softmax"}, (2, 7)),
+    "activation-log-softmax": once(
+        "Activation", {"activation": "log_softmax"}, (2, 5, 3)
+    ),
+    "activation-gelu": Case(
+        "Activation", {"activation": "gelu"}, [(2, 7)], roundings=8
     ),
     "softmax": once("Softmax", {}, (2, 7)),
     "softmax-axis": once("Softmax", {"axis": 1}, (2, 5, 3)),

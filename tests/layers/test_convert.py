@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_mp
 from keras_mp import layers
+from keras_mp.layers.counterparts import COUNTERPARTS, LEFT, NOTHING_TO_CONVERT
 
 
 def outputs(model, x):
@@ -600,6 +601,11 @@ def helper(a, b):
     return keras.ops.matmul(a, b)
 
 
+def in_fp32(x):
+    mean = keras.ops.mean(keras.ops.cast(x, "float32"))
+    return x - keras.ops.cast(mean, x.dtype)
+
+
 class Products(keras.layers.Layer):
     """A layer whose products and sums are its own."""
 
@@ -622,7 +628,8 @@ def test_the_report(capsys):
     x = keras.layers.Dense(4, dtype="float32")(x)
     x = keras.layers.Dropout(0.5)(x)
     x = Products()(x)
-    x = keras.layers.Lambda(lambda x: x - keras.ops.mean(x, keepdims=True))(x)
+    x = keras.layers.Lambda(in_fp32, output_shape=(4, 4))(x)
+    x = keras.layers.RandomContrast(0.5)(x)
     x = keras.ops.softmax(keras.ops.abs(keras.ops.matmul(x, x)))
     model = keras.Model(inputs, Products(dtype="float32")(x))
     report = keras_mp.conversion_report(model)
@@ -636,7 +643,8 @@ def test_the_report(capsys):
     assert report.nothing_to_convert == {"Dropout": 1, "Products": 1}
     assert report.left == {
         ("Products", "its own code calls `einsum`, `matmul`"): 1,
-        ("Lambda", "its own code calls `mean`"): 1,
+        ("Lambda", "its own code calls `mean`, and casts to float32 somewhere"): 1,
+        ("RandomContrast", LEFT["RandomContrast"]): 1,
         ("Matmul", "an operation, not a layer"): 1,
         ("Softmax", "an operation, not a layer"): 1,
     }
@@ -721,9 +729,17 @@ def test_to_keras_refuses_what_keras_has_no_equal_of():
     assert type(model.layers[1]) is layers.Dense
 
 
-def test_the_table_has_every_layer():
-    from keras_mp.layers.counterparts import COUNTERPARTS
+def test_every_layer_of_keras_is_decided():
+    found = {
+        value.__name__
+        for value in vars(keras.layers).values()
+        if isinstance(value, type) and issubclass(value, keras.Layer)
+    }
+    decided = [*(cls.__name__ for cls in COUNTERPARTS), *LEFT, *NOTHING_TO_CONVERT]
+    assert sorted(decided) == sorted(found)  # each of them once
 
+
+def test_the_table_has_every_layer():
     assert set(COUNTERPARTS.values()) == {getattr(layers, n) for n in layers.__all__}
     assert all(new.__name__ == old.__name__ for old, new in COUNTERPARTS.items())
     assert all(issubclass(new, old) for old, new in COUNTERPARTS.items())

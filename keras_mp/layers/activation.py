@@ -1,0 +1,31 @@
+"""Activation, a softmax in FP32."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.layers.precision import activated, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Activation(keras.layers.Activation):
+    """`keras.layers.Activation`, whose softmax and log-softmax are computed in FP32.
+
+    They are rounded once, as in `keras_mp.layers.Softmax`. Any other activation is that
+    of Keras: it has no sum.
+
+    Args: those of `keras.layers.Activation`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Activation("softmax", dtype="float16")
+    >>> layer(np.zeros((1, 100_000), "float16")).numpy()[:, :2]    # of Keras: 0
+    array([[1.e-05, 1.e-05]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs)
+        return activated(self.activation, inputs)

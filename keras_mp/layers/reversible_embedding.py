@@ -1,0 +1,42 @@
+"""ReversibleEmbedding, its product with the embeddings accumulated in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import gemm, stored, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
+    """`keras.layers.ReversibleEmbedding`, whose reverse product accumulates in FP32.
+
+    `round(cap * tanh(inputs @ embeddings.T / cap))`, or without `logit_soft_cap` the
+    rounded product: everything inside of `round` is FP32, and so is the gradient of
+    FP32 embeddings. With another `reverse_dtype` than the compute dtype the product is
+    that of Keras, and so is what is looked up.
+
+    Args: those of `keras.layers.ReversibleEmbedding`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.ReversibleEmbedding(
+    ...     1, 5000, embeddings_initializer="ones", dtype="float16")
+    >>> layer(np.full((1, 5000), 0.1, "float16"), reverse=True).numpy()
+    array([[500.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        same_dtype = self.reverse_dtype in (None, self.compute_dtype)
+        if not (reverse and same_dtype and uses_ops(self, inputs)):
+            return super().call(inputs, reverse=reverse)
+        tied = self.tie_weights
+        kernel = stored(lambda: self.embeddings if tied else self.reverse_embeddings)
+        cap = self.logit_soft_cap
+        if cap is None:
+            return gemm(inputs, kernel, transpose_b=tied)
+        logits = gemm(inputs, kernel, transpose_b=tied, output_dtype="float32")
+        return ops.cast(cap * ops.tanh(logits / cap), self.compute_dtype)
