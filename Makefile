@@ -45,7 +45,7 @@ demo: $(VENV)/.installed-examples $(NATIVE)
 # Layers and optimizers run twice: in plain TensorFlow, and on the native library. What
 # XLA compiles and how models are converted and trained is the same both times. The tests
 # of the ops choose the library themselves.
-test: $(VENV)/.installed-test $(NATIVE) test-cpp
+test: $(VENV)/.keras-hub $(NATIVE) test-cpp
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/test_optimizers.py tests/test_outside_changes.py \
 	  tests/test_overflow.py \
@@ -53,7 +53,7 @@ test: $(VENV)/.installed-test $(NATIVE) test-cpp
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
 
-test-slow: $(VENV)/.installed-test $(NATIVE) test-cpp-slow
+test-slow: $(VENV)/.keras-hub $(NATIVE) test-cpp-slow
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
 	  -o faulthandler_timeout=1800 $(ARGS)
 
@@ -125,6 +125,12 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
 	  echo "If it could not reach a package index: check the network, set HTTPS_PROXY" >&2; \
 	  echo "behind a proxy, or name a mirror with PIP_INDEX_URL. Then run make again." >&2; \
 	  exit 1; }
+	@touch $@
+
+# Backbones to convert, without TensorFlow Text; the versions fit those of setup.cfg.
+$(VENV)/.keras-hub: $(VENV)/.installed-test
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	  'keras-hub>=0.32,<0.33; python_version >= "3.11"'
 	@touch $@
 
 $(VENV)/.created:
