@@ -44,7 +44,7 @@ class Dot(keras.layers.Dot):
 
 def _labels(a_rank: int, b_rank: int, a_axis: int, b_axis: int) -> tuple[str, str, str]:
     """Returns the terms of the einsum that sums over an axis of each operand."""
-    batch, inner, *others = ascii_letters
+    batch, inner, *others = list(ascii_letters)
     a = [batch, *others[: a_rank - 1]]
     b = [batch, *others[a_rank - 1 : a_rank + b_rank - 2]]
     a[a_axis] = b[b_axis] = inner
