@@ -90,12 +90,12 @@ class LossScaler:
             finite: scalar bool tensor. Whether every gradient was finite.
             last_round: the variable that `add_user` returned to the optimizer.
         """
-        state = LossScaleState(*(ops.copy(variable) for variable in self.state))
+        state = _copies(self.state)
         if not self.is_shared:
             _assign(self.state, self.rule.update(state, finite))
             return
-        begins = ops.equal(self._round, last_round)
-        before = _where(begins, state, self._before)
+        begins = ops.equal(ops.copy(self._round), ops.copy(last_round))
+        before = _where(begins, state, _copies(self._before))
         # The first overflow of a round takes back what its finite steps did.
         overflows_first = ops.logical_and(
             ops.logical_not(finite), ops.equal(state.consecutive_skips, 0)
@@ -104,7 +104,7 @@ class LossScaler:
         _assign(self.state, _where(moves, self.rule.update(before, finite), state))
         _assign(self._before, before)
         self._round.assign_add(ops.cast(begins, self._round.dtype))
-        last_round.assign(self._round)
+        last_round.assign(ops.copy(self._round))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
@@ -116,6 +116,10 @@ class LossScaler:
     ) -> "LossScaler":
         """Returns one with the same rule, and without users."""
         return cls(as_loss_scale(config["rule"], custom_objects))
+
+
+def _copies(variables: LossScaleState) -> LossScaleState:
+    return LossScaleState(*(ops.copy(variable) for variable in variables))
 
 
 def _where(condition: Any, x: LossScaleState, y: LossScaleState) -> LossScaleState:
