@@ -51,13 +51,15 @@ class StepNotes:
 
     def use(self) -> None:
         """Forgets the note, unless a branch used it: another one may have to, too."""
-        if self._function == current_function():
+        if self.is_here() and self._function != current_function():
+            self._used = True
+        else:
             self.clear()
-        self._used = True
 
     def clear(self) -> None:
         """Forgets the note."""
-        self.scale, self.unscaled, self._function = None, False, None
+        self.scale, self.unscaled, self._used = None, False, False
+        self._function, self._is_own = None, False
 
 
 class ReplicaStepNotes(threading.local, StepNotes):

@@ -46,6 +46,13 @@ def test_the_variables_are_all_of_the_state_in_one_order():
         "consecutive_skips",
         "skipped_steps",
         "skips_at_minimum",
+        "before_scale",
+        "before_finite_steps",
+        "before_consecutive_skips",
+        "before_skipped_steps",
+        "before_skips_at_minimum",
+        "round",
+        "last_round",
         "last_overflow",
         "kernel",
         "iteration",
@@ -53,7 +60,7 @@ def test_the_variables_are_all_of_the_state_in_one_order():
         "kernel_momentum",
         "bias_momentum",
     ]
-    assert optimizer.variables[9] is optimizer.master_weights[0]
+    assert optimizer.variables[16] is optimizer.master_weights[0]
 
 
 @pytest.mark.parametrize("bad", [None, np.nan])
