@@ -9,7 +9,15 @@ if keras.backend.backend() != "tensorflow":
         "`keras.ops`, or set KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
-from keras_mp.ops import exponentials, reductions, statistics
+# Some of them for the gradients of the native ops, which they register.
+from keras_mp.ops import (
+    batch_normalization,  # noqa: F401
+    exponentials,
+    pooling,  # noqa: F401
+    reductions,
+    row_normalization,  # noqa: F401
+    statistics,
+)
 from keras_mp.ops.build_info import build_info
 from keras_mp.ops.gemm import fp16_gemm
 from keras_mp.ops.symbolic import symbolic

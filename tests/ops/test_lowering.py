@@ -1,0 +1,237 @@
+"""The native ops where XLA compiles, beside their kernels; and their gradients."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp.ops import native
+
+INFINITY, NAN = float("inf"), float("nan")
+KINDS = ("layer", "root_mean_square", "unit_length")
+SIZES = ((0, 7), (7, 0), (17, 217))
+SPECIAL = [
+    [INFINITY, 1, 2],
+    [-INFINITY, 1, 2],
+    [NAN, 1, 2],
+    [-INFINITY, -INFINITY, -INFINITY],
+    [INFINITY, NAN, -INFINITY],
+    [0, 0, 0],
+    [1e-4, -1e-4, 0],
+]
+
+
+def draw(*shape, dtype="float32"):
+    rng = np.random.default_rng(len(shape) + sum(shape))
+    return tf.cast(rng.normal(0.5, 1, shape).astype("float32"), dtype)
+
+
+def row_cases(dtype):
+    """Name: op, its tensors, its attributes."""
+    for shape in SIZES:
+        x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
+        yield f"softmax {shape}", "softmax", {"x": x}, {}
+        yield f"softmax slope {shape}", "softmax_gradient", {"x": x, "of_y": slope}, {}
+    special = tf.constant(np.float32(SPECIAL), dtype)
+    ones = tf.ones_like(special)
+    yield "softmax special", "softmax", {"x": special}, {}
+    yield "softmax slope special", "softmax_gradient", {"x": special, "of_y": ones}, {}
+    for kind, given in itertools.product(KINDS, [(0, 0), (1, 0), (1, 1)]):
+        attributes = {"kind": kind, "epsilon": 1e-3}
+        for shape in SIZES:
+            x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
+            gamma, beta = ([draw(shape[1])] * count for count in given)
+            name = f"{kind} {given} {shape}"
+            tensors = {"x": x, "gamma": gamma, "beta": beta}
+            yield name, "row_norm", tensors, attributes
+            tensors = {"x": x, "of_y": slope, "gamma": gamma}
+            numbers = attributes | {"num_beta": given[1]}
+            yield f"{name} slope", "row_norm_gradient", tensors, numbers
+    for kind in KINDS:
+        attributes = {"kind": kind, "epsilon": 1e-3}
+        tensors = {"x": special, "gamma": [], "beta": []}
+        yield f"{kind} special", "row_norm", tensors, attributes
+
+
+def channel_cases(dtype):
+    for shape in ((4, 3, 5), (9, 3, 1), (0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 1, 1)):
+        x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
+        gamma, beta = draw(shape[1]), draw(shape[1])
+        mean, variance = draw(shape[1]), 1.0 + gamma * gamma
+        epsilon = {"epsilon": 1e-3}
+        parameters = {"gamma": gamma, "beta": beta}
+        given = {"mean": mean, "variance": variance}
+        yield f"batch {shape}", "batch_norm", {"x": x} | parameters, epsilon
+        tensors = {"x": x} | parameters | given
+        yield f"batch given {shape}", "batch_norm_given", tensors, epsilon
+        tensors = {"x": x, "of_y": slope, "gamma": gamma} | given
+        for are_given in (True, False):
+            if not (are_given or x.shape.num_elements()):
+                # Mean and variance are then NaN.
+                tensors = tensors | {name: p * NAN for name, p in given.items()}
+            options = epsilon | {"are_given": are_given}
+            name = f"batch slope {shape} {are_given}"
+            yield name, "batch_norm_gradient", tensors, options
+        yield f"sum {shape}", "sum", {"x": x}, {}
+
+
+def pool_cases(dtype):
+    windows = {(1, 2, 2): (1, 2, 2), (2, 3, 1): (1, 1, 1), (3, 1, 2): (2, 3, 1)}
+    windows |= {(4, 4, 4): (1, 2, 5), (1, 1, 2): (4, 1, 3)}
+    shapes = [(2, 4, 5, 6, 3), (0, 4, 5, 6, 3), (2, 3, 2, 1, 1)]
+    for (window, stride), padding, shape in itertools.product(
+        windows.items(), ["valid", "same"], shapes
+    ):
+        attributes = {"window": window, "strides": stride, "padding": padding}
+        if padding == "valid" and any(np.greater(window, shape[1:4])):
+            continue  # refused where the shape is known
+        name = f"{window} {stride} {padding} {shape}"
+        x = draw(*shape, dtype=dtype)
+        yield f"pool {name}", "average_pool", {"x": x}, attributes
+        y = native.load().keras_mp_average_pool(x=x, **attributes)
+        tensors = {"shape": list(shape), "of_y": draw(*y.shape, dtype=dtype)}
+        yield f"pool slope {name}", "average_pool_gradient", tensors, attributes
+
+
+def run(op, tensors, attributes):
+    results = getattr(native.load(), f"keras_mp_{op}")(**tensors, **attributes)
+    return tf.nest.flatten(results if tf.is_tensor(results) else list(results))
+
+
+def assert_close(actual, wanted, name):
+    assert actual.dtype == wanted.dtype, name
+    assert actual.shape == wanted.shape, name
+    # Both round once. The sums before are in FP32, of at most 217 terms and with
+    # operations of a few 2**-22, relative to terms that are not above the largest
+    # result by more than the 16 of rsqrt(epsilon) squared: two times 2**-9 at most
+    # beside a rounding to bfloat16, and for FP32 results 217 * 2**-22.
+    unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(actual.dtype.name, 2.0**-14)
+    wanted = np.float64(tf.cast(wanted, tf.float64))
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    size = max(1.0, finite.max(initial=0.0))
+    np.testing.assert_allclose(
+        np.float64(tf.cast(actual, tf.float64)),
+        wanted,
+        rtol=0,
+        atol=2 * unit * size,
+        err_msg=name,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "cases", [row_cases, channel_cases, pool_cases], ids=lambda cases: cases.__name__
+)
+def test_xla_computes_what_the_kernels_do(cases, dtype):
+    cases = list(cases(dtype))
+
+    # One function for all, which XLA compiles faster than many.
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(tensors):
+        return [
+            run(op, of_op | constants_of(others), attributes)
+            for of_op, (_, op, others, attributes) in zip(tensors, cases, strict=True)
+        ]
+
+    found = compiled([variables_of(tensors) for _, _, tensors, _ in cases])
+    for results, (name, op, tensors, attributes) in zip(found, cases, strict=True):
+        expected = run(op, tensors, attributes)
+        for actual, wanted in zip(results, expected, strict=True):
+            assert_close(actual, wanted, name)
+
+
+def constants_of(tensors):
+    return {name: x for name, x in tensors.items() if name == "shape"}
+
+
+def variables_of(tensors):
+    return {name: x for name, x in tensors.items() if name != "shape"}
+
+
+# Each op that has a gradient, on few numbers: its tensors and attributes.
+WINDOWS = {"window": (1, 2, 2), "strides": (1, 1, 2), "padding": "same"}
+ROWS, CHANNELS, IMAGES = (3, 4), (2, 3, 2), (1, 1, 3, 3, 2)
+EACH_CHANNEL = dict.fromkeys(("gamma", "mean", "variance"), (3,))
+OPS = {
+    "softmax": ({"x": ROWS}, {}),
+    "softmax_gradient": ({"x": ROWS, "of_y": ROWS}, {}),
+    "row_norm": (
+        {"x": ROWS, "gamma": [(4,)], "beta": [(4,)]},
+        {"kind": "layer", "epsilon": 1e-3},
+    ),
+    "row_norm_gradient": (
+        {"x": ROWS, "of_y": ROWS, "gamma": [(4,)]},
+        {"kind": "layer", "epsilon": 1e-3, "num_beta": 1},
+    ),
+    "batch_norm": ({"x": CHANNELS, "gamma": (3,), "beta": (3,)}, {"epsilon": 1e-3}),
+    "batch_norm_given": (
+        {"x": CHANNELS, "beta": (3,), **EACH_CHANNEL},
+        {"epsilon": 1e-3},
+    ),
+    "batch_norm_gradient": (
+        {"x": CHANNELS, "of_y": CHANNELS, **EACH_CHANNEL},
+        {"epsilon": 1e-3, "are_given": False},
+    ),
+    "sum": ({"x": CHANNELS}, {}),
+    "average_pool": ({"x": IMAGES}, WINDOWS),
+    "average_pool_gradient": ({"of_y": (1, 1, 3, 2, 2)}, WINDOWS),
+}
+
+
+def is_shape(value):
+    return isinstance(value, tuple)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("op", OPS)
+def test_the_bare_op_has_its_gradient(op, graph):
+    """For SavedModels and second tapes, which see the op and not its function."""
+    shapes, attributes = OPS[op]
+    rng = np.random.default_rng(0)
+
+    def draw_one(path, shape):
+        dtype = "float16" if path[0] in ("x", "of_y") else "float32"
+        return tf.constant(rng.uniform(0.5, 1.5, shape), dtype)
+
+    tensors = {
+        name: [draw_one([name], s) for s in value]
+        if isinstance(value, list)
+        else draw_one([name], value)
+        for name, value in shapes.items()
+    }
+    if op == "average_pool_gradient":
+        attributes = attributes | {"shape": IMAGES}
+    flat = tf.nest.flatten(tensors)
+
+    def weighted(flat):
+        """One number, of all results."""
+        results = run(op, tf.nest.pack_sequence_as(tensors, flat), attributes)
+        total = 0.0
+        for y in results:
+            weights = tf.reshape(tf.cast(tf.range(tf.size(y)) % 5, tf.float32), y.shape)
+            total += tf.reduce_sum(weights * tf.cast(y, tf.float32))
+        return total
+
+    def slopes(flat):
+        with tf.GradientTape() as tape:
+            tape.watch(flat)
+            z = weighted(flat)
+        return tape.gradient(z, flat)
+
+    found = (tf.function(slopes) if graph else slopes)(flat)
+    # Of steps of 2**-4 either way: FP16 results of at most 4 err by 2**-10, 24 of them
+    # at weights of at most 4, over 2**-3: 0.75; and the third derivative, times 2**-8.
+    step = 2.0**-4
+    for i, (x, slope) in enumerate(zip(flat, found, strict=True)):
+        assert slope.dtype == x.dtype
+        for at in np.ndindex(*x.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = x.numpy()
+                moved[at] += sign * step
+                ends.append(weighted([*flat[:i], tf.constant(moved), *flat[i + 1 :]]))
+            # FP16 rounds x + step as well, by at most 2**-11 of 2.
+            expected = (ends[0] - ends[1]) / (2 * step)
+            scale = max(1.0, max(float(np.max(np.abs(s))) for s in found))
+            assert abs(float(slope[at]) - float(expected)) < 0.1 * scale, (op, i, at)
