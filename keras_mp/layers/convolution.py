@@ -60,14 +60,47 @@ class FP32OnCPU:
             time = 1 if self.data_format == "channels_last" else 2
             pad[time] = [self.dilation_rate[0] * (self.kernel_size[0] - 1), 0]
             inputs, padding = ops.pad(inputs, pad), "valid"
-        return ops.conv(
+        (kernel,) = kernels
+        channels = inputs.shape[-1 if self.data_format == "channels_last" else 1]
+        compute = _grouped if channels != kernel.shape[-2] else ops.conv
+        return compute(
             inputs,
-            *kernels,
+            kernel,
             strides=list(self.strides),
             padding=padding,
             data_format=self.data_format,
             dilation_rate=self.dilation_rate,
         )
+
+
+def _grouped(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
+    """Returns a convolution in groups of channels, by TensorFlow's own kernels.
+
+    Keras compiles it with XLA: on a CPU that takes 30 times as long as a depthwise
+    convolution, and what the gradient does not need of it is computed all the same.
+    """
+    if data_format == "channels_first":
+        inputs = ops.moveaxis(inputs, 1, -1)
+    groups = inputs.shape[-1] // kernel.shape[-2]
+    if _is_depthwise(kernel, options["strides"], options["dilation_rate"]):
+        kernel = ops.reshape(kernel, (*kernel.shape[:-2], groups, -1))
+        options["strides"] = tuple(options["strides"])
+        outputs = ops.depthwise_conv(inputs, kernel, **options)
+    else:
+        pairs = zip(
+            ops.split(inputs, groups, axis=-1),
+            ops.split(kernel, groups, axis=-1),
+            strict=True,
+        )
+        parts = [ops.conv(x, part, **options) for x, part in pairs]
+        outputs = ops.concatenate(parts, axis=-1)
+    return ops.moveaxis(outputs, -1, 1) if data_format == "channels_first" else outputs
+
+
+def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
+    """Tells whether TensorFlow has a depthwise convolution of this kind."""
+    is_plain = len(set(strides)) == 1 and 1 in (max(strides), max(dilation_rate))
+    return kernel.shape[-2] == 1 and len(kernel.shape) < 5 and is_plain
 
 
 def _in_fp32(layer: Any, inputs: Any) -> bool:

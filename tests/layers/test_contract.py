@@ -269,6 +269,35 @@ CASES = {
         {"filters": 4, "kernel_size": 2, "padding": "same", "groups": 2},
         [(1, 4, 5, 2)],
     ),
+    "conv2d-depthwise": Case(
+        "Conv2D",
+        {"filters": 6, "kernel_size": 3, "groups": 3, "data_format": "channels_first"},
+        [(2, 3, 5, 4)],
+    ),
+    "conv2d-depthwise-strides": Case(
+        "Conv2D",
+        {"filters": 3, "kernel_size": 2, "groups": 3, "strides": (1, 2)},
+        [(2, 5, 4, 3)],
+    ),
+    "conv2d-depthwise-dilated": Case(
+        "Conv2D",
+        {
+            "filters": 3,
+            "kernel_size": 2,
+            "groups": 3,
+            "padding": "same",
+            "dilation_rate": 2,
+        },
+        [(2, 5, 4, 3)],
+    ),
+    "conv1d-depthwise": Case(
+        "Conv1D",
+        {"filters": 6, "kernel_size": 3, "groups": 3, "padding": "causal"},
+        [(2, 5, 3)],
+    ),
+    "conv3d-groups": Case(
+        "Conv3D", {"filters": 4, "kernel_size": 2, "groups": 2}, [(1, 3, 3, 2, 2)]
+    ),
     "conv3d": Case("Conv3D", {"filters": 2, "kernel_size": 2}, [(1, 3, 3, 4, 2)]),
     "conv2d-transpose": Case(
         "Conv2DTranspose",

@@ -88,3 +88,26 @@ def test_lora_is_that_of_keras():
     theirs, ours = (layer(x) for layer in made)
     # Of numbers of few bits; at most a rounding of a result, in each.
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 8 * 2.0**-11)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
+    """The gradient computes it again, and TensorFlow drops what nothing reads there.
+
+    Not so what Keras compiles with XLA, which is a call of a function.
+    """
+    layer = layers.Conv2D(4, 2, groups=groups, use_bias=False, dtype="mixed_float16")
+    x = tf.ones((1, 3, 3, 4), "float16")
+    layer(x)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tape.gradient(y, [x, layer.kernel.value])
+
+    graph = step.get_concrete_function(x).graph
+    kinds = [operation.type for operation in graph.get_operations()]
+    assert not [kind for kind in kinds if "Call" in kind]
+    assert any(kind in ("Conv2D", "DepthwiseConv2dNative") for kind in kinds)
