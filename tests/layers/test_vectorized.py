@@ -50,7 +50,7 @@ def test_a_jacobian_is_that_of_a_loop(name, arguments, shape, options, jit):
     def jacobian(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.reshape(layer(x, **options), [-1])[:5]
+            y = tf.reshape(layer(x, **options), [-1])[:4]
         return tape.jacobian(y, x)
 
     def slope(k):
@@ -60,7 +60,7 @@ def test_a_jacobian_is_that_of_a_loop(name, arguments, shape, options, jit):
         return tape.gradient(y, x)
 
     found = jacobian(x)
-    expected = tf.stack([slope(k) for k in range(5)])
+    expected = tf.stack([slope(k) for k in range(4)])
     assert found.dtype == tf.float16
     assert found.shape == expected.shape
     # The same sums in FP32, in another order in XLA: one rounding apart, of slopes that
