@@ -1,12 +1,10 @@
 // The ops KerasMp>AveragePool and its gradient: arguments and shapes; and their kernels
 // for a CPU, average_pool_cpu.h on TensorFlow's threads.
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <string>
 #include <vector>
 
+#include "attributes.h"
 #include "cpu_threads.h"
 #include "keras_mp/average_pool_cpu.h"
 #include "pooled_dimension.h"
@@ -27,21 +25,6 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Both are three numbers from 1 to 2^31 - 1, so that no sum of them overflows.
-absl::Status CheckWindows(const std::vector<std::int64_t>& window,
-                          const std::vector<std::int64_t>& strides) {
-  const auto fits = [](const std::vector<std::int64_t>& numbers) {
-    return numbers.size() == 3 &&
-           std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) {
-             return number >= 1 && number <= std::numeric_limits<std::int32_t>::max();
-           });
-  };
-  if (fits(window) && fits(strides)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "window and strides must be three numbers of 1 or more. Received: window=[",
-      absl::StrJoin(window, ", "), "], strides=[", absl::StrJoin(strides, ", "), "]"));
-}
-
 REGISTER_OP("KerasMp>AveragePool")
     .Input("x: T")
     .Output("y: T")
@@ -52,18 +35,14 @@ REGISTER_OP("KerasMp>AveragePool")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle x;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 5, &x));
-      std::vector<std::int64_t> window, strides;
-      std::string padding;
-      TF_RETURN_IF_ERROR(c->GetAttr("window", &window));
-      TF_RETURN_IF_ERROR(c->GetAttr("strides", &strides));
-      TF_RETURN_IF_ERROR(c->GetAttr("padding", &padding));
-      TF_RETURN_IF_ERROR(CheckWindows(window, strides));
+      Windows windows;
+      TF_RETURN_IF_ERROR(GetWindows(c, &windows));
       std::vector<DimensionHandle> sizes = {c->Dim(x, 0)};
       for (int d = 0; d < 3; ++d) {
         sizes.emplace_back();
         TF_RETURN_IF_ERROR(tensorflow::shape_inference::GetWindowedOutputSizeFromDims(
-            c, c->Dim(x, d + 1), window[d], strides[d],
-            padding == "same" ? tensorflow::SAME : tensorflow::VALID, &sizes.back()));
+            c, c->Dim(x, d + 1), windows.window[d], windows.strides[d],
+            windows.is_same ? tensorflow::SAME : tensorflow::VALID, &sizes.back()));
       }
       sizes.push_back(c->Dim(x, 4));
       c->set_output(0, c->MakeShape(sizes));
@@ -92,12 +71,7 @@ REGISTER_OP("KerasMp>AveragePoolGradient")
 class AveragePoolOp : public tensorflow::OpKernel {
  public:
   explicit AveragePoolOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string padding;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &window_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("strides", &strides_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("padding", &padding));
-    same_ = padding == "same";
-    OP_REQUIRES_OK(ctx, CheckWindows(window_, strides_));
+    OP_REQUIRES_OK(ctx, GetWindows(ctx, &windows_));
   }
 
  protected:
@@ -111,7 +85,8 @@ class AveragePoolOp : public tensorflow::OpKernel {
     pool->channels = x.dim_size(4);
     pool->type = TypeOf(type);
     for (int d = 0; d < 3; ++d) {
-      pool->dimensions[d] = Pooled(x.dim_size(d + 1), window_[d], strides_[d], same_);
+      pool->dimensions[d] = Pooled(x.dim_size(d + 1), windows_.window[d],
+                                   windows_.strides[d], windows_.is_same);
     }
     return absl::OkStatus();
   }
@@ -122,8 +97,7 @@ class AveragePoolOp : public tensorflow::OpKernel {
   }
 
  private:
-  std::vector<std::int64_t> window_, strides_;
-  bool same_;
+  Windows windows_;
 };
 
 class AveragePoolCpuOp : public AveragePoolOp {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "attributes.h"
 #include "lowering.h"
 #include "pooled_dimension.h"
 
@@ -31,18 +31,15 @@ XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Numbers& window,
 class AveragePoolXla : public tensorflow::XlaOpKernel {
  public:
   explicit AveragePoolXla(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    std::string padding;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &window_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("strides", &strides_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("padding", &padding));
-    is_same_ = padding == "same";
+    OP_REQUIRES_OK(ctx, GetWindows(ctx, &windows_));
   }
 
  protected:
   std::vector<PooledDimension> DimensionsOf(const TensorShape& x) const {
     std::vector<PooledDimension> dimensions;
     for (int d = 0; d < 3; ++d) {
-      dimensions.push_back(Pooled(x.dim_size(d + 1), window_[d], strides_[d], is_same_));
+      dimensions.push_back(Pooled(x.dim_size(d + 1), windows_.window[d],
+                                  windows_.strides[d], windows_.is_same));
     }
     return dimensions;
   }
@@ -65,8 +62,7 @@ class AveragePoolXla : public tensorflow::XlaOpKernel {
   }
 
  private:
-  std::vector<std::int64_t> window_, strides_;
-  bool is_same_;
+  Windows windows_;
 };
 
 class AveragePoolXlaOp : public AveragePoolXla {

@@ -2,6 +2,7 @@
 
 #include "keras_mp/batch_norm_cpu.h"
 
+#include "attributes.h"
 #include "cpu_threads.h"
 #include "status.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -19,10 +20,7 @@ using tensorflow::TensorShape;
 class ChannelOp : public tensorflow::OpKernel {
  public:
   ChannelOp(OpKernelConstruction* ctx, int wide) : OpKernel(ctx), wide_(wide) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES(ctx, epsilon_ >= 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "epsilon must be 0 or more. Received: epsilon=", epsilon_)));
+    OP_REQUIRES_OK(ctx, GetEpsilon(ctx, &epsilon_));
   }
 
   void Compute(OpKernelContext* ctx) override {

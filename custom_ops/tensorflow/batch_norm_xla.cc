@@ -1,6 +1,7 @@
 // KerasMp>BatchNorm, KerasMp>BatchNormGiven and their gradient where XLA compiles: the
 // formulas of batch_norm.h.
 
+#include "attributes.h"
 #include "lowering.h"
 #include "xla/hlo/builder/lib/constants.h"
 
@@ -16,7 +17,7 @@ using xla::XlaOp;
 class BatchNormXla : public tensorflow::XlaOpKernel {
  public:
   BatchNormXla(OpKernelConstruction* ctx, int wide) : XlaOpKernel(ctx), wide_(wide) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(ctx, GetEpsilon(ctx, &epsilon_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {

@@ -26,11 +26,18 @@ inline xla::XlaOp SumOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
                      dimensions);
 }
 
-// How many numbers SumOver adds up, in FP32. A dimension of XLA may have a size that is
-// known when the program runs.
+// How many numbers SumOver adds up, in FP32. XLA may know the size of a dimension when
+// the program runs, and then as an int32; one that it knows before may be larger.
 inline xla::XlaOp CountOver(xla::XlaOp x, Dimensions dimensions) {
-  xla::XlaOp count = Constant(x, 1);
+  const auto shape = x.builder()->GetShape(x);
+  if (!shape.ok()) return x.builder()->ReportError(shape.status());
+  double known = 1;
   for (const std::int64_t dimension : dimensions) {
+    if (shape->is_static_dimension(dimension)) known *= shape->dimensions(dimension);
+  }
+  xla::XlaOp count = Constant(x, static_cast<float>(known));
+  for (const std::int64_t dimension : dimensions) {
+    if (shape->is_static_dimension(dimension)) continue;
     count = count * Widen(xla::GetDimensionSize(x, dimension));
   }
   return count;

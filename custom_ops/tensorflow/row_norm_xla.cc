@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "attributes.h"
 #include "lowering.h"
 #include "xla/hlo/builder/lib/constants.h"
 
@@ -17,13 +18,8 @@ class RowNormXla : public tensorflow::XlaOpKernel {
  public:
   explicit RowNormXla(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_gamma", &gammas_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_beta", &betas_));
-    OP_REQUIRES(ctx, gammas_ <= 1 && betas_ <= 1,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "there is at most one gamma and one beta. Received: ", gammas_,
-                    " and ", betas_)));
+    OP_REQUIRES_OK(ctx, GetEpsilon(ctx, &epsilon_));
+    OP_REQUIRES_OK(ctx, GetParameters(ctx, &gammas_, &betas_));
   }
 
  protected:

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "attributes.h"
 #include "cpu_threads.h"
 #include "keras_mp/row_norm_cpu.h"
 #include "keras_mp/softmax_cpu.h"
@@ -83,17 +84,9 @@ class RowNormOp : public tensorflow::OpKernel {
   explicit RowNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string kind;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES(ctx, epsilon_ >= 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "epsilon must be 0 or more. Received: epsilon=", epsilon_)));
+    OP_REQUIRES_OK(ctx, GetEpsilon(ctx, &epsilon_));
     int gammas, betas;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_gamma", &gammas));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_beta", &betas));
-    OP_REQUIRES(ctx, gammas <= 1 && betas <= 1,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "there is at most one gamma and one beta. Received: ", gammas,
-                    " and ", betas)));
+    OP_REQUIRES_OK(ctx, GetParameters(ctx, &gammas, &betas));
     if (kind == "root_mean_square") kind_ = RowNormKind::kRootMeanSquare;
     if (kind == "unit_length") kind_ = RowNormKind::kUnitLength;
   }
