@@ -56,7 +56,6 @@ BACKBONES = {
         TEXT,
         ["CachedGemmaAttention", "RMSNormalization", "RotaryEmbedding"],
     ),
-    "T5": (WORDS, PAIR, ["T5LayerNorm", "T5MultiHeadAttention"]),
     "Bart": (ENCODER, PAIR, []),
     "Whisper": (
         WORDS
@@ -84,8 +83,6 @@ BACKBONES = {
 FAST = ("Bert", "GPT2", "Mistral")
 
 
-# Keras says this of layers that keras-hub builds when they are called.
-@pytest.mark.filterwarnings("ignore:.*looks like it has unbuilt state")
 @pytest.mark.parametrize(
     "name",
     [
