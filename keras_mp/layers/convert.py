@@ -45,8 +45,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
             then one warning says what is left that computes 16-bit products or sums.
 
     Returns:
-        The same object; or, where it is a layer with a counterpart itself, this one
-        too, converted.
+        The same object.
 
     Raises:
         TypeError: `model` is not a layer.
