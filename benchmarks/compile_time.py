@@ -3,9 +3,9 @@
 `python benchmarks/compile_time.py` prints a Markdown table: seconds of the first step,
 forward and backward, of 1, 2, 4 and 8 layers one after the other, and of some models,
 with the layers of Keras and with those of keras_mp, compiled by XLA and in a graph.
-Each step is a function of its own. The time is that of all processors together in user
-mode, which what else the machine does changes least, and beside it the time on the
-wall.
+Each step is a function of its own, of a model of its own. The time is that of all
+processors together in user mode, which what else the machine does changes least, and
+beside it the time on the wall; of several rounds the least.
 """
 
 import os
@@ -96,8 +96,11 @@ def cases(only, depths):
             yield name, "", make
 
 
-def first_step(model, jit):
+def first_step(package, make, jit):
     """Seconds of all processors, and on the wall, of the first forward and backward."""
+    keras.utils.clear_session()  # which forgets the policy, too
+    keras.config.set_dtype_policy("mixed_float16")
+    model = PACKAGES[package](make())
 
     @tf.function(jit_compile=jit)
     def step(x):
@@ -119,9 +122,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="layers and models with this in it")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
     arguments = parser.parse_args()
-    keras.config.set_dtype_policy("mixed_float16")
-    print(f"{machine()}; seconds of all processors in user mode (and on the wall)\n")
+    print(
+        f"{machine()}; seconds of all processors in user mode (and on the wall), the "
+        f"least of {arguments.rounds} rounds\n"
+    )
     runs = [(name, jit) for jit in (True, False) for name in PACKAGES]
     columns = [f"{name}, {'XLA' if jit else 'graph'}" for name, jit in runs]
     columns += ["ours / Keras, XLA", "graph"]
@@ -129,15 +135,18 @@ def main():
     print("|" + "---|" * (len(columns) + 2))
     # What TensorFlow does once in a process is not counted.
     for jit in (True, False):
-        first_step(stack("Dense", {"units": 64}, SEQUENCES, 1), jit)
+        first_step("Keras", MODELS["4 residual blocks of Dense"], jit)
     for name, depth, make in cases(arguments.only, arguments.depths):
-        times = [first_step(PACKAGES[package](make()), jit) for package, jit in runs]
+        rounds = [
+            [first_step(package, make, jit) for package, jit in runs]
+            for _ in range(arguments.rounds)
+        ]
+        times = [min(of_run) for of_run in zip(*rounds, strict=True)]
         cells = [name, str(depth)]
         cells += [f"{user:.2f} ({wall:.2f})" for user, wall in times]
         for theirs, ours in (times[:2], times[2:]):
             cells.append(f"{ours[0] / theirs[0]:.2f}")
         print(f"| {' | '.join(cells)} |", flush=True)
-        keras.utils.clear_session()
 
 
 if __name__ == "__main__":

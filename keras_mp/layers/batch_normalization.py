@@ -14,10 +14,10 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`: 16 bits are read and
     written, everything inside of `round` is FP32, and so are gamma, beta and the moving
-    statistics, under the policy `float16` too. Outside of XLA one kernel does it
-    (native on a CPU, FusedBatchNormV3 on a GPU), unless there is a mask or
-    `synchronized=True`. The inputs are held for the backward pass in their 16 bits. The
-    mean errs by at most `N * 2**-24 * mean(|x|)`, N being the numbers in a channel.
+    statistics, under the policy `float16` too. On a CPU one native kernel does it,
+    unless there is a mask or `synchronized=True`. The inputs are held for the backward
+    pass in their 16 bits. The mean errs by at most `N * 2**-24 * mean(|x|)`, N being
+    the numbers in a channel.
 
     A batch whose mean or variance is not finite (an overflow before this layer, or a
     replica without examples) leaves the moving statistics of that channel as they are.
