@@ -145,7 +145,8 @@ def normalize_groups(
     def pool(sums: tf.Tensor) -> tf.Tensor:
         grouped = tf.reshape(sums, [-1, groups, members])
         totals = tf.reduce_sum(grouped, axis=2, keepdims=True)
-        return tf.reshape(tf.repeat(totals, members, axis=2), tf.shape(sums))
+        each = tf.broadcast_to(totals, tf.shape(grouped))
+        return tf.reshape(each, tf.shape(sums))
 
     gamma, beta = (
         tf.reshape(tf.convert_to_tensor(p), [1, 1, -1, 1]) for p in (gamma, beta)
