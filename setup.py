@@ -50,8 +50,9 @@ def find_tensorflow():
 def missing(tools, tensorflow):
     """Returns what the library cannot be built without, and how to get it."""
     compilers = (os.environ.get("CXX"), tools["c++"], tools["g++"], tools["clang++"])
-    if not tools["cmake"]:
-        return "no CMake: pip install cmake ninja"
+    needs_ninja = ENVIRONMENT["CMAKE_GENERATOR"] == "Ninja"
+    if not tools["cmake"] or (needs_ninja and not tools["ninja"]):
+        return "no CMake or Ninja: pip install cmake ninja"
     if not any(compilers):
         return "no C++ compiler (Debian, Ubuntu: apt install g++)"
     if not tensorflow:

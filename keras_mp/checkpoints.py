@@ -204,8 +204,8 @@ def _sync(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # What a file system that cannot sync a directory says.
-        if error.errno != errno.EINVAL:
+        # What file systems that cannot sync a directory say.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)

@@ -59,12 +59,15 @@ class LossScaler:
             The variable that it gives to `advance`: its last round.
         """
         self.notes.append(notes)
-        if self.variables:
-            for variable in self.variables:
-                track_variable(variable)
-        else:
+        if not self.variables:
             self._create_variables(add_variable)
-        return add_scalar(add_variable, "last_round", 0)
+            return add_scalar(add_variable, "last_round", 0)
+        for variable in self.variables:
+            track_variable(variable)
+        # As if it had taken part in the last round: its first step begins another.
+        return add_scalar(
+            add_variable, "last_round", int(ops.convert_to_numpy(self._round))
+        )
 
     def _create_variables(self, add_variable: Callable[..., Any]) -> None:
         values = self.rule.initial_state()._asdict().items()

@@ -322,6 +322,26 @@ def test_one_of_two_is_saved_alone(tmp_path):
     assert int(loaded.optimizer.step_counter) == 3
 
 
+def test_who_joins_after_rounds_of_others_begins_one():
+    """The state before the rounds in the file is not the one before this step."""
+    rule = DynamicLossScale(8.0, growth_interval=4)
+    (first, second), _ = shared(2, rule)
+    for _ in range(4):
+        alternating((first, second), gradients_of([False, False]))
+    assert float(first.loss_scale) == 16
+    (alone,), _ = shared(1, rule)
+    for new, old in zip(alone.variables, first.variables, strict=True):
+        new.assign(old)
+    for _ in range(8):
+        alternating((alone,), gradients_of([False]))
+    assert float(alone.loss_scale) == 64
+    joined = keras_mp.wrap("sgd", alone)
+    joined.build([keras.Variable([1.0], dtype="float16")])
+    alternating((joined,), gradients_of([True]))
+    assert float(alone.loss_scale) == 32
+    assert int(joined.skipped_steps) == 1
+
+
 def test_a_config_alone_cannot_share_and_says_how():
     (first, second), _ = shared(2, DynamicLossScale(8.0))
     config = second.get_config()

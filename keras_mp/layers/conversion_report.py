@@ -111,13 +111,20 @@ def every_layer(layer: Any) -> list[Any]:
         if id(layer) in found:
             continue
         found[id(layer)] = layer
-        if not isinstance(layer, _WITH_CELLS):
+        if not _runs_its_cell(layer):
             waiting.extend(reversed(layer._flatten_layers(False, recursive=False)))
     return list(found.values())
 
 
-# Their cell holds the weights; the loop of our layer computes what it would.
 _WITH_CELLS = tuple(base for base in COUNTERPARTS if issubclass(base, keras.layers.RNN))
+
+
+def _runs_its_cell(layer: Any) -> bool:
+    """Tells whether the cell holds weights alone: our loop computes what it would."""
+    return isinstance(layer, _WITH_CELLS) and type(layer.cell) in (
+        *COUNTERPARTS,
+        *COUNTERPARTS.values(),
+    )
 
 
 def _reason(layer: Any) -> str:
@@ -129,7 +136,8 @@ def _reason(layer: Any) -> str:
     if base is not None:
         if counterpart(cls) is not None:
             return "not converted: call `keras_mp.convert`"
-        return f"a {base.__name__} with its own {_quoted(overridden(cls))}"
+        names = overridden(cls) or ["__init_subclass__"]
+        return f"a {base.__name__} with its own {_quoted(names)}"
     if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
         return LEFT.get(cls.__name__, "")
     names, casts = products_and_sums(layer)

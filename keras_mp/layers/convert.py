@@ -31,7 +31,9 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     those that this would replace, such as `call`.
 
     Under the policies `float16` and `bfloat16` the weights of normalizations, of 16
-    bits in Keras, are replaced by FP32 ones with the same values, names and order.
+    bits in Keras, are replaced by FP32 ones with the same values, names and order. So
+    convert the outermost model: another one that holds the same layers, and has been
+    trained, goes on with the old weights until it is compiled again.
 
     A file saved from the model holds `keras_mp.layers.X` where the model's config has
     the layer. A layer that makes others in its constructor makes those of Keras again
@@ -185,7 +187,16 @@ def _half_weights(layer: Any) -> list[Any]:
 
 def _check_optimizers(layers: list[Any]) -> None:
     for layer in layers:
-        for name, value in vars(layer).items():
+        held = [
+            (name, value)
+            for name, values in vars(layer).items()
+            for value in (
+                keras.tree.flatten(values)
+                if isinstance(values, list | tuple | dict)
+                else [values]
+            )
+        ]
+        for name, value in held:
             if isinstance(value, keras.optimizers.Optimizer) and value.built:
                 raise ValueError(
                     "Normalizations of a 16-bit policy get FP32 weights, for which "
@@ -197,9 +208,9 @@ def _check_optimizers(layers: list[Any]) -> None:
 
 def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
     """Replaces 16-bit weights of a layer by FP32 ones, in their places."""
-    names = {id(value): name for name, value in vars(layer).items()}
     trained, others = layer._trainable_variables, layer._non_trainable_variables
     own = [(w, True) for w in trained] + [(w, False) for w in others]
+    was_locked = layer._tracker.locked
     layer._tracker.unlock()
     for old, _ in own:
         layer._untrack_variable(old)
@@ -210,9 +221,12 @@ def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
         new.trainable = is_trained
         layer._track_variable(new)
         if is_half:
-            setattr(layer, names[id(old)], new)
+            names = [name for name, value in vars(layer).items() if value is old]
+            for name in names:
+                setattr(layer, name, new)
         new.trainable = old.trainable
-    layer._tracker.lock()
+    if was_locked:
+        layer._tracker.lock()
 
 
 def _fp32_copy(old: Any) -> Any:

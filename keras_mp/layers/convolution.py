@@ -81,6 +81,7 @@ def _grouped(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
     """
     if data_format == "channels_first":
         inputs = ops.moveaxis(inputs, 1, -1)
+    options["data_format"] = "channels_last"
     groups = inputs.shape[-1] // kernel.shape[-2]
     if _is_depthwise(kernel, options["strides"], options["dilation_rate"]):
         kernel = ops.reshape(kernel, (*kernel.shape[:-2], groups, -1))

@@ -1,6 +1,8 @@
 """Which layer of Keras has which counterpart, and why the others have none."""
 
 import functools
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -36,6 +38,7 @@ from keras_mp.layers.layer_normalization import LayerNormalization
 from keras_mp.layers.lstm import LSTM
 from keras_mp.layers.lstm_cell import LSTMCell
 from keras_mp.layers.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.own_code import nested
 from keras_mp.layers.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.rms_normalization import RMSNormalization
 from keras_mp.layers.separable_conv1d import SeparableConv1D
@@ -222,7 +225,12 @@ def counterpart(cls: Any) -> Any:
     if base is None or overridden(cls):
         return None
     ours = COUNTERPARTS[base]
-    return ours if cls is base else _between(cls, ours)
+    if cls is base:
+        return ours
+    try:
+        return _between(cls, ours)
+    except TypeError:
+        return None  # what a class says in `__init_subclass__`
 
 
 def plain_base(cls: Any) -> Any:
@@ -233,17 +241,38 @@ def plain_base(cls: Any) -> Any:
 
 
 def overridden(cls: Any) -> list[str]:
-    """Returns the methods of a subclass that its base's counterpart has as well."""
+    """Returns the methods of a subclass that its base's counterpart does not call.
+
+    It has its own instead; or the base calls them in one of those, such as a
+    convolution's `convolution_op` in `call`.
+    """
     base = plain_base(cls)
-    own = set(cls.__mro__) - set(base.__mro__)
-    replaced = set(COUNTERPARTS[base].__mro__) - set(base.__mro__)
-    return sorted(_methods(own) & _methods(replaced))
+    of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
+    own = _methods(set(cls.__mro__) - set(base.__mro__))
+    ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
+    called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
+    unused = called - _called(ours.values(), {})
+    return sorted(own.keys() & (ours.keys() | unused))
 
 
-def _methods(classes: set[Any]) -> set[str]:
+def _methods(classes: set[Any]) -> dict[str, Any]:
     return {
-        name for cls in classes for name, value in vars(cls).items() if callable(value)
+        name: value
+        for cls in classes
+        for name, value in vars(cls).items()
+        if callable(value)
     }
+
+
+def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
+    """Returns the names that functions refer to, and those methods that they name."""
+    waiting, found = list(functions), set[str]()
+    while waiting:
+        code = getattr(inspect.unwrap(waiting.pop()), "__code__", None)
+        names = {name for part in nested(code) for name in part.co_names}
+        waiting += [methods[name] for name in (names - found) & methods.keys()]
+        found |= names
+    return found
 
 
 def is_converted(cls: Any) -> bool:

@@ -39,15 +39,10 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
         value: Any,
         attention_mask: Any = None,
         training: bool | None = None,
-        **options: Any,
     ) -> tuple[Any, Any]:
-        if (
-            self._flash_attention
-            or options.get("use_causal_mask")
-            or not uses_ops(self, query, key, value)
-        ):
+        if self._flash_attention or not uses_ops(self, query, key, value):
             return super()._compute_attention(
-                query, key, value, attention_mask, training, **options
+                query, key, value, attention_mask, training
             )
         scores = contract(
             *parse(self._dot_product_equation, 4),

@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.gru_cell import GRUStep, project_gru
+from keras_mp.layers.gru_cell import GRUCell, GRUStep, project_gru
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.recurrence import keeps_cudnn, loop
+from keras_mp.layers.recurrence import keeps_cudnn, loop, runs_cell_of
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -33,7 +33,12 @@ class GRU(keras.layers.GRU):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        if not uses_ops(self.cell, sequences) or keeps_cudnn(self, self.reset_after):
+        is_standard = runs_cell_of(self, keras.layers.GRUCell, GRUCell)
+        if (
+            not is_standard
+            or not uses_ops(self.cell, sequences)
+            or keeps_cudnn(self, self.reset_after)
+        ):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = GRUStep(self.cell, initial_state[0], training)
         projected = project_gru(self.cell, sequences, training)

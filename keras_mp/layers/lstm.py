@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.lstm_cell import LSTMStep, project_lstm
+from keras_mp.layers.lstm_cell import LSTMCell, LSTMStep, project_lstm
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.recurrence import keeps_cudnn, loop
+from keras_mp.layers.recurrence import keeps_cudnn, loop, runs_cell_of
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -33,7 +33,8 @@ class LSTM(keras.layers.LSTM):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        if not uses_ops(self.cell, sequences) or keeps_cudnn(self):
+        is_standard = runs_cell_of(self, keras.layers.LSTMCell, LSTMCell)
+        if not is_standard or not uses_ops(self.cell, sequences) or keeps_cudnn(self):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = LSTMStep(self.cell, initial_state[0], training)
         projected = project_lstm(self.cell, sequences, training)

@@ -75,7 +75,7 @@ def products_and_sums(layer: Any) -> tuple[list[str], bool]:
         seen.add(function)
         if _is_hosts(function):
             continue
-        casts |= any("float32" in code.co_consts for code in _nested(function.__code__))
+        casts |= any("float32" in code.co_consts for code in nested(function.__code__))
         for name, value in _references(function, layer):
             if name in PRODUCTS_AND_SUMS and _is_operation(value):
                 found.add(name)
@@ -107,7 +107,7 @@ def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]
 
     An attribute is looked up on the layer, whatever the code has it of.
     """
-    for code in _nested(function.__code__):
+    for code in nested(function.__code__):
         for instruction in dis.get_instructions(code):
             name = instruction.argval
             if instruction.opname == "BINARY_MATRIX_MULTIPLY" or (
@@ -120,8 +120,11 @@ def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]
                 yield name, inspect.getattr_static(layer, name, _UNKNOWN)
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested(code: CodeType | None) -> Iterator[CodeType]:
+    """Yields the code of a function and of those inside it, if there is any."""
+    if code is None:
+        return
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _nested(constant)
+            yield from nested(constant)

@@ -81,6 +81,14 @@ def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
     return None
 
 
+def runs_cell_of(layer: Any, *classes: Any) -> bool:
+    """Tells whether the cell of a layer is of one of these classes, and no subclass.
+
+    A subclass may compute something else, which our loop over time would pass over.
+    """
+    return type(layer.cell) in classes
+
+
 def keeps_cudnn(layer: Any, reset_after: bool = True) -> bool:
     """Tells whether Keras would run this layer in cuDNN, or refuse to run it."""
     import tensorflow as tf

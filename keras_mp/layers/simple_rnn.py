@@ -5,8 +5,12 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.recurrence import loop
-from keras_mp.layers.simple_rnn_cell import SimpleRNNStep, project_simple
+from keras_mp.layers.recurrence import loop, runs_cell_of
+from keras_mp.layers.simple_rnn_cell import (
+    SimpleRNNCell,
+    SimpleRNNStep,
+    project_simple,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -33,7 +37,8 @@ class SimpleRNN(keras.layers.SimpleRNN):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        if not uses_ops(self.cell, sequences):
+        is_standard = runs_cell_of(self, keras.layers.SimpleRNNCell, SimpleRNNCell)
+        if not is_standard or not uses_ops(self.cell, sequences):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = SimpleRNNStep(self.cell, initial_state[0], training)
         projected = project_simple(self.cell, sequences, training)

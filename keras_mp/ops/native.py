@@ -126,7 +126,9 @@ def supported_cpu_instructions() -> list[str]:
 
 
 def _ask(function: str) -> str:
-    """Returns the text that a function of the loaded library gives."""
+    """Returns the text that a function of the library gives."""
+    # First, or TensorFlow does not take the ops of a library that is there already.
+    tf.load_library(str(LIBRARY))
     ask = getattr(ctypes.CDLL(str(LIBRARY)), function)
     ask.restype = ctypes.c_char_p
     return ask().decode()

@@ -593,6 +593,122 @@ def test_a_subclass_with_a_call_of_its_own_stays_and_is_told_of():
     assert [type(layer) for layer in model.layers] == [Doubled, layers.Dense]
 
 
+class Standardized(keras.layers.Conv2D):
+    """What `Conv2D.call` calls, and ours does not."""
+
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, kernel * 0)
+
+
+class OwnMoments(keras.layers.BatchNormalization):
+    """What `BatchNormalization.call` calls, and ours does not."""
+
+    def _moments(self, inputs, mask):
+        mean, variance = super()._moments(inputs, mask)
+        return mean + 1, variance
+
+
+class OwnSoftmax(keras.layers.MultiHeadAttention):
+    """What `MultiHeadAttention._compute_attention` calls, and ours does not."""
+
+    def _masked_softmax(self, scores, mask=None):
+        return super()._masked_softmax(scores, mask) * 0
+
+
+class OwnCell(keras.layers.LSTMCell):
+    """A cell that computes something else."""
+
+    def call(self, inputs, states, training=False):
+        output, states = super().call(inputs, states, training=training)
+        return output * 0, states
+
+
+class LSTMWithOwnCell(keras.layers.LSTM):
+    """A loop over a cell that is not Keras's."""
+
+    def __init__(self, units, **options):
+        super().__init__(units, **options)
+        self.cell = OwnCell(units, dtype=self.dtype_policy)
+
+
+class Tagged(keras.layers.Dense):
+    """A class that cannot be extended without an argument."""
+
+    def __init_subclass__(cls, tag, **options):
+        super().__init_subclass__(**options)
+
+
+class TaggedDense(Tagged, tag="mine"):
+    """One that is."""
+
+
+# The layer, its inputs, and what is said of it.
+HOOKS = {
+    "convolution": (lambda: Standardized(2, 1), (1, 3, 3, 2), "`convolution_op`"),
+    "normalization": (OwnMoments, (4, 2), "`_moments`"),
+    "attention": (lambda: OwnSoftmax(1, 2), (1, 3, 2), "`_masked_softmax`"),
+    "recurrent": (
+        lambda: LSTMWithOwnCell(2),
+        (1, 3, 2),
+        "LSTMCell with its own `call`",
+    ),
+    "subclassing": (lambda: TaggedDense(2), (1, 3), "`__init_subclass__`"),
+}
+
+
+@pytest.mark.parametrize(("make", "shape", "said"), HOOKS.values(), ids=HOOKS)
+def test_what_a_subclass_hooks_into_keras_goes_on_to_count(make, shape, said):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer, x = make(), np.linspace(-1, 1, np.prod(shape)).reshape(shape)
+    is_attention = isinstance(layer, keras.layers.MultiHeadAttention)
+    inputs = (x, x) if is_attention else (x,)
+    options = {"return_attention_scores": True} if is_attention else {}
+    if isinstance(layer, keras.layers.BatchNormalization):
+        options["training"] = True
+    expected = keras.tree.flatten(layer(*inputs, **options))
+    with pytest.warns(UserWarning, match=said):
+        keras_mp.convert(layer)
+    found = keras.tree.flatten(layer(*inputs, **options))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Aliased(keras.layers.LayerNormalization):
+    """A normalization with a weight before it is built, and one of two names."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.extra = self.add_weight(shape=(), initializer="ones", name="extra")
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.alias = self.gamma
+
+
+@pytest.mark.parametrize("is_built", [False, True], ids=["unbuilt", "built"])
+def test_each_name_of_a_16_bit_weight_is_given_the_fp32_one(is_built):
+    layer = Aliased(dtype="float16")
+    x = np.ones((1, 3), "float16")
+    if is_built:
+        layer(x)
+    keras_mp.convert(layer)
+    layer(x)
+    assert layer.alias is layer.gamma
+    assert layer.gamma.dtype == layer.extra.dtype == "float32"
+    assert any(layer.gamma is weight for weight in layer.weights)
+
+
+def test_an_optimizer_in_a_list_is_found():
+    model = Custom(dtype="float16")
+    norm = keras.layers.LayerNormalization(dtype="float16")
+    norm.build((None, 3))
+    model.norm, model.optimizers = norm, [keras.optimizers.SGD()]
+    model.optimizers[0].build(norm.trainable_variables)
+    with pytest.raises(ValueError, match=r"Received: .*'optimizers' is built"):
+        keras_mp.convert(model)
+    assert norm.gamma.dtype == "float16"
+
+
 def test_a_subclass_that_computes_in_fp32_is_not_warned_of():
     keras_mp.convert(keras.Sequential([keras.Input((3,)), Doubled(2)]))
 

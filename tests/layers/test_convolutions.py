@@ -90,6 +90,26 @@ def test_lora_is_that_of_keras():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 8 * 2.0**-11)
 
 
+@pytest.mark.parametrize("data_format", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_do_not_ask_for_the_global_data_format(groups, data_format):
+    layer = layers.Conv2D(
+        4, 1, groups=groups, data_format=data_format, dtype="mixed_float16"
+    )
+    is_first = data_format == "channels_first"
+    x = np.arange(4.0).reshape((1, 4, 1, 1) if is_first else (1, 1, 1, 4))
+    x = np.broadcast_to(x, (1, 4, 3, 5) if is_first else (1, 3, 5, 4))
+    expected = layer(x)
+    usual = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        found = layer(x)
+    finally:
+        keras.config.set_image_data_format(usual)
+    assert found.shape == x.shape
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("groups", [2, 4])
 def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
     """The gradient computes it again, and TensorFlow drops what nothing reads there.
