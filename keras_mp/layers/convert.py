@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -187,16 +188,7 @@ def _half_weights(layer: Any) -> list[Any]:
 
 def _check_optimizers(layers: list[Any]) -> None:
     for layer in layers:
-        held = [
-            (name, value)
-            for name, values in vars(layer).items()
-            for value in (
-                keras.tree.flatten(values)
-                if isinstance(values, list | tuple | dict)
-                else [values]
-            )
-        ]
-        for name, value in held:
+        for name, value in _held_by(layer):
             if isinstance(value, keras.optimizers.Optimizer) and value.built:
                 raise ValueError(
                     "Normalizations of a 16-bit policy get FP32 weights, for which "
@@ -204,6 +196,17 @@ def _check_optimizers(layers: list[Any]) -> None:
                     f"{layer.name!r}, whose {name!r} is built. Convert before the "
                     "first step; or `compile` with a new optimizer, then convert."
                 )
+
+
+def _held_by(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of a layer, and then what lists and dicts in them hold."""
+    yield from vars(layer).items()
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            for one in value:
+                yield name, one
 
 
 def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
