@@ -29,7 +29,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     all that refers to it: the functional graph, the compiled losses and metrics, the
     optimizer with its state. A subclass of `keras.layers.X` is given the arithmetic of
     `keras_mp.layers.X` below its own methods; it stays as it is if it defines one of
-    those that this would replace, such as `call`.
+    those that this would replace, such as `call`, or would no longer call, such as
+    `convolution_op`.
 
     Under the policies `float16` and `bfloat16` the weights of normalizations, of 16
     bits in Keras, are replaced by FP32 ones with the same values, names and order. So
