@@ -1,15 +1,12 @@
 """Conv1DTranspose, in FP32 between 16-bit inputs and outputs on a CPU."""
 
-from typing import Any
-
 import keras
-from keras import ops
 
-from keras_mp.layers.convolution import FP32OnCPU
+from keras_mp.layers.convolution import TransposedFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv1DTranspose(FP32OnCPU, keras.layers.Conv1DTranspose):
+class Conv1DTranspose(TransposedFP32OnCPU, keras.layers.Conv1DTranspose):
     """`keras.layers.Conv1DTranspose`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,14 +24,3 @@ class Conv1DTranspose(FP32OnCPU, keras.layers.Conv1DTranspose):
 
     Reference: Mixed Precision Training, section 3.3.
     """
-
-    def convolve(self, inputs: Any, *kernels: Any) -> Any:
-        return ops.conv_transpose(
-            inputs,
-            *kernels,
-            strides=list(self.strides),
-            padding=self.padding,
-            output_padding=self.output_padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )

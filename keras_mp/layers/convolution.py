@@ -73,6 +73,51 @@ class FP32OnCPU:
         )
 
 
+class TransposedFP32OnCPU(FP32OnCPU):
+    """Mixed into a transposed convolution of Keras."""
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.conv_transpose(
+            inputs,
+            *kernels,
+            strides=list(self.strides),
+            padding=self.padding,
+            output_padding=self.output_padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+class DepthwiseFP32OnCPU(FP32OnCPU):
+    """Mixed into a depthwise convolution of Keras."""
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.depthwise_conv(
+            inputs,
+            *kernels,
+            strides=self.strides,
+            padding=self.padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+class SeparableFP32OnCPU(FP32OnCPU):
+    """Mixed into a separable convolution of Keras."""
+
+    kernel_names = ("depthwise_kernel", "pointwise_kernel")
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.separable_conv(
+            inputs,
+            *kernels,
+            strides=self.strides,
+            padding=self.padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
 def _grouped(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
     """Returns a convolution in groups of channels, by TensorFlow's own kernels.
 

@@ -1,15 +1,12 @@
 """DepthwiseConv2D, in FP32 between 16-bit inputs and outputs on a CPU."""
 
-from typing import Any
-
 import keras
-from keras import ops
 
-from keras_mp.layers.convolution import FP32OnCPU
+from keras_mp.layers.convolution import DepthwiseFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class DepthwiseConv2D(FP32OnCPU, keras.layers.DepthwiseConv2D):
+class DepthwiseConv2D(DepthwiseFP32OnCPU, keras.layers.DepthwiseConv2D):
     """`keras.layers.DepthwiseConv2D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,13 +24,3 @@ class DepthwiseConv2D(FP32OnCPU, keras.layers.DepthwiseConv2D):
 
     Reference: Mixed Precision Training, section 3.3.
     """
-
-    def convolve(self, inputs: Any, *kernels: Any) -> Any:
-        return ops.depthwise_conv(
-            inputs,
-            *kernels,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )

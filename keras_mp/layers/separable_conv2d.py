@@ -1,15 +1,12 @@
 """SeparableConv2D, in FP32 between 16-bit inputs and outputs on a CPU."""
 
-from typing import Any
-
 import keras
-from keras import ops
 
-from keras_mp.layers.convolution import FP32OnCPU
+from keras_mp.layers.convolution import SeparableFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class SeparableConv2D(FP32OnCPU, keras.layers.SeparableConv2D):
+class SeparableConv2D(SeparableFP32OnCPU, keras.layers.SeparableConv2D):
     """`keras.layers.SeparableConv2D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,15 +24,3 @@ class SeparableConv2D(FP32OnCPU, keras.layers.SeparableConv2D):
 
     Reference: Mixed Precision Training, section 3.3.
     """
-
-    kernel_names = ("depthwise_kernel", "pointwise_kernel")
-
-    def convolve(self, inputs: Any, *kernels: Any) -> Any:
-        return ops.separable_conv(
-            inputs,
-            *kernels,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )
