@@ -38,7 +38,8 @@ SIZES = [  # M, N, K
     (32, 4096, 4096),
 ]
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
-PEAK = Path(__file__).parents[1] / "build" / "cpp-sanitize-OFF" / "fma_peak"
+THEIRS = ("tf FP32", "tf FP16", "tf bfloat16")
+PEAK = Path(__file__).parents[1] / "build" / "cpp-plain" / "fma_peak"
 
 
 def repeated(product, a, b):
@@ -95,12 +96,15 @@ def measure_size(m, n, k, transpose_a, transpose_b, seconds):
 
         return product
 
-    half_a, half_b = tf.cast(a, tf.float16), tf.cast(b, tf.float16)
+    half = tf.cast(a, tf.float16), tf.cast(b, tf.float16)
+    brain = tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16)
     functions = [
         repeated(matmul, a, b),
-        repeated(matmul, half_a, half_b),
-        repeated(ours("float32"), half_a, half_b),
-        repeated(ours("float16"), half_a, half_b),
+        repeated(matmul, *half),
+        repeated(matmul, *brain),
+        repeated(ours("float32"), *half),
+        repeated(ours("float16"), *half),
+        repeated(ours("bfloat16"), *brain),
     ]
     return measure(functions, seconds)
 
@@ -123,7 +127,8 @@ def main():
         peak = float(subprocess.check_output([PEAK, str(threads or cores)]))
         print(f"\nPeak of FP32 multiply-adds: {peak:.0f} GFLOP/s.")
     print("\nGFLOP/s, and the ratio to `tf.matmul` of the same output dtype:\n")
-    columns = ["tf FP32", "tf FP16", "FP32 out", "FP16 out", "/ tf FP32", "/ tf FP16"]
+    columns = [*THEIRS, "FP32 out", "FP16 out", "bfloat16 out"]
+    columns += [f"/ {name}" for name in THEIRS]
     print("| M, N, K | | " + " | ".join(columns) + " |")
     print("|---|---" + "|---" * len(columns) + "|")
     ratios = []
@@ -131,14 +136,14 @@ def main():
         for layout, (transpose_a, transpose_b) in LAYOUTS.items():
             times = measure_size(m, n, k, transpose_a, transpose_b, args.seconds)
             flops = 2 * m * n * k / times / 1e9
-            ratios.append((times[0] / times[2], times[1] / times[3]))
+            ratios.append(times[:3] / times[3:])
             figures = " | ".join(f"{x:.0f}" for x in flops)
-            both = " | ".join(f"{x:.2f}" for x in ratios[-1])
-            print(f"| {m}, {n}, {k} | {layout} | {figures} | {both} |", flush=True)
+            marked = " | ".join(f"{x:.2f}" for x in ratios[-1])
+            print(f"| {m}, {n}, {k} | {layout} | {figures} | {marked} |", flush=True)
             if (m, n, k) == (2048, 2048, 2048) and peak:
-                share = f"{m}, {n}, {k} {layout}: {flops[2] / peak:.0%} of the peak"
+                share = f"{m}, {n}, {k} {layout}: {flops[3] / peak:.0%} of the peak"
                 print(share, file=sys.stderr)
-    for name, column in zip(("FP32", "FP16"), zip(*ratios, strict=True), strict=True):
+    for name, column in zip(("FP32", "FP16", "bfloat16"), zip(*ratios, strict=True), strict=True):
         print(f"\n{name} output: geometric mean {geometric_mean(column):.2f}, ", end="")
         print(f"smallest {min(column):.2f}.")
 

@@ -10,6 +10,9 @@ namespace {
 
 bool MachineHas(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx512Bf16) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  }
   if (isa == Isa::kAvx512) return __builtin_cpu_supports("avx512f");
   if (isa == Isa::kAvx2) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -31,6 +34,8 @@ Isa NamedIsa(const std::string& name) {
 
 const Kernels* KernelsOf(Isa isa) {
   switch (isa) {
+    case Isa::kAvx512Bf16:
+      return Avx512Bf16Kernels();
     case Isa::kAvx512:
       return Avx512Kernels();
     case Isa::kAvx2:
@@ -55,6 +60,8 @@ const char* Name(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
     case Isa::kUnknown:
       break;
   }

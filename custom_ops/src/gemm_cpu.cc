@@ -14,12 +14,16 @@
 namespace keras_mp {
 namespace {
 
-std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return CeilDiv(a, b) * b; }
+// Whether op(A) op(B) is best computed without packing B.
+bool HasFewRows(std::int64_t m, bool transpose_b, const Blocking& blocking) {
+  return m <= (transpose_b ? blocking.few_rows_of_columns : blocking.few_rows_of_rows);
+}
 
 // Whether to compute C^T = op(B)^T op(A)^T instead.
-bool IsBetterSwapped(const Gemm& g, const TileKernel& kernel) {
-  const std::int64_t fewest = std::min(g.m, g.n);
-  if (fewest <= kernel.few_rows) return g.n < g.m;
+bool IsBetterSwapped(const Gemm& g, const Blocking& blocking) {
+  const bool few_rows = HasFewRows(g.m, g.transpose_b, blocking);
+  const bool few_columns = HasFewRows(g.n, !g.transpose_a, blocking);
+  if (few_rows || few_columns) return few_columns && (!few_rows || g.n < g.m);
   // Packing is cheap along the rows in memory and dear across them: the larger matrix
   // takes the side where it is read along its rows.
   if (g.transpose_a && g.transpose_b) return true;
@@ -27,26 +31,26 @@ bool IsBetterSwapped(const Gemm& g, const TileKernel& kernel) {
   return g.transpose_b && g.m < g.n;
 }
 
-Product ProductOf(const Gemm& g, const TileKernel& kernel) {
-  const auto* a = static_cast<const std::uint16_t*>(g.a);
-  const auto* b = static_cast<const std::uint16_t*>(g.b);
+Product ProductOf(const Gemm& g, const Blocking& blocking) {
+  const DataType b_type = g.rounds_b ? DataType::kFloat : g.input;
   Product product;
   product.m = g.m;
   product.n = g.n;
   product.k = g.k;
-  product.a = g.transpose_a ? View{a, 1, g.lda} : View{a, g.lda, 1};
-  product.b = g.transpose_b ? View{b, 1, g.ldb} : View{b, g.ldb, 1};
+  product.a = {g.a, g.input, g.lda, 1};
+  product.b = {g.b, b_type, g.ldb, 1};
+  if (g.transpose_a) product.a = product.a.Transposed();
+  if (g.transpose_b) product.b = product.b.Transposed();
   product.c = g.c;
   product.c_row = g.ldc;
   product.swapped = false;
-  product.input = g.input;
   product.output = g.output;
   // An empty sum is 0, not 0 * alpha.
   product.alpha = g.alpha && g.k > 0 ? *g.alpha : 1.0f;
   product.bias = g.bias;
   product.bias_type = g.bias_type;
   product.activation = g.activation;
-  if (IsBetterSwapped(g, kernel)) {
+  if (IsBetterSwapped(g, blocking)) {
     std::swap(product.m, product.n);
     std::swap(product.a, product.b);
     product.a = product.a.Transposed();
@@ -66,25 +70,28 @@ std::int64_t ThreadsFor(const Gemm& gemm, int threads) {
 
 // The tiles of a product, for a number of threads that share them.
 struct Grid {
+  bool few_rows;
   std::int64_t rows, columns;  // of a tile
   std::int64_t row_tiles, column_tiles;
 
   Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
-    if (product.m <= kernel.few_rows) {
+    const Blocking& blocking = kernel.blocking;
+    few_rows = HasFewRows(product.m, product.b.row == 1, blocking);
+    if (few_rows) {
       rows = product.m;
       row_tiles = 1;
       const std::int64_t share = RoundUp(CeilDiv(product.n, threads), kernel.panel);
-      columns = std::min(share, kernel.few_rows_max_columns);
+      columns = std::min(share, blocking.few_rows_max_columns);
       column_tiles = CeilDiv(product.n, columns);
       return;
     }
     // Equal tiles, as many in a row as the threads can share evenly.
-    column_tiles = CeilDiv(product.n, kernel.max_columns);
-    if (product.m <= kernel.max_rows) column_tiles = RoundUp(column_tiles, threads);
+    column_tiles = CeilDiv(product.n, blocking.max_columns);
+    if (product.m <= 512) column_tiles = RoundUp(column_tiles, threads);
     columns = std::min(RoundUp(CeilDiv(product.n, column_tiles), kernel.panel),
-                       kernel.max_columns);
+                       blocking.max_columns);
     column_tiles = CeilDiv(product.n, columns);
-    row_tiles = CeilDiv(product.m, kernel.max_rows);
+    row_tiles = CeilDiv(product.m, 512);
     constexpr std::int64_t kTilesPerThread = 4, kFewestRows = 96;
     const std::int64_t wanted = CeilDiv(kTilesPerThread * threads, column_tiles);
     const std::int64_t most = std::max<std::int64_t>(1, product.m / kFewestRows);
@@ -114,27 +121,25 @@ struct Job {
     Product one = product;
     std::int64_t a = gemm.stride_a, b = gemm.stride_b;
     if (product.swapped) std::swap(a, b);
-    one.a.data += index * a;
-    one.b.data += index * b;
+    one.a = one.a.Moved(index * a);
+    one.b = one.b.Moved(index * b);
     const std::int64_t size = one.output == DataType::kFloat ? 4 : 2;
     one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
     const Tile tile = {i, std::min(grid.rows, one.m - i), j,
                        std::min(grid.columns, one.n - j)};
-    const bool few_rows = one.m <= kernel.few_rows;
-    (few_rows ? kernel.few_rows_tile : kernel.tile)(one, tile, workspace);
+    const auto compute = grid.few_rows ? kernel.few_rows_tile : kernel.tile;
+    compute(one, tile, kernel.blocking, workspace);
   }
 };
 
 }  // namespace
 
-Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
+Status GemmWith(const TileKernel& kernel, const Gemm& given, const Parallel& parallel) {
   const Status status = Validate(given);
   if (!status.ok()) return status;
-  if (!IsSupported(isa)) return kUnsupportedIsa;
   const Gemm gemm = FoldBatch(given);
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
-  const TileKernel& kernel = *KernelsOf(isa)->gemm;
-  const Product product = ProductOf(gemm, kernel);
+  const Product product = ProductOf(gemm, kernel.blocking);
   const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
   // The products of a batch are shared out before the tiles of one.
   const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
@@ -152,6 +157,13 @@ Status GemmCpu(const Gemm& given, const Parallel& parallel, Isa isa) {
     return {StatusCode::kOutOfMemory, "no memory to pack the matrices"};
   }
   return {};
+}
+
+Status GemmCpu(const Gemm& gemm, const Parallel& parallel, Isa isa) {
+  if (!IsSupported(isa)) return kUnsupportedIsa;
+  const Kernels& kernels = *KernelsOf(isa);
+  const bool half = gemm.input == DataType::kHalf;
+  return GemmWith(half ? *kernels.half_gemm : *kernels.bfloat16_gemm, gemm, parallel);
 }
 
 }  // namespace keras_mp

@@ -1,5 +1,4 @@
-// Copies a block of a 16-bit matrix into FP32, in the order in which the product reads
-// it. `Format` is Half or Bfloat16 of simd.h.
+// Copies a block of a matrix into terms, in the order in which the product reads them.
 
 #ifndef KERAS_MP_SRC_GEMM_PACK_H_
 #define KERAS_MP_SRC_GEMM_PACK_H_
@@ -7,7 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "gemm_terms.h"
 #include "gemm_tile.h"
+#include "lanes.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace keras_mp {
@@ -25,119 +27,123 @@ static inline void Convert(const std::uint16_t* from, std::int64_t count, float*
   }
 }
 
-// GCC has the builtin of Clang since version 12.
-#if defined(__clang__) || __GNUC__ >= 12
-#define KERAS_MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define KERAS_MP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Row{__VA_ARGS__})
-#endif
+// Packs blocks of a matrix whose numbers lie in memory as `Source` says.
+template <class Simd, class Step, class Source>
+class Packer {
+ public:
+  using Term = typename Step::Term;
+  using Vector = typename Step::Vector;
+  using Element = typename Source::Element;
+  static constexpr int kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
+  static constexpr int kVectorNumbers = kWidth * kNumbers;
 
-// Transposes an 8 x 8 block of 16-bit numbers.
-static inline void Transpose8x8(const std::uint16_t* from, std::int64_t from_row,
-                                std::uint16_t* to, std::int64_t to_row) {
-  typedef std::uint16_t Row __attribute__((vector_size(16)));
-  Row a[8], b[8];
-  for (int i = 0; i < 8; ++i) std::memcpy(&a[i], from + i * from_row, sizeof a[i]);
-  // Three rounds of interleaving row i with row i + 4.
-  for (int round = 0; round < 3; ++round) {
-    for (int i = 0; i < 4; ++i) {
-      b[2 * i] = KERAS_MP_SHUFFLE(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-      b[2 * i + 1] = KERAS_MP_SHUFFLE(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-    }
-    for (int i = 0; i < 8; ++i) a[i] = b[i];
-  }
-  for (int i = 0; i < 8; ++i) std::memcpy(to + i * to_row, &a[i], sizeof a[i]);
-}
-
-// to[j * to_row + i] = from[i * from_row + j] for i < rows, j < columns
-static inline void Transpose(const std::uint16_t* from, std::int64_t from_row,
-                             std::int64_t rows, std::int64_t columns,
-                             std::uint16_t* to, std::int64_t to_row) {
-  for (std::int64_t i = 0; i < rows; i += 8) {
-    for (std::int64_t j = 0; j < columns; j += 8) {
-      if (i + 8 <= rows && j + 8 <= columns) {
-        Transpose8x8(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
-        continue;
-      }
-      for (std::int64_t p = i; p < std::min(i + 8, rows); ++p) {
-        for (std::int64_t q = j; q < std::min(j + 8, columns); ++q) {
-          to[q * to_row + p] = from[p * from_row + q];
+  // Rows of A: term p of row i goes to to[i * stride + p], for i < rows and `depth`
+  // numbers along k. Writes whole vectors.
+  static void Rows(const View& a, std::int64_t rows, std::int64_t depth, Term* to,
+                   std::int64_t stride) {
+    const auto* from = static_cast<const Element*>(a.data);
+    if (a.column == 1) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t p = 0; p < depth; p += kVectorNumbers) {
+          Write(to + i * stride + p / kNumbers, Along(from + i * a.row + p, depth - p));
         }
       }
+      return;
     }
-  }
-}
-
-// Rows that are far apart, each read for a few cache lines only, are nothing the machine
-// foresees: the packing asks for those that come next.
-
-// Rows of A: to[i * kStride + p] = A(i, p) for i < rows, p < depth <= kStride.
-template <class Simd, class Format, std::int64_t kStride>
-void PackRows(View a, std::int64_t rows, std::int64_t depth, float* to) {
-  if (a.column == 1) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      Convert<Simd, Format>(a.data + i * a.row, depth, to + i * kStride);
-    }
-    return;
-  }
-  constexpr std::int64_t kBlock = 32, kStep = 8, kAhead = 2 * kStep;
-  std::uint16_t block[kBlock * kStride];
-  for (std::int64_t i = 0; i < rows; i += kBlock) {
-    const std::int64_t count = std::min(kBlock, rows - i);
-    for (std::int64_t p = 0; p < depth; p += kStep) {
-      for (std::int64_t q = p + kAhead; q < std::min(p + kAhead + kStep, depth); ++q) {
-        __builtin_prefetch(a.data + q * a.column + i);
-        __builtin_prefetch(a.data + q * a.column + i + count - 1);
-      }
-      Transpose(a.data + p * a.column + i, a.column, std::min(kStep, depth - p), count,
-                block + p, kStride);
-    }
-    for (std::int64_t j = 0; j < count; ++j) {
-      Convert<Simd, Format>(block + j * kStride, depth, to + (i + j) * kStride);
-    }
-  }
-}
-
-// Panels of B, each kColumns wide: to[panel][p][j] = B(p, panel * kColumns + j), with
-// zeros beyond the last column. Panels follow each other at depth * kColumns.
-template <class Simd, class Format, int kColumns>
-void PackPanels(View b, std::int64_t depth, std::int64_t columns, float* to) {
-  // Few rows at a time, for all panels: rows whose distance is a power of two share a
-  // set of the cache, which does not hold many.
-  constexpr std::int64_t kRows = 4, kAhead = 2 * kRows;
-  const std::int64_t whole = columns / kColumns * kColumns;
-  if (b.column == 1) {
-    for (std::int64_t p = 0; p < depth; p += kRows) {
-      for (std::int64_t j = 0; j < whole; j += kColumns) {
-        for (std::int64_t q = p; q < std::min(p + kRows, depth); ++q) {
-          if (q + kAhead < depth) __builtin_prefetch(b.data + (q + kAhead) * b.row + j);
-          Convert<Simd, Format>(b.data + q * b.row + j, kColumns,
-                                to + j * depth + q * kColumns);
+    for (std::int64_t p = 0; p < depth; p += kVectorNumbers) {
+      Prefetch(from + (p + kVectorNumbers) * a.column, a.column,
+               depth - p - kVectorNumbers, rows);
+      for (std::int64_t i = 0; i < rows; i += kWidth) {
+        Vector square[kWidth];
+        for (int q = 0; q < kWidth; ++q) {
+          const std::int64_t at = p + q * kNumbers;
+          square[q] = Across(from + at * a.column + i, a.column, rows - i, depth - at);
         }
-      }
-    }
-  }
-  // Transposed, or with zeros beside it, through a block of 16-bit numbers.
-  constexpr std::int64_t kBlock = 32;
-  std::uint16_t block[kBlock * kColumns] = {};
-  for (std::int64_t j = b.column == 1 ? whole : 0; j < columns; j += kColumns) {
-    const std::int64_t width = std::min<std::int64_t>(kColumns, columns - j);
-    if (width < kColumns) std::memset(block, 0, sizeof block);
-    for (std::int64_t p = 0; p < depth; p += kBlock) {
-      const std::int64_t count = std::min(kBlock, depth - p);
-      const View from = b.At(p, j);
-      if (b.column == 1) {
+        Lanes<Simd>::Transpose(square);
+        const std::int64_t count = std::min<std::int64_t>(kWidth, rows - i);
         for (std::int64_t q = 0; q < count; ++q) {
-          std::memcpy(block + q * kColumns, from.data + q * b.row,
-                      width * sizeof *block);
+          Write(to + (i + q) * stride + p / kNumbers, square[q]);
         }
-      } else {
-        Transpose(from.data, b.column, width, count, block, kColumns);
       }
-      Convert<Simd, Format>(block, count * kColumns, to + j * depth + p * kColumns);
     }
   }
-}
+
+  // Panels of B, each kPanel columns wide, the last one a multiple of kWidth: term p of
+  // column j of a panel of width w goes to to[p * w + j], with zeros beyond the last
+  // column. Panels follow each other at kPanel times the number of terms.
+  template <int kPanel>
+  static void Panels(const View& b, std::int64_t depth, std::int64_t columns, Term* to) {
+    const auto* from = static_cast<const Element*>(b.data);
+    const std::int64_t terms = CeilDiv(depth, kNumbers);
+    const auto width = [columns](std::int64_t panel) {
+      return std::min<std::int64_t>(kPanel, RoundUp(columns - panel, kWidth));
+    };
+    if (b.column == 1) {
+      // Few rows at a time, for all panels: rows whose distance is a power of two share
+      // a set of the cache, which does not hold many.
+      constexpr std::int64_t kTerms = 4;
+      for (std::int64_t p = 0; p < terms; p += kTerms) {
+        for (std::int64_t j = 0; j < columns; j += kWidth) {
+          const std::int64_t panel = j / kPanel * kPanel;
+          Term* at = to + panel * terms + j - panel;
+          for (std::int64_t q = p; q < std::min(p + kTerms, terms); ++q) {
+            const Element* x = from + q * kNumbers * b.row + j;
+            if (q + kTerms < terms) __builtin_prefetch(x + kTerms * kNumbers * b.row);
+            Write(at + q * width(panel),
+                  Across(x, b.row, columns - j, depth - q * kNumbers));
+          }
+        }
+      }
+      return;
+    }
+    for (std::int64_t j = 0; j < columns; j += kWidth) {
+      const std::int64_t panel = j / kPanel * kPanel;
+      Term* at = to + panel * terms + j - panel;
+      const std::int64_t count = std::min<std::int64_t>(kWidth, columns - j);
+      for (std::int64_t p = 0; p < terms; p += kWidth) {
+        Vector square[kWidth] = {};
+        for (std::int64_t q = 0; q < count; ++q) {
+          square[q] = Along(from + (j + q) * b.column + p * kNumbers,
+                            depth - p * kNumbers);
+        }
+        Lanes<Simd>::Transpose(square);
+        const std::int64_t rows = std::min<std::int64_t>(kWidth, terms - p);
+        for (std::int64_t q = 0; q < rows; ++q) {
+          Write(at + (p + q) * width(panel), square[q]);
+        }
+      }
+    }
+  }
+
+ private:
+  using Read = Reader<Simd, Step, Source>;
+
+  static Vector Along(const Element* x, std::int64_t depth) {
+    return depth >= kVectorNumbers ? Read::Along(x) : Read::AlongSome(x, depth);
+  }
+
+  static Vector Across(const Element* x, std::int64_t next, std::int64_t count,
+                       std::int64_t depth) {
+    if (count >= kWidth && depth >= kNumbers) return Read::Across(x, next);
+    if (depth <= 0) return Vector{};
+    return Read::AcrossSome(x, next, std::min<std::int64_t>(count, kWidth),
+                            std::min<std::int64_t>(depth, kNumbers));
+  }
+
+  static void Write(Term* to, Vector terms) { std::memcpy(to, &terms, sizeof terms); }
+
+  // Rows that are far apart, each read for a few cache lines only, are nothing the
+  // machine foresees: this asks for those that come next.
+  static void Prefetch(const Element* x, std::int64_t row, std::int64_t rows,
+                       std::int64_t columns) {
+    constexpr std::int64_t kLine = 64 / sizeof(Element);
+    for (std::int64_t q = 0; q < std::min<std::int64_t>(rows, kVectorNumbers); ++q) {
+      for (std::int64_t j = 0; j < columns; j += kLine) {
+        __builtin_prefetch(x + q * row + j);
+      }
+    }
+  }
+};
 
 }  // namespace keras_mp
 

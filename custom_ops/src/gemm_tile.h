@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "keras_mp/cpu.h"
 #include "keras_mp/gemm.h"
 
 namespace keras_mp {
@@ -13,14 +14,17 @@ namespace keras_mp {
 // A matrix in memory: element (i, j) is data[i * row + j * column], where one of the
 // two distances is 1.
 struct View {
-  const std::uint16_t* data;
+  const void* data;
+  DataType type;
   std::int64_t row;
   std::int64_t column;
 
-  View At(std::int64_t i, std::int64_t j) const {
-    return {data + i * row + j * column, row, column};
+  View Moved(std::int64_t elements) const {
+    const std::int64_t size = type == DataType::kFloat ? 4 : 2;
+    return {static_cast<const char*>(data) + elements * size, type, row, column};
   }
-  View Transposed() const { return {data, column, row}; }
+  View At(std::int64_t i, std::int64_t j) const { return Moved(i * row + j * column); }
+  View Transposed() const { return {data, type, column, row}; }
 };
 
 // op(A) [m, k] times op(B) [k, n]. `swapped` says that this is the transpose of what
@@ -31,7 +35,7 @@ struct Product {
   void* c;
   std::int64_t c_row;  // from one row of what was asked for to the next
   bool swapped;
-  DataType input, output;
+  DataType output;
   float alpha;
   const void* bias;
   DataType bias_type;
@@ -44,19 +48,32 @@ struct Tile {
   std::int64_t j, columns;
 };
 
-// The kernel of one instruction set.
-struct TileKernel {
+// How a product is cut: the numbers that suit a processor.
+struct Blocking {
+  std::int64_t terms;        // of a sum that are packed at a time; a term is kNumbers long
   std::int64_t max_rows;     // of a Tile
   std::int64_t max_columns;  // of a Tile
-  std::int64_t panel;        // tiles are best a multiple of this many columns wide
-  std::int64_t few_rows;     // products of up to so many rows go to `few_rows_tile`
+  std::int64_t max_sums;     // of a Tile, whose columns fill whole vectors
+  // Products of up to so many rows go to `few_rows_tile`: where the rows of B lie in
+  // memory one after the other, and where its columns do.
+  std::int64_t few_rows_of_rows, few_rows_of_columns;
   std::int64_t few_rows_max_columns;
+};
+
+// The kernel of one instruction set, for one 16-bit format.
+struct TileKernel {
+  Blocking blocking;
+  std::int64_t panel;  // tiles are best a multiple of this many columns wide
   std::size_t workspace_bytes;
 
   // Compute one tile; `workspace` is aligned to 64 bytes.
-  void (*tile)(const Product& product, const Tile& tile, void* workspace);
-  void (*few_rows_tile)(const Product& product, const Tile& tile, void* workspace);
+  using Function = void (*)(const Product& product, const Tile& tile,
+                            const Blocking& blocking, void* workspace);
+  Function tile, few_rows_tile;
 };
+
+// The product of gemm_cpu.h with a kernel for its input's type.
+Status GemmWith(const TileKernel& kernel, const Gemm& gemm, const Parallel& parallel);
 
 }  // namespace keras_mp
 

@@ -13,126 +13,158 @@
 #include "gemm_micro.h"
 #include "gemm_pack.h"
 #include "gemm_tile.h"
+#include "lanes.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace keras_mp {
 
-template <class Simd>
+// For A and B of `Format`.
+template <class Simd, class Format>
 class TileOf {
- public:
+  using Step = typename StepFor<Simd, Format>::Type;
+  using Term = typename Step::Term;
+  static constexpr std::int64_t kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
   static constexpr int kVectors = 2;
+
+ public:
   static constexpr int kPanel = kVectors * Simd::kWidth;
-  static constexpr std::int64_t kMaxRows = 512;
-  static constexpr std::int64_t kMaxColumns = 256;
-  static constexpr std::int64_t kDepth = Simd::kDepth;
-  static constexpr std::int64_t kStride = kDepth + 16;  // rows of A in different sets
+  static constexpr std::int64_t kMaxTerms = 512;
+  static constexpr std::int64_t kStride = kMaxTerms + 16;  // rows in different sets
   static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
+  static constexpr std::int64_t kMaxRows = 1024;
+  static constexpr std::int64_t kMaxColumns = 256;
+  static constexpr std::int64_t kMaxSums = 512 * kMaxColumns;  // of a tile
 
-  static constexpr std::int64_t kFewRows = 8;
+  static constexpr std::int64_t kFewRows = 48;
   static constexpr std::int64_t kFewRowsMaxColumns = 2048;
-  static constexpr std::int64_t kFewRowsDepth = 2048;
+  static constexpr std::int64_t kFewRowsTerms = 2048;
 
-  // A few columns of C as rows, in different sets of the cache.
-  static constexpr std::int64_t kStrip = 8;
+  static constexpr Blocking kBlocking = {
+      std::min<std::int64_t>(Simd::kDepth, kMaxTerms),
+      kMaxRows,
+      kMaxColumns,
+      kMaxSums,
+      Simd::kFewRowsOfRows,
+      Simd::kFewRowsOfColumns,
+      kFewRowsMaxColumns,
+  };
+
+  // Columns of C as rows, in different sets of the cache.
   static constexpr std::int64_t kStripRow = kMaxRows + 16;
 
   struct Workspace {
-    alignas(64) float a[kBlockRows * kStride];
-    alignas(64) float b[kDepth * kMaxColumns];
-    alignas(64) float c[kMaxRows * kMaxColumns];
-    alignas(64) float strip[kStrip * kStripRow];
+    alignas(64) Term a[std::max(kBlockRows * kStride, kFewRows * kFewRowsTerms)];
+    alignas(64) Term b[kMaxTerms * kMaxColumns];
+    alignas(64) float c[kMaxSums];
+    alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kFewRowsMaxColumns];
   };
-  static_assert(kFewRows * kFewRowsDepth <= kBlockRows * kStride);
-  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxRows * kMaxColumns);
+  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxSums);
   static_assert(std::max(kMaxRows, kMaxColumns) <= kFewRowsMaxColumns);
 
-  static void Tile(const Product& product, const keras_mp::Tile& tile, void* memory) {
+  static void Tile(const Product& product, const keras_mp::Tile& tile,
+                   const Blocking& blocking, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
-    if (product.input == DataType::kHalf) {
-      Multiply<Half<Simd>>(product, tile, workspace);
-      Finish<Half<Simd>>(product, tile, workspace, kMaxColumns);
-    } else {
-      Multiply<Bfloat16<Simd>>(product, tile, workspace);
-      Finish<Bfloat16<Simd>>(product, tile, workspace, kMaxColumns);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth);
+    if (product.k == 0) std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+    const std::int64_t step = blocking.terms * kNumbers;
+    for (std::int64_t p = 0; p < product.k; p += step) {
+      const std::int64_t depth = std::min(step, product.k - p);
+      PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
+      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
+        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
+        PackRows(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
+        MultiplyBlock(workspace, rows, CeilDiv(depth, kNumbers), tile.columns, p > 0,
+                      workspace.c + i * c_row, c_row);
+      }
     }
+    Finish(product, tile, workspace, c_row);
   }
 
   static void FewRowsTile(const Product& product, const keras_mp::Tile& tile,
-                          void* memory) {
+                          const Blocking&, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
-    if (product.input == DataType::kHalf) {
-      MultiplyFewRows<Half<Simd>>(product, tile, workspace);
-      Finish<Half<Simd>>(product, tile, workspace, kFewRowsMaxColumns);
-    } else {
-      MultiplyFewRows<Bfloat16<Simd>>(product, tile, workspace);
-      Finish<Bfloat16<Simd>>(product, tile, workspace, kFewRowsMaxColumns);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth);
+    std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+    constexpr std::int64_t kStep = kFewRowsTerms * kNumbers;
+    for (std::int64_t p = 0; p < product.k; p += kStep) {
+      const std::int64_t depth = std::min(kStep, product.k - p);
+      PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kFewRowsTerms);
+      const View b = product.b.At(p, tile.j);
+      const auto multiply = b.type == DataType::kFloat
+                                ? FewRows<Simd, Step, RoundedSource<Simd, Format>>::Multiply
+                                : FewRows<Simd, Step, StoredSource<Simd, Format>>::Multiply;
+      multiply(workspace.a, kFewRowsTerms, tile.rows, b, depth, tile.columns,
+               workspace.c, c_row);
     }
+    Finish(product, tile, workspace, c_row);
   }
 
  private:
-  // workspace.c [rows, kMaxColumns] = A B
-  template <class Format>
-  static void Multiply(const Product& product, const keras_mp::Tile& tile,
-                       Workspace& workspace) {
-    if (product.k == 0) std::fill_n(workspace.c, tile.rows * kMaxColumns, 0.0f);
-    for (std::int64_t p = 0; p < product.k; p += kDepth) {
-      const std::int64_t depth = std::min(kDepth, product.k - p);
-      PackPanels<Simd, Format, kPanel>(product.b.At(p, tile.j), depth, tile.columns,
-                                       workspace.b);
-      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
-        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
-        PackRows<Simd, Format, kStride>(product.a.At(tile.i + i, p), rows, depth,
-                                        workspace.a);
-        for (std::int64_t j = 0; j < tile.columns; j += kPanel) {
-          MicroRows<Simd, kVectors, kStride>::Run(
-              workspace.a, rows, workspace.b + j * depth, depth, p > 0,
-              workspace.c + i * kMaxColumns + j, kMaxColumns);
-        }
-      }
+  template <class Source>
+  using PackerOf = Packer<Simd, Step, Source>;
+
+  static void PackRows(const View& a, std::int64_t rows, std::int64_t depth, Term* to,
+                       std::int64_t stride) {
+    const auto pack = a.type == DataType::kFloat
+                          ? PackerOf<RoundedSource<Simd, Format>>::Rows
+                          : PackerOf<StoredSource<Simd, Format>>::Rows;
+    pack(a, rows, depth, to, stride);
+  }
+
+  static void PackPanels(const View& b, std::int64_t depth, std::int64_t columns,
+                         Term* to) {
+    const auto pack = b.type == DataType::kFloat
+                          ? PackerOf<RoundedSource<Simd, Format>>::template Panels<kPanel>
+                          : PackerOf<StoredSource<Simd, Format>>::template Panels<kPanel>;
+    pack(b, depth, columns, to);
+  }
+
+  // c (+)= the packed rows times the packed panels
+  static void MultiplyBlock(const Workspace& workspace, std::int64_t rows,
+                            std::int64_t terms, std::int64_t columns, bool accumulate,
+                            float* c, std::int64_t c_row) {
+    for (std::int64_t j = 0; j < columns; j += kPanel) {
+      constexpr int kRows = Simd::kRows;
+      // A last panel of one vector leaves registers for more rows.
+      const auto multiply =
+          columns - j <= kWidth
+              ? MicroRows<Simd, Step, kVectors * kRows, 1, kStride>::Run
+              : MicroRows<Simd, Step, kRows, kVectors, kStride>::Run;
+      multiply(workspace.a, rows, workspace.b + j * terms, terms, accumulate, c + j,
+               c_row);
     }
   }
 
-  // workspace.c [rows, kFewRowsMaxColumns] = A B
-  template <class Format>
-  static void MultiplyFewRows(const Product& product, const keras_mp::Tile& tile,
-                              Workspace& workspace) {
-    std::fill_n(workspace.c, tile.rows * kFewRowsMaxColumns, 0.0f);
-    for (std::int64_t p = 0; p < product.k; p += kFewRowsDepth) {
-      const std::int64_t depth = std::min(kFewRowsDepth, product.k - p);
-      PackRows<Simd, Format, kFewRowsDepth>(product.a.At(tile.i, p), tile.rows, depth,
-                                            workspace.a);
-      const View b = product.b.At(p, tile.j);
-      const auto multiply = b.column == 1 ? Sweep<Simd, Format> : Dots<Simd, Format>;
-      multiply(workspace.a, kFewRowsDepth, tile.rows, b, depth, tile.columns,
-               workspace.c, kFewRowsMaxColumns);
-    }
-  }
-
-  // C = what the epilogue makes of workspace.c, whose rows are `sums_row` apart.
-  template <class Format>
+  // C = what the epilogue makes of workspace.c, whose rows are c_row apart.
   static void Finish(const Product& product, const keras_mp::Tile& tile,
-                     Workspace& workspace, std::int64_t sums_row) {
+                     Workspace& workspace, std::int64_t c_row) {
     if (!product.swapped) {
-      const float* bias = Bias<Format>(product, tile.j, tile.columns, workspace);
-      Write<Format>(product, tile, workspace.c, sums_row, bias);
+      const float* bias = Bias(product, tile.j, tile.columns, workspace);
+      Write(product, tile, workspace.c, c_row, bias);
       return;
     }
-    const float* bias = Bias<Format>(product, tile.i, tile.rows, workspace);
-    for (std::int64_t j = 0; j < tile.columns; j += kStrip) {
-      const std::int64_t width = std::min(kStrip, tile.columns - j);
-      for (std::int64_t i = 0; i < tile.rows; ++i) {
-        for (std::int64_t q = 0; q < width; ++q) {
-          workspace.strip[q * kStripRow + i] = workspace.c[i * sums_row + j + q];
+    const float* bias = Bias(product, tile.i, tile.rows, workspace);
+    for (std::int64_t j = 0; j < tile.columns; j += kWidth) {
+      for (std::int64_t i = 0; i < tile.rows; i += kWidth) {
+        typename Simd::Float square[kWidth] = {};
+        const std::int64_t rows = std::min(kWidth, tile.rows - i);
+        for (std::int64_t q = 0; q < rows; ++q) {
+          square[q] = Load<Simd>(workspace.c + (i + q) * c_row + j);
+        }
+        Lanes<Simd>::Transpose(square);
+        for (std::int64_t q = 0; q < kWidth; ++q) {
+          Store<Simd>(workspace.strip + q * kStripRow + i, square[q]);
         }
       }
-      const keras_mp::Tile out = {tile.j + j, width, tile.i, tile.rows};
-      Write<Format>(product, out, workspace.strip, kStripRow, bias);
+      const keras_mp::Tile out = {tile.j + j, std::min(kWidth, tile.columns - j),
+                                  tile.i, tile.rows};
+      Write(product, out, workspace.strip, kStripRow, bias);
     }
   }
 
   // The bias of columns [j, j + columns) of C in FP32; null where there is none.
-  template <class Format>
   static const float* Bias(const Product& product, std::int64_t j, std::int64_t columns,
                            Workspace& workspace) {
     if (product.bias == nullptr) return nullptr;
@@ -145,7 +177,6 @@ class TileOf {
   }
 
   // Rows and columns `out` of C, as it was asked for.
-  template <class Format>
   static void Write(const Product& product, const keras_mp::Tile& out, const float* sums,
                     std::int64_t sums_row, const float* bias) {
     const std::int64_t offset = out.i * product.c_row + out.j;
@@ -163,16 +194,13 @@ class TileOf {
   }
 };
 
-template <class Simd>
+template <class Simd, class Format>
 constexpr TileKernel kTileKernel = {
-    TileOf<Simd>::kMaxRows,
-    TileOf<Simd>::kMaxColumns,
-    TileOf<Simd>::kPanel,
-    TileOf<Simd>::kFewRows,
-    TileOf<Simd>::kFewRowsMaxColumns,
-    sizeof(typename TileOf<Simd>::Workspace),
-    TileOf<Simd>::Tile,
-    TileOf<Simd>::FewRowsTile,
+    TileOf<Simd, Format>::kBlocking,
+    TileOf<Simd, Format>::kPanel,
+    sizeof(typename TileOf<Simd, Format>::Workspace),
+    TileOf<Simd, Format>::Tile,
+    TileOf<Simd, Format>::FewRowsTile,
 };
 
 }  // namespace keras_mp

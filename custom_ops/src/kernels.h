@@ -12,7 +12,8 @@
 namespace keras_mp {
 
 struct Kernels {
-  const TileKernel* gemm;
+  const TileKernel* half_gemm;
+  const TileKernel* bfloat16_gemm;
   const ChannelKernel* channels;
   const PoolKernel* pool;
   const RowKernel* rows;
@@ -23,6 +24,7 @@ const Kernels* PortableKernels();
 const Kernels* NeonKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
+const Kernels* Avx512Bf16Kernels();
 
 const Kernels* KernelsOf(Isa isa);
 

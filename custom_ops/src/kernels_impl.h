@@ -13,8 +13,10 @@
 namespace keras_mp {
 
 template <class Simd>
-constexpr Kernels kKernels = {&kTileKernel<Simd>, &kChannelKernel<Simd>,
-                              &kPoolKernel<Simd>, &kRowKernel<Simd>};
+constexpr Kernels kKernels = {&kTileKernel<Simd, Half<Simd>>,
+                              &kTileKernel<Simd, Bfloat16<Simd>>,
+                              &kChannelKernel<Simd>, &kPoolKernel<Simd>,
+                              &kRowKernel<Simd>};
 
 }  // namespace keras_mp
 

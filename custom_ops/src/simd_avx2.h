@@ -14,6 +14,10 @@ struct Avx2 {
   // The tile of C in registers: 6 x 2 accumulators, 2 vectors of B and one of A.
   static constexpr int kRows = 6;
   static constexpr int kDepth = 256;  // of a block: its panel of B fits into L1
+  // Products of few rows: the rows that are computed at a time.
+  static constexpr int kSweptRows = 2;
+  static constexpr int kDotRows = 2;
+  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 8;
 
   typedef float Float __attribute__((vector_size(32)));
   typedef std::int32_t Ints __attribute__((vector_size(32)));

@@ -14,7 +14,11 @@ struct Avx512 {
   // The tile of C in registers: 14 x 2 accumulators, 2 vectors of B; A is broadcast by
   // the multiplication itself.
   static constexpr int kRows = 14;
-  static constexpr int kDepth = 512;  // of a block: its panel of B fits into L1
+  static constexpr int kDepth = 384;  // of a block
+  // Products of few rows: the rows that are computed at a time.
+  static constexpr int kSweptRows = 4;
+  static constexpr int kDotRows = 6;
+  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 48;
 
   typedef float Float __attribute__((vector_size(64)));
   typedef std::int32_t Ints __attribute__((vector_size(64)));

@@ -13,6 +13,10 @@ struct Neon {
   static constexpr int kWidth = 4;
   static constexpr int kRows = 12;
   static constexpr int kDepth = 256;  // of a block: its panel of B fits into L1
+  // Products of few rows: the rows that are computed at a time.
+  static constexpr int kSweptRows = 4;
+  static constexpr int kDotRows = 4;
+  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 8;
 
   typedef float Float __attribute__((vector_size(16)));
   typedef std::int32_t Ints __attribute__((vector_size(16)));

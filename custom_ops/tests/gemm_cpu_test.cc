@@ -2,8 +2,9 @@
 //
 // Tolerance of an element: one rounding of the output (2^-11 of it for half, 2^-8 for
 // bfloat16, 2^-24 for FP32; at least half the spacing of subnormal numbers), plus the
-// bound of the accumulator, k * 2^-24 * sum |a| |b|, plus two FP32 roundings for alpha
-// and bias, plus what ActivationError states.
+// bound of the accumulator, k * 2^-24 * sum |a| |b|, and of what dot products of bfloat16
+// take for 0, plus two FP32 roundings for alpha and bias, plus what ActivationError
+// states.
 
 #include "keras_mp/gemm_cpu.h"
 
@@ -20,6 +21,9 @@
 #include <vector>
 
 #include "cpu_fixture.h"
+#include "gemm_tile_impl.h"
+#include "kernels.h"
+#include "simd_portable.h"
 
 namespace keras_mp {
 namespace {
@@ -56,6 +60,50 @@ double ActivationError(Activation activation, double x) {
   return 0x1p-20 + (activation == Activation::kGelu ? x * x * 0x1p-22 : 0);
 }
 
+// The instruction vdpbf16ps, number by number: two multiply-adds of one rounding each,
+// the odd numbers first; what is below 2^-126 is 0, before and after.
+struct DotModel : Portable {
+  static Float DotBfloat16(Float sum, Float a, Float b) {
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const std::uint32_t pair_a = BitsOf(a[lane]), pair_b = BitsOf(b[lane]);
+      for (const int shift : {16, 0}) {
+        const float x = Bfloat16ToFloat(static_cast<std::uint16_t>(pair_a >> shift));
+        const float y = Bfloat16ToFloat(static_cast<std::uint16_t>(pair_b >> shift));
+        sum[lane] = Flushed(std::fma(Flushed(x), Flushed(y), Flushed(sum[lane])));
+      }
+    }
+    return sum;
+  }
+
+ private:
+  static float Flushed(float x) {
+    return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+  }
+};
+
+// The kernels that a test runs.
+struct Subject {
+  const char* name;
+  const TileKernel* half;
+  const TileKernel* bfloat16;
+};
+
+Status Multiply(const Subject& subject, const Gemm& gemm, const Parallel& parallel) {
+  const bool half = gemm.input == DataType::kHalf;
+  return GemmWith(half ? *subject.half : *subject.bfloat16, gemm, parallel);
+}
+
+std::vector<Subject> Subjects() {
+  std::vector<Subject> subjects;
+  for (Isa isa : SupportedIsas()) {
+    const Kernels& kernels = *KernelsOf(isa);
+    subjects.push_back({Name(isa), kernels.half_gemm, kernels.bfloat16_gemm});
+  }
+  subjects.push_back({"a model of dot products", &kTileKernel<DotModel, Half<DotModel>>,
+                      &kTileKernel<DotModel, Bfloat16<DotModel>>});
+  return subjects;
+}
+
 // A product with its matrices, laid out with gaps and off alignment, and a guard around
 // C that must not be written.
 class Case {
@@ -76,18 +124,24 @@ class Case {
     gemm.stride_b = (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb;
     gemm.stride_c = gemm.m * gemm.ldc;
     if (gemm.batch > 1 && Pick(2)) gemm.stride_b = 0;
-    a_ = Numbers(gemm.batch * gemm.stride_a + offset);
-    b_ = Numbers(gemm.batch * gemm.stride_b + gemm.stride_b + offset +
-                 (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb);
+    a_ = Numbers(gemm.batch * gemm.stride_a + offset, exponent_a);
+    const std::int64_t size_b = gemm.batch * gemm.stride_b + gemm.stride_b + offset +
+                                (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb;
     gemm.a = a_.data() + offset;
-    gemm.b = b_.data() + offset;
+    if (gemm.rounds_b) {
+      b_float_ = Floats(size_b, 0.0f, 1.0f, random_);
+      gemm.b = b_float_.data() + offset;
+    } else {
+      b_ = Numbers(size_b, exponent_b);
+      gemm.b = b_.data() + offset;
+    }
     c_.assign((gemm.batch * gemm.stride_c + 2 * kGuard) * Size(), kUnwritten);
     gemm.c = c_.data() + kGuard * Size();
   }
 
   void AddBias(DataType type) {
     gemm.bias_type = type;
-    bias_ = Numbers(gemm.n);
+    bias_ = Numbers(gemm.n, 0);
     for (std::uint16_t bits : bias_) {
       bias_float_.push_back(From16(gemm.input, bits));
     }
@@ -96,13 +150,13 @@ class Case {
     if (gemm.n == 0) gemm.bias = nullptr;
   }
 
-  void Check(Isa isa, int threads) {
+  void Check(const Subject& subject, int threads) {
     const Parallel parallel = {threads, &threads, RunOnThreads};
-    const Status status = GemmCpu(gemm, parallel, isa);
+    const Status status = Multiply(subject, gemm, parallel);
     EXPECT(status.ok(), "%s", status.message);
     for (std::int64_t index = 0; index < gemm.batch; ++index) {
       for (std::int64_t i = 0; i < gemm.m; ++i) {
-        for (std::int64_t j = 0; j < gemm.n; ++j) CheckElement(isa, index, i, j);
+        for (std::int64_t j = 0; j < gemm.n; ++j) CheckElement(subject, index, i, j);
       }
     }
     CheckGuard();
@@ -113,6 +167,7 @@ class Case {
   const std::vector<unsigned char>& result() const { return c_; }
 
   Gemm gemm;
+  int exponent_a = 0, exponent_b = 0;  // of the numbers of A and B
 
  private:
   static constexpr std::int64_t kGuard = 64;
@@ -122,24 +177,24 @@ class Case {
 
   std::int64_t Size() const { return gemm.output == DataType::kFloat ? 4 : 2; }
 
-  std::vector<std::uint16_t> Numbers(std::int64_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<std::uint16_t> numbers(count);
-    for (auto& number : numbers) number = To16(gemm.input, normal(random_));
-    return numbers;
+  std::vector<std::uint16_t> Numbers(std::int64_t count, int exponent) {
+    const float unit = std::ldexp(1.0f, exponent);
+    return keras_mp::Numbers(gemm.input, count, 0.0f, unit, random_);
   }
 
-  void CheckElement(Isa isa, std::int64_t index, std::int64_t i, std::int64_t j) {
-    double sum = 0, magnitude = 0;
+  void CheckElement(const Subject& subject, std::int64_t index, std::int64_t i, std::int64_t j) {
+    double sum = 0, magnitude = 0, flushed = 0;
     for (std::int64_t p = 0; p < gemm.k; ++p) {
       const std::int64_t at_a = index * gemm.stride_a +
                                 (gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p);
       const std::int64_t at_b = index * gemm.stride_b +
                                 (gemm.transpose_b ? j * gemm.ldb + p : p * gemm.ldb + j);
-      const double product =
-          ToDouble(gemm.input, gemm.a, at_a) * ToDouble(gemm.input, gemm.b, at_b);
-      sum += product;
-      magnitude += std::abs(product);
+      const double x = ToDouble(gemm.input, gemm.a, at_a), y = B(at_b);
+      sum += x * y;
+      magnitude += std::abs(x * y);
+      if (gemm.input == DataType::kBfloat16) {
+        flushed += 0x1p-126 * (1 + std::abs(x) + std::abs(y));
+      }
     }
     const double alpha = gemm.alpha ? *gemm.alpha : 1;
     const double bias = gemm.bias ? ToDouble(gemm.bias_type, gemm.bias, j) : 0;
@@ -152,7 +207,7 @@ class Case {
                                                              : 0x1p-24;
     const double smallest = gemm.output == DataType::kHalf ? 0x1p-25 : 0x1p-127;
     // No activation here has a slope above 1.13, which is that of gelu.
-    const double before = 1.13 * (gemm.k * 0x1p-24 * std::abs(alpha) * magnitude +
+    const double before = 1.13 * (std::abs(alpha) * (gemm.k * 0x1p-24 * magnitude + flushed) +
                                   0x1p-23 * (std::abs(linear) + std::abs(bias)));
     const double error =
         before + ActivationError(gemm.activation, linear) * std::abs(expected);
@@ -161,9 +216,16 @@ class Case {
     EXPECT(std::abs(actual - expected) <= tolerance,
            "%s m=%ld n=%ld k=%ld ta=%d tb=%d in=%d out=%d act=%d (%ld, %ld): %.9g, "
            "expected %.9g within %.3g",
-           Name(isa), gemm.m, gemm.n, gemm.k, gemm.transpose_a, gemm.transpose_b,
+           subject.name, gemm.m, gemm.n, gemm.k, gemm.transpose_a, gemm.transpose_b,
            static_cast<int>(gemm.input), static_cast<int>(gemm.output),
            static_cast<int>(gemm.activation), i, j, actual, expected, tolerance);
+  }
+
+  // What the product takes for number `at` of B.
+  double B(std::int64_t at) const {
+    if (!gemm.rounds_b) return ToDouble(gemm.input, gemm.b, at);
+    const float x = static_cast<const float*>(gemm.b)[at];
+    return From16(gemm.input, To16(gemm.input, x));
   }
 
   void CheckGuard() {
@@ -181,7 +243,7 @@ class Case {
 
   std::mt19937& random_;
   std::vector<std::uint16_t> a_, b_, bias_;
-  std::vector<float> bias_float_;
+  std::vector<float> b_float_, bias_float_;
   std::vector<unsigned char> c_;
 };
 
@@ -209,7 +271,7 @@ void TestConversions() {
   EXPECT(FloatToBfloat16(1.01171875f) == 0x3f82, "a tie goes to even");
 }
 
-void TestSizes(Isa isa) {
+void TestSizes(const Subject& subject) {
   const std::int64_t sizes[] = {0, 1, 7, 16, 17, 64, 111, 217, 989};
   std::mt19937 random(1);
   for (std::int64_t m : sizes) {
@@ -221,15 +283,17 @@ void TestSizes(Isa isa) {
         Case one(m, n, k, random);
         one.gemm.transpose_a = random() % 2;
         one.gemm.transpose_b = random() % 2;
-        one.gemm.output = random() % 2 ? DataType::kHalf : DataType::kFloat;
+        if (random() % 2) one.gemm.input = one.gemm.output = DataType::kBfloat16;
+        if (random() % 2) one.gemm.output = DataType::kFloat;
+        one.gemm.rounds_b = random() % 3 == 0;
         one.Allocate();
-        one.Check(isa, 2);
+        one.Check(subject, 2);
       }
     }
   }
 }
 
-void TestOptions(Isa isa) {
+void TestOptions(const Subject& subject) {
   std::mt19937 random(2);
   for (DataType input : kTypes) {
     for (DataType output : {input, DataType::kFloat}) {
@@ -242,18 +306,19 @@ void TestOptions(Isa isa) {
           one.gemm.output = output;
           one.gemm.activation = activation;
           one.gemm.batch = bits & 4 ? 3 : 1;
+          one.gemm.rounds_b = random() % 3 == 0;
           const float alpha = bits & 8 ? 0.25f : 1.0f;
           one.gemm.alpha = bits & 8 ? &alpha : nullptr;
           one.Allocate();
           if (bits % 3) one.AddBias(bits % 3 == 1 ? input : DataType::kFloat);
-          one.Check(isa, 1 + random() % 3);
+          one.Check(subject, 1 + random() % 3);
         }
       }
     }
   }
 }
 
-float MultiplyOne(Isa isa, const std::vector<float>& a, const std::vector<float>& b,
+float MultiplyOne(const Subject& subject, const std::vector<float>& a, const std::vector<float>& b,
                   DataType output, Activation activation = Activation::kNone) {
   std::vector<std::uint16_t> halves_a, halves_b;
   for (float x : a) halves_a.push_back(FloatToHalf(x));
@@ -268,21 +333,21 @@ float MultiplyOne(Isa isa, const std::vector<float>& a, const std::vector<float>
   gemm.output = output;
   gemm.activation = activation;
   gemm.c = output == DataType::kFloat ? static_cast<void*>(&single) : &half;
-  EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+  EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
   return output == DataType::kFloat ? single : HalfToFloat(half);
 }
 
-void TestSpecialValues(Isa isa) {
+void TestSpecialValues(const Subject& subject) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const auto both = [&](std::vector<float> a, std::vector<float> b, float half,
                         float single) {
     for (DataType output : {DataType::kHalf, DataType::kFloat}) {
-      const float actual = MultiplyOne(isa, a, b, output);
+      const float actual = MultiplyOne(subject, a, b, output);
       const float expected = output == DataType::kHalf ? half : single;
       const bool same =
           std::isnan(expected) ? std::isnan(actual) : actual == expected;
-      EXPECT(same, "%s: %g, expected %g", Name(isa), actual, expected);
+      EXPECT(same, "%s: %g, expected %g", subject.name, actual, expected);
     }
   };
   both({1, nan}, {1, 1}, nan, nan);
@@ -297,15 +362,90 @@ void TestSpecialValues(Isa isa) {
   both({2048, 1, -2048}, {1, 1, 1}, 1, 1);                 // half cannot hold 2049
   both({300, 300}, {300, -300}, 0, 0);  // 90,000 is beyond half, and cancels
   for (Activation activation : kActivations) {
-    const float actual = MultiplyOne(isa, {nan}, {1}, DataType::kHalf, activation);
-    EXPECT(std::isnan(actual), "%s: NaN became %g", Name(isa), actual);
+    const float actual = MultiplyOne(subject, {nan}, {1}, DataType::kHalf, activation);
+    EXPECT(std::isnan(actual), "%s: NaN became %g", subject.name, actual);
   }
   // 4096 terms of 1/8: an accumulator in half stops at 256.
   const std::vector<float> ones(4096, 1.0f), eighths(4096, 0.125f);
   both(ones, eighths, 512, 512);
 }
 
-void TestEmptySum(Isa isa) {
+// Numbers about 2^-126, and sums that fall below it: the tolerance has what a dot product
+// takes for 0, and no more.
+void TestSubnormalBfloat16(const Subject& subject) {
+  std::mt19937 random(4);
+  for (const auto &[exponent_a, exponent_b] :
+       {std::pair{-130, 0}, {0, -130}, {-126, 3}, {-70, -60}, {-66, -66}}) {
+    for (const std::int64_t m : {3, 60}) {  // few rows, and tiles
+      for (int bits = 0; bits < 4; ++bits) {
+        Case one(m, 50, 37, random);
+        one.gemm.input = DataType::kBfloat16;
+        one.gemm.output = DataType::kFloat;
+        one.gemm.transpose_a = bits & 1;
+        one.gemm.transpose_b = bits & 2;
+        one.exponent_a = exponent_a;
+        one.exponent_b = exponent_b;
+        one.Allocate();
+        one.Check(subject, 2);
+      }
+    }
+  }
+}
+
+// A model of the instruction gives its bits: the order of a sum does not depend on the
+// width of the vectors, where B is packed.
+void TestModelOfDotProducts() {
+  if (!IsSupported(Isa::kAvx512Bf16)) {
+    std::printf("skipped: this machine has no dot products of bfloat16\n");
+    return;
+  }
+  TileKernel machine = *KernelsOf(Isa::kAvx512Bf16)->bfloat16_gemm;
+  TileKernel model = kTileKernel<DotModel, Bfloat16<DotModel>>;
+  for (TileKernel* kernel : {&machine, &model}) {
+    kernel->blocking.terms = 64;
+    kernel->blocking.few_rows_of_rows = kernel->blocking.few_rows_of_columns = 0;
+  }
+  for (const int exponent : {0, -63, -66, 63}) {  // also below 2^-126, and beyond 2^128
+    for (int bits = 0; bits < 4; ++bits) {
+      std::mt19937 random(5);
+      Case one(70, 45, 301, random);
+      one.gemm.input = DataType::kBfloat16;
+      one.gemm.output = DataType::kFloat;
+      one.gemm.transpose_a = bits & 1;
+      one.gemm.transpose_b = bits & 2;
+      one.exponent_a = one.exponent_b = exponent;
+      one.Allocate();
+      EXPECT(GemmWith(machine, one.gemm, {}).ok(), "exponent %d", exponent);
+      const auto expected = one.result();
+      one.ClearResult();
+      EXPECT(GemmWith(model, one.gemm, {}).ok(), "exponent %d", exponent);
+      EXPECT(one.result() == expected, "other bits at 2^%d, layout %d", exponent, bits);
+    }
+  }
+}
+
+// GemmCpu takes the kernel of the instruction set and of the input's type.
+void TestDispatch() {
+  for (const Subject& subject : Subjects()) {
+    for (Isa isa : SupportedIsas()) {
+      if (std::strcmp(subject.name, Name(isa)) != 0) continue;
+      for (DataType input : kTypes) {
+        std::mt19937 random(6);
+        Case one(20, 30, 401, random);
+        one.gemm.input = input;
+        one.gemm.output = DataType::kFloat;
+        one.Allocate();
+        EXPECT(Multiply(subject, one.gemm, {}).ok(), "%s", subject.name);
+        const auto expected = one.result();
+        one.ClearResult();
+        EXPECT(GemmCpu(one.gemm, {}, isa).ok(), "%s", subject.name);
+        EXPECT(one.result() == expected, "%s: another kernel", subject.name);
+      }
+    }
+  }
+}
+
+void TestEmptySum(const Subject& subject) {
   const float bias[2] = {1, -2};
   for (const float alpha : {1.0f, std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
@@ -318,15 +458,15 @@ void TestEmptySum(Isa isa) {
       gemm.bias = bias;
       gemm.alpha = &alpha;
       gemm.c = c.data();
-      EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+      EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
       for (std::size_t i = 0; i < c.size(); ++i) {
-        EXPECT(c[i] == bias[i % 2], "%s: alpha = %g gives %g", Name(isa), alpha, c[i]);
+        EXPECT(c[i] == bias[i % 2], "%s: alpha = %g gives %g", subject.name, alpha, c[i]);
       }
     }
   }
 }
 
-void TestEveryActivation(Isa isa) {
+void TestEveryActivation(const Subject& subject) {
   // Every finite half number through each activation, 64 to a row.
   std::vector<std::uint16_t> x;
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -343,7 +483,7 @@ void TestEveryActivation(Isa isa) {
     gemm.c = y.data();
     gemm.output = DataType::kFloat;
     gemm.activation = activation;
-    EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
+    EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double argument = HalfToFloat(x[i]);
       const double expected = Activate(activation, argument);
@@ -351,12 +491,12 @@ void TestEveryActivation(Isa isa) {
       const double tolerance =
           ActivationError(activation, argument) * std::abs(expected) + 0x1p-110;
       EXPECT(std::abs(y[i] - expected) <= tolerance, "%s activation %d of %g: %g, not %g",
-             Name(isa), static_cast<int>(activation), argument, y[i], expected);
+             subject.name, static_cast<int>(activation), argument, y[i], expected);
     }
   }
 }
 
-void TestDeterminism(Isa isa) {
+void TestDeterminism(const Subject& subject) {
   // Enough work for several threads each: 3 columns take the path of few rows.
   for (auto [m, n] : {std::pair{2000L, 3L}, {500L, 40L}, {500L, 70L}}) {
     for (int bits = 0; bits < 4; ++bits) {
@@ -370,24 +510,24 @@ void TestDeterminism(Isa isa) {
       for (int threads : {1, 2, 3, 7, 1}) {
         one.ClearResult();
         const Parallel parallel = {threads, &threads, RunOnThreads};
-        EXPECT(GemmCpu(one.gemm, parallel, isa).ok(), "%s", Name(isa));
+        EXPECT(Multiply(subject, one.gemm, parallel).ok(), "%s", subject.name);
         if (first.empty()) first = one.result();
         EXPECT(first == one.result(), "%s n=%ld: other bits with %d threads",
-               Name(isa), n, threads);
+               subject.name, n, threads);
       }
     }
   }
 }
 
-void TestConcurrentCalls(Isa isa) {
+void TestConcurrentCalls(const Subject& subject) {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 4; ++caller) {
-    callers.emplace_back([isa, caller] {
+    callers.emplace_back([subject, caller] {
       std::mt19937 random(caller);
       for (int repeat = 0; repeat < 3; ++repeat) {
         Case one(33 + caller, 65, 130, random);
         one.Allocate();
-        one.Check(isa, 2);
+        one.Check(subject, 2);
       }
     });
   }
@@ -395,7 +535,7 @@ void TestConcurrentCalls(Isa isa) {
 }
 
 // Two rows of A, 2^31 + 8 elements apart: an offset in 32 bits would miss the second.
-void TestFarRows(Isa isa) {
+void TestFarRows(const Subject& subject) {
   const std::int64_t distance = (std::int64_t{1} << 31) + 8;
   const std::size_t bytes = (distance + 1) * sizeof(std::uint16_t);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -415,8 +555,8 @@ void TestFarRows(Isa isa) {
   gemm.b = &b;
   gemm.c = c;
   gemm.output = DataType::kFloat;
-  EXPECT(GemmCpu(gemm, {}, isa).ok(), "%s", Name(isa));
-  EXPECT(c[0] == 10 && c[1] == 15, "%s: %g, %g", Name(isa), c[0], c[1]);
+  EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
+  EXPECT(c[0] == 10 && c[1] == 15, "%s: %g, %g", subject.name, c[0], c[1]);
   munmap(memory, bytes);
 }
 
@@ -454,16 +594,19 @@ int main() {
   using namespace keras_mp;
   TestConversions();
   TestRefusals();
-  for (Isa isa : SupportedIsas()) {
-    TestSizes(isa);
-    TestOptions(isa);
-    TestSpecialValues(isa);
-    TestEmptySum(isa);
-    TestEveryActivation(isa);
-    TestDeterminism(isa);
-    TestConcurrentCalls(isa);
-    TestFarRows(isa);
-    std::printf("%s: %d failures so far\n", Name(isa), failures);
+  TestModelOfDotProducts();
+  TestDispatch();
+  for (const Subject& subject : Subjects()) {
+    TestSizes(subject);
+    TestOptions(subject);
+    TestSpecialValues(subject);
+    TestSubnormalBfloat16(subject);
+    TestEmptySum(subject);
+    TestEveryActivation(subject);
+    TestDeterminism(subject);
+    TestConcurrentCalls(subject);
+    TestFarRows(subject);
+    std::printf("%s: %d failures so far\n", subject.name, failures);
   }
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

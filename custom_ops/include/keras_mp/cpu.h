@@ -23,9 +23,10 @@ struct Parallel {
 
 // Instruction sets with kernels of their own, from the plainest to the fastest; kUnknown
 // is supported nowhere.
-enum class Isa { kUnknown, kPortable, kNeon, kAvx2, kAvx512 };
+enum class Isa { kUnknown, kPortable, kNeon, kAvx2, kAvx512, kAvx512Bf16 };
 
-inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
+inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512,
+                                Isa::kAvx512Bf16};
 
 const char* Name(Isa isa);
 

@@ -8,7 +8,9 @@
 //
 // Accumulator: FP32. Every product of two 16-bit numbers is exact in FP32 (bfloat16:
 // unless it underflows), so that an element of A * B errs by at most
-// k * 2^-24 * sum |a| |b|, whatever the order of the sum.
+// k * 2^-24 * sum |a| |b|, whatever the order of the sum. Bfloat16 on avx512_bf16: pairs
+// of products are added up by dot-product instructions, which take numbers and sums below
+// 2^-126 for 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|).
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.
 // k = 0 gives activation(bias), whatever alpha is. NaN and inf go through as IEEE 754 says.
 
@@ -32,6 +34,7 @@ struct Gemm {
   bool transpose_b = false;
 
   DataType input = DataType::kHalf;   // of A and B: kHalf or kBfloat16
+  bool rounds_b = false;  // B is FP32, and is rounded to the type of A as it is read
   DataType output = DataType::kHalf;  // of C: as the input, or kFloat
   DataType bias_type = DataType::kHalf;  // as the input, or kFloat
   Activation activation = Activation::kNone;
