@@ -3,6 +3,8 @@
 #ifndef KERAS_MP_TENSORFLOW_CPU_THREADS_H_
 #define KERAS_MP_TENSORFLOW_CPU_THREADS_H_
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "keras_mp/cpu.h"
@@ -14,13 +16,18 @@ namespace keras_mp {
 inline Parallel CpuThreads(tensorflow::OpKernelContext* ctx) {
   using tensorflow::thread::ThreadPool;
   const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
-  const auto run = [](void* pool, std::int64_t count, void* context,
+  const auto run = [](void* state, std::int64_t count, void* context,
                       Parallel::Body body) {
+    auto* pool = static_cast<ThreadPool*>(state);
+    std::atomic<std::int64_t> next{0};
+    const auto take_tasks = [&next, count, context, body](std::int64_t, std::int64_t) {
+      for (std::int64_t i; (i = next++) < count;) body(context, i);
+    };
+    // As many runners as cores, the caller among them: one more would take turns with
+    // them, and each turn finds its caches full of what is not its own.
+    const auto runners = std::min<std::int64_t>(count, pool->NumThreads());
     const auto one_at_a_time = ThreadPool::SchedulingParams::Fixed(/*block_size=*/1);
-    static_cast<ThreadPool*>(pool)->ParallelFor(
-        count, one_at_a_time, [context, body](std::int64_t first, std::int64_t end) {
-          for (std::int64_t i = first; i < end; ++i) body(context, i);
-        });
+    pool->ParallelFor(runners, one_at_a_time, take_tasks);
   };
   return {workers.num_threads, workers.workers, run};
 }
