@@ -116,6 +116,7 @@ def geometric_mean(values):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
+    parser.add_argument("--only", default="", help='sizes that begin so: "512, 512"')
     args = parser.parse_args()
     info = keras_mp.ops.build_info()
     threads = tf.config.threading.get_intra_op_parallelism_threads()
@@ -133,6 +134,8 @@ def main():
     print("|---|---" + "|---" * len(columns) + "|")
     ratios = []
     for m, n, k in SIZES:
+        if not f"{m}, {n}, {k}".startswith(args.only):
+            continue
         for layout, (transpose_a, transpose_b) in LAYOUTS.items():
             times = measure_size(m, n, k, transpose_a, transpose_b, args.seconds)
             flops = 2 * m * n * k / times / 1e9
