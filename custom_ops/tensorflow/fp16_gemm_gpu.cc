@@ -49,7 +49,14 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
   bool may_fall_back_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device(tensorflow::DEVICE_GPU),
+// Not for an FP32 b: it would need a kernel that rounds it.
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<Eigen::half>("Tb"),
+                        Fp16GemmGpuOp);
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<Eigen::bfloat16>("Tb"),
                         Fp16GemmGpuOp);
 
 }  // namespace

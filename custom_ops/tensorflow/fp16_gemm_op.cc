@@ -43,11 +43,12 @@ absl::Status Fp16GemmShape(InferenceContext* c) {
 
 REGISTER_OP("KerasMp>Fp16Gemm")
     .Input("a: T")
-    .Input("b: T")
+    .Input("b: Tb")
     .Input("alpha: float")
     .Input("bias: num_bias * Tbias")
     .Output("c: Tout")
     .Attr("T: {half, bfloat16}")
+    .Attr("Tb: {half, bfloat16, float}")
     .Attr("Tbias: {half, bfloat16, float} = DT_FLOAT")
     .Attr("Tout: {half, bfloat16, float} = DT_HALF")
     .Attr("num_bias: int >= 0 = 0")
@@ -55,7 +56,8 @@ REGISTER_OP("KerasMp>Fp16Gemm")
     .Attr("transpose_b: bool = false")
     .Attr("activation: {'', 'relu', 'tanh', 'sigmoid', 'gelu'} = ''")
     .SetShapeFn(Fp16GemmShape)
-    .Doc("round(activation(alpha * op(a) op(b) + bias)), accumulated in FP32.");
+    .Doc("round(activation(alpha * op(a) op(b) + bias)), accumulated in FP32. An FP32 b "
+         "is rounded to the dtype of a first, and its gradient is FP32.");
 
 }  // namespace
 }  // namespace keras_mp

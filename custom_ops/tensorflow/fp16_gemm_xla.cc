@@ -81,8 +81,16 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
                 ctx->expected_output_dtype(0) == ctx->input_type(0) ||
                     ctx->expected_output_dtype(0) == tensorflow::DT_FLOAT,
                 misfit("the result has the dtype of a, or float32"));
+    OP_REQUIRES(ctx,
+                ctx->input_type(1) == ctx->input_type(0) ||
+                    ctx->input_type(1) == tensorflow::DT_FLOAT,
+                misfit("b has the dtype of a, or float32"));
 
-    XlaOp a = ctx->Input(0), b = ctx->Input(1);
+    xla::PrimitiveType input_type;
+    OP_REQUIRES_OK(
+        ctx, tensorflow::DataTypeToPrimitiveType(ctx->input_type(0), &input_type));
+    XlaOp a = ctx->Input(0);
+    XlaOp b = xla::ConvertElementType(ctx->Input(1), input_type);
     xla::DotDimensionNumbers dims;
     int rank_a = a_shape.dims(), rank_b = b_shape.dims();
     if (rank_b > 2) {

@@ -90,27 +90,30 @@ def check_dtypes(
 ) -> None:
     """Raises ValueError unless the dtypes are a combination that the op has."""
     half = a.dtype.name
-    received = f"a {half} {a.shape}, b {b.dtype.name} {b.shape}"
+
+    def received() -> str:
+        return f"a {half} {a.shape}, b {b.dtype.name} {b.shape}"
+
     if half not in HALVES:
         raise ValueError(
-            f"`a` must be of dtype float16 or bfloat16. Received: {received}. "
+            f"`a` must be of dtype float16 or bfloat16. Received: {received()}. "
             "Cast it, or use `keras.ops.matmul` for FP32."
         )
     if b.dtype.name not in (half, "float32"):
         raise ValueError(
             "`b` must have the dtype of `a`, or float32 for a master weight. "
-            f"Received: {received}. Cast one of them."
+            f"Received: {received()}. Cast one of them."
         )
     for bias in biases:
         if bias.dtype.name not in (half, "float32"):
             raise ValueError(
                 "`bias` must have the dtype of `a`, or float32. Received: bias "
-                f"{bias.dtype.name} {bias.shape}, {received}. Cast it."
+                f"{bias.dtype.name} {bias.shape}, {received()}. Cast it."
             )
     if output_dtype not in (half, "float32"):
         raise ValueError(
             "`output_dtype` must be the dtype of `a`, or 'float32'. Received: "
-            f"output_dtype={output_dtype!r}, {received}."
+            f"output_dtype={output_dtype!r}, {received()}."
         )
 
 
@@ -123,20 +126,23 @@ def check_shapes(
     alpha: tf.Tensor,
 ) -> None:
     """Raises ValueError where the shapes, as far as they are known, do not fit."""
-    received = (
-        f"a.shape={a.shape}, b.shape={b.shape}, transpose_a={transpose_a}, "
-        f"transpose_b={transpose_b}"
-    )
+
+    def received() -> str:
+        return (
+            f"a.shape={a.shape}, b.shape={b.shape}, transpose_a={transpose_a}, "
+            f"transpose_b={transpose_b}"
+        )
+
     for name, x in (("a", a), ("b", b)):
         if x.shape.rank is not None and x.shape.rank < 2:
             raise ValueError(
-                f"`{name}` must have at least 2 dimensions. Received: {received}. "
+                f"`{name}` must have at least 2 dimensions. Received: {received()}. "
                 f"Give a vector a dimension of size 1."
             )
     if alpha.shape.rank not in (None, 0):
         raise ValueError(
             "`alpha` must be a number or a scalar tensor. Received: "
-            f"alpha.shape={alpha.shape}, {received}."
+            f"alpha.shape={alpha.shape}, {received()}."
         )
     if a.shape.rank is None or b.shape.rank is None:
         return
@@ -147,19 +153,20 @@ def check_shapes(
     if None not in (inner_a, inner_b) and inner_a != inner_b:
         raise ValueError(
             f"The inner sizes of `a` and `b` must be equal. Received: {inner_a} and "
-            f"{inner_b}, from {received}."
+            f"{inner_b}, from {received()}."
         )
-    try:
-        tf.broadcast_static_shape(a.shape[:-2], b.shape[:-2])
-    except ValueError as error:
-        raise ValueError(
-            "The leading dimensions of `a` and `b` must broadcast. Received: "
-            f"{received}."
-        ) from error
+    if a.shape.rank > 2 and b.shape.rank > 2:
+        try:
+            tf.broadcast_static_shape(a.shape[:-2], b.shape[:-2])
+        except ValueError as error:
+            raise ValueError(
+                "The leading dimensions of `a` and `b` must broadcast. Received: "
+                f"{received()}."
+            ) from error
     columns = b.shape[-2 if transpose_b else -1]
     for bias in biases:
         if not bias.shape.is_compatible_with([columns]):
             raise ValueError(
                 f"`bias` must have the shape [N], here [{columns}]. Received: "
-                f"bias.shape={bias.shape}, {received}."
+                f"bias.shape={bias.shape}, {received()}."
             )

@@ -1,15 +1,14 @@
 """`fp16_gemm`: FP16 matrices multiplied into an FP32 accumulator; its gradient."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_mp.ops import native, reference
-from keras_mp.ops.backward import late
 from keras_mp.ops.checks import check_dtypes, check_shapes, output_dtype_of, to_tensor
-from keras_mp.ops.routes import has_product
+from keras_mp.ops.routes import has_accelerator, has_product
 
 
 def fp16_gemm(
@@ -67,7 +66,9 @@ def fp16_gemm(
     """
     a, b = to_tensor(a, "a"), to_tensor(b, "b")
     biases = () if bias is None else (to_tensor(bias, "bias"),)
-    alpha = tf.cast(alpha, tf.float32)
+    # TensorFlow keeps the constants of eager calls.
+    of_alpha = tf.constant if isinstance(alpha, float) else tf.cast
+    alpha = of_alpha(alpha, tf.float32)
     if activation is not None and activation not in reference.ACTIVATIONS:
         raise ValueError(
             f"`activation` must be None or one of {list(reference.ACTIVATIONS)}. "
@@ -78,15 +79,7 @@ def fp16_gemm(
     check_dtypes(a, b, biases, output_dtype)
     check_shapes(a, b, transpose_a, transpose_b, biases, alpha)
     gemm = _Gemm(transpose_a, transpose_b, activation, output_dtype)
-
-    @tf.custom_gradient
-    def multiply(
-        a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
-    ) -> tuple[tf.Tensor, Any]:
-        c = gemm.forward(a, b, alpha, biases)
-        return c, late(lambda upstream: gemm.backward(a, b, alpha, biases, c, upstream))
-
-    return multiply(a, b, alpha, *biases)
+    return gemm.forward(a, b, alpha, biases)
 
 
 @dataclass(frozen=True)
@@ -103,19 +96,24 @@ class _Gemm:
         a: tf.Tensor,
         b: tf.Tensor,
         alpha: tf.Tensor,
-        biases: tuple[tf.Tensor, ...],
+        biases: tuple[tf.Tensor, ...] = (),
     ) -> tf.Tensor:
-        route = native if has_product() else reference
-        return route.fp16_gemm(
-            a,
-            tf.cast(b, a.dtype),
-            alpha,
-            biases,
-            transpose_a=self.transpose_a,
-            transpose_b=self.transpose_b,
-            activation=self.activation,
-            output_dtype=self.output_dtype,
-        )
+        is_native, attributes = has_product(), vars(self)
+        if is_native and (b.dtype == a.dtype or not has_accelerator()):
+            return native.fp16_gemm(a, b, alpha, biases, **attributes)
+
+        # The reference has no registered gradient, and the kernel for a GPU takes no
+        # FP32 matrix.
+        @tf.custom_gradient
+        def multiply(
+            a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
+        ) -> tuple[tf.Tensor, Any]:
+            route = native if is_native else reference
+            rounded = tf.cast(b, a.dtype)
+            c = route.fp16_gemm(a, rounded, alpha, biases, **attributes)
+            return c, lambda upstream: self.backward(a, b, alpha, biases, c, upstream)
+
+        return multiply(a, b, alpha, *biases)
 
     def backward(
         self,
@@ -126,17 +124,23 @@ class _Gemm:
         c: tf.Tensor,
         upstream: tf.Tensor,
     ) -> list[tf.Tensor | None]:
-        """Returns the gradients of a, b, alpha (None) and, where there is one, bias."""
-        slope = upstream
-        if self.activation is not None:
-            slope = self._through_activation(a, b, alpha, biases, c, upstream)
-        rounded = tf.cast(slope, a.dtype)
-        return [
-            self._gradient_of_a(a, tf.cast(b, a.dtype), alpha, rounded),
-            self._gradient_of_b(a, b, alpha, rounded),
-            None,
-            *(_sum_of_rows(slope, bias) for bias in biases),
-        ]
+        """Returns the gradients of a, b, alpha (None) and, where there is one, bias.
+
+        A graph runs each operation as soon as it has its inputs: what is computed of
+        a, b and c alone waits for `upstream`, or it would be held from the forward
+        pass on.
+        """
+        with tf.control_dependencies([upstream]):
+            slope = upstream
+            if self.activation is not None:
+                slope = self._through_activation(a, b, alpha, biases, c, upstream)
+            rounded = tf.cast(slope, a.dtype)
+            return [
+                self._gradient_of_a(a, b, alpha, rounded),
+                self._gradient_of_b(a, b, alpha, rounded),
+                None,
+                *(_sum_of_rows(slope, bias) for bias in biases),
+            ]
 
     def _through_activation(
         self,
@@ -147,20 +151,21 @@ class _Gemm:
         c: tf.Tensor,
         upstream: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the gradient, in FP32, of what the activation was applied to."""
+        """Returns the gradient of what the activation was applied to, in FP32.
+
+        That of relu has no more bits than `upstream`, and its dtype.
+        """
+        if self.activation == "relu":
+            return tf.where(c > 0, upstream, tf.zeros([], upstream.dtype))
         upstream = tf.cast(upstream, tf.float32)
         if self.activation == "gelu":
             # Its slope is no function of its value: compute the argument once more.
-            bias = biases[0] if biases else None
-            x = fp16_gemm(
-                a, b, self.transpose_a, self.transpose_b, bias, None, "float32", alpha
-            )
+            linear = replace(self, activation=None, output_dtype="float32")
+            x = linear.forward(a, b, alpha, biases)
             cumulative = 0.5 * tf.math.erfc(-np.float32(np.sqrt(0.5)) * x)
             density = np.float32(1 / np.sqrt(2 * np.pi)) * tf.exp(-0.5 * x * x)
             return upstream * (cumulative + x * density)
         y = tf.cast(c, tf.float32)
-        if self.activation == "relu":
-            return tf.where(y > 0, upstream, 0.0)
         if self.activation == "tanh":
             return upstream * (1 - y * y)
         return upstream * y * (1 - y)
@@ -168,10 +173,11 @@ class _Gemm:
     def _gradient_of_a(
         self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
     ) -> tf.Tensor:
-        left, right = (slope, b), (False, not self.transpose_b)
         if self.transpose_a:
-            left, right = (b, slope), (self.transpose_b, True)
-        return _product_like(a, *left, *right, alpha)
+            # Only the second matrix may be FP32.
+            rounded = tf.cast(b, a.dtype)
+            return _product_like(a, rounded, slope, self.transpose_b, True, alpha)
+        return _product_like(a, slope, b, False, not self.transpose_b, alpha)
 
     def _gradient_of_b(
         self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
@@ -179,12 +185,10 @@ class _Gemm:
         if b.shape.rank == 2 and a.shape.rank != 2 and not self.transpose_a:
             # One weight for a batch: the rows of all its matrices are summed in one
             # product, in FP32.
-            a = tf.reshape(a, [-1, tf.shape(a)[-1]])
-            slope = tf.reshape(slope, [-1, tf.shape(slope)[-1]])
-        left, right = (a, slope), (not self.transpose_a, False)
+            a, slope = (tf.reshape(x, [-1, _columns(x)]) for x in (a, slope))
         if self.transpose_b:
-            left, right = (slope, a), (True, self.transpose_a)
-        return _product_like(b, *left, *right, alpha)
+            return _product_like(b, slope, a, True, self.transpose_a, alpha)
+        return _product_like(b, a, slope, not self.transpose_a, False, alpha)
 
 
 def _product_like(
@@ -198,13 +202,9 @@ def _product_like(
     """Returns the product, summed in FP32 over what `target` was broadcast to."""
     batches = [x.shape[:-2] for x in (a, b, target)]
     if all(batch.is_fully_defined() and batch == batches[0] for batch in batches):
-        dtype = target.dtype.name
-        return fp16_gemm(
-            a, b, transpose_a, transpose_b, output_dtype=dtype, alpha=alpha
-        )
-    product = fp16_gemm(
-        a, b, transpose_a, transpose_b, output_dtype="float32", alpha=alpha
-    )
+        gemm = _Gemm(transpose_a, transpose_b, None, target.dtype.name)
+        return gemm.forward(a, b, alpha)
+    product = _Gemm(transpose_a, transpose_b, None, "float32").forward(a, b, alpha)
     axes, _ = tf.raw_ops.BroadcastGradientArgs(
         s0=tf.shape(target)[:-2], s1=tf.shape(product)[:-2]
     )
@@ -214,13 +214,18 @@ def _product_like(
 
 def _sum_of_rows(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a bias: all rows of `x`, summed in FP32."""
-    rows = tf.reshape(tf.cast(x, tf.float32), [-1, tf.shape(bias)[0]])
+    rows = tf.reshape(tf.cast(x, tf.float32), [-1, _columns(bias)])
     return tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
+
+
+def _columns(x: tf.Tensor) -> Any:
+    """Returns the last size: an int, or a tensor where it is not known."""
+    size = x.shape[-1]
+    return tf.shape(x)[-1] if size is None else size
 
 
 @tf.RegisterGradient("KerasMp>Fp16Gemm")
 def _gradient_of_native(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    """The same for the bare op: in a reloaded SavedModel, and for a second order."""
     a, b, alpha, *biases = op.inputs
     gemm = _Gemm(
         op.get_attr("transpose_a"),

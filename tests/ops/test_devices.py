@@ -78,6 +78,26 @@ def test_a_product_and_its_gradient_on_a_gpu_without_kernels(machine):
     np.testing.assert_array_equal(tape.gradient(c, a), expected, strict=True)
 
 
+def test_a_master_weight_on_a_gpu_is_rounded_by_tensorflow(machine):
+    """The kernel for a GPU takes no FP32 matrix; the gradient is FP32 all the same."""
+    machine(["CPU", "GPU"], True)
+    tiny = tf.constant([[2.0**-15]], "float16")  # its square is 0 in FP16
+
+    @tf.function(autograph=False)
+    def differentiate(b):
+        with tf.GradientTape() as tape:
+            tape.watch(b)
+            c = fp16_gemm(tiny, b)
+        return tape.gradient(c, b, tiny)
+
+    run = differentiate.get_concrete_function(tf.TensorSpec([1, 1]))
+    products = [op for op in run.graph.get_operations() if "Fp16Gemm" in op.type]
+    assert products
+    assert {x.dtype for op in products for x in op.inputs[:2]} == {tf.float16}
+    found = run(tf.ones([1, 1]))
+    np.testing.assert_array_equal(found, np.float32([[2.0**-30]]), strict=True)
+
+
 def test_a_gpu_without_kernels_is_told_of_once(monkeypatch, ops_mode):
     ops_mode("native")
     problem = native.cuda_problem()

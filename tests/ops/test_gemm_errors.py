@@ -138,6 +138,16 @@ def test_the_bare_op_refuses_another_half_type_as_output(compiled):
         multiply(zeros(2, 3), zeros(3, 5))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_bare_op_refuses_another_half_type_beside_a(compiled):
+    @tf.function(jit_compile=compiled, autograph=False)
+    def multiply(a, b):
+        return native.load().keras_mp_fp16_gemm(a=a, b=b, alpha=1.0, bias=[])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="b has the dtype of a"):
+        multiply(zeros(2, 3), tf.zeros((3, 5), "bfloat16"))
+
+
 def test_more_rows_than_an_int32_counts(library):
     a = tf.zeros((2**31 + 8, 0), HALF)
     assert fp16_gemm(a, tf.zeros((0, 0), HALF)).shape == (2**31 + 8, 0)

@@ -182,9 +182,41 @@ def test_the_gradient_of_a_master_weight_is_fp32(route, transpose_b, rows):
     assert of_bias.numpy().item() == max(1, *rows, 1) * 2.0**-15
 
 
-def test_a_master_weight_is_rounded_before_the_product(library):
-    found = fp16_gemm(tf.ones((1, 1), "float16"), [[np.float32(1 + 2.0**-12)]])
-    np.testing.assert_array_equal(found, np.float16([[1]]))
+# 2^-12 is no part of an FP16 number beside 1.
+@pytest.mark.parametrize(("weight", "rounded"), [(1 + 2.0**-12, 1), (1e5, np.inf)])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_a_master_weight_is_rounded_before_the_products(
+    route, weight, rounded, transpose_a
+):
+    def differentiate(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch(a)
+            y = fp16_gemm(a, b, transpose_a, output_dtype="float32")
+        return y, tape.gradient(y, a)
+
+    run = route(differentiate, autograph=False)
+    y, of_a = run(tf.ones((1, 1), "float16"), tf.constant([[weight]], "float32"))
+    np.testing.assert_array_equal(y, np.float32([[rounded]]), strict=True)
+    np.testing.assert_array_equal(of_a, np.float16([[rounded]]), strict=True)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_the_second_gradient_of_a_master_weight_is_fp32(route, transpose_b):
+    # The derivative of v (u b) is u v = 2^-30: 0 in FP16.
+    tiny, b = np.full((1, 1), 2.0**-15, "float16"), np.ones((1, 1), "float32")
+
+    def differentiate(a, b, u):
+        with tf.GradientTape() as outer:
+            outer.watch(b)
+            with tf.GradientTape() as inner:
+                inner.watch(a)
+                y = fp16_gemm(a, b, transpose_b=transpose_b)
+            first = inner.gradient(y, a, u)
+        return outer.gradient(first, b, u)
+
+    run = route(differentiate, autograph=False)
+    found = run(tf.constant(tiny), tf.constant(b), tf.constant(tiny))
+    np.testing.assert_array_equal(found, np.float32([[2.0**-30]]), strict=True)
 
 
 def test_alpha_unscales_the_weight_gradient_in_fp32(library):

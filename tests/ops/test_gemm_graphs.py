@@ -72,6 +72,17 @@ def test_partly_known_shapes(library, shapes, transposed):
     assert np.all(of_b == float(tf.size(y) // (tf.size(b) // inner)))
 
 
+@pytest.mark.parametrize("of_b", [HALF, "float32"])
+def test_a_product_is_one_op_of_the_graph(ops_mode, of_b):
+    # What stands around it is traced for each layer of a model.
+    ops_mode("native")
+    specs = [tf.TensorSpec([2, 3], HALF), tf.TensorSpec([3, 5], of_b)]
+    run = tf.function(lambda a, b: fp16_gemm(a, b), specs, autograph=False)
+    nodes = run.get_concrete_function().graph.as_graph_def().node
+    found = [node.op for node in nodes if node.op not in ("Placeholder", "Identity")]
+    assert sorted(found) == ["Const", "KerasMp>Fp16Gemm"]
+
+
 def test_shapes_differ_from_call_to_call(route):
     specs = [tf.TensorSpec([None, None], HALF)] * 2
     multiply = tf.function(
