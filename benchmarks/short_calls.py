@@ -55,6 +55,16 @@ def many(function, arguments, calls):
     return run
 
 
+def chain(product):
+    @tf.function
+    def run(a, b):
+        for _ in range(CHAINED):
+            a = product(a, b)
+        return a
+
+    return run
+
+
 def eager(rounds, calls=100):
     """Prints the microseconds of an eager call."""
     print("| M, N, K | dtype | call | tf.matmul | fp16_gemm | difference |")
@@ -85,16 +95,6 @@ def graph(rounds, calls=10):
         rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
         for dtype in DTYPES:
             b = tf.cast(rotation, dtype)
-
-            def chain(product):
-                @tf.function
-                def run(a, b):
-                    for _ in range(CHAINED):
-                        a = product(a, b)
-                    return a
-
-                return run
-
             steps = [many(chain(f), (b, b), calls) for f in (theirs, ours)]
             one, other = (1e3 * t / (calls * CHAINED) for t in medians(steps, rounds))
             print(f"| {size} | {dtype} | {one:.1f} | {other:.1f} | {other / one:.2f} |")

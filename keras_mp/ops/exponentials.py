@@ -87,6 +87,10 @@ def softmax(
         )
         return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
 
+    if has_kernel and not masks:
+        return kernel(x)  # whose gradient is registered
+
+    # Of what is masked, `x` alone is held.
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         @late

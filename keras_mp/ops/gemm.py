@@ -199,9 +199,14 @@ def _product_like(
     transpose_b: bool,
     alpha: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the product, summed in FP32 over what `target` was broadcast to."""
+    """Returns the product, summed in FP32 over what `target` was broadcast to.
+
+    Nothing was broadcast to the batch of a single matrix, nor where all have one batch.
+    """
     batches = [x.shape[:-2] for x in (a, b, target)]
-    if all(batch.is_fully_defined() and batch == batches[0] for batch in batches):
+    if any(x.shape.rank == 2 for x in (a, b)) or (
+        all(batch.is_fully_defined() and batch == batches[0] for batch in batches)
+    ):
         gemm = _Gemm(transpose_a, transpose_b, None, target.dtype.name)
         return gemm.forward(a, b, alpha)
     product = _Gemm(transpose_a, transpose_b, None, "float32").forward(a, b, alpha)

@@ -47,20 +47,37 @@ def normalize_rows(
     """
     axes = axes_of(axis, x)
     given = gamma is not None, beta is not None
+    parameters = [p for p in (gamma, beta) if p is not None]
+    if have_kernel(x, axes):
+        # Its gradient is registered.
+        return _by_kernel(x, axes, kind, epsilon, given, parameters)
     formula = _Formula(kind, axes, epsilon, given)
-    kernel = _Kernel(kind, axes, epsilon, given) if have_kernel(x, axes) else None
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, Any]:
         @late
         def gradient(upstream: tf.Tensor) -> Any:
-            backward = kernel.backward if kernel else None
-            return choose(formula.backward, backward, x, upstream, *parameters)
+            return choose(formula.backward, None, x, upstream, *parameters)
 
-        forward = kernel.forward if kernel else None
-        return choose(formula.forward, forward, x, *parameters), gradient
+        return choose(formula.forward, None, x, *parameters), gradient
 
-    return normalized(x, *(p for p in (gamma, beta) if p is not None))
+    return normalized(x, *parameters)
+
+
+def _by_kernel(
+    x: tf.Tensor,
+    axes: list[int],
+    kind: str,
+    epsilon: float,
+    given: tuple[bool, bool],
+    parameters: list[tf.Tensor],
+) -> tf.Tensor:
+    rows = [tf.reshape(parameter, [-1]) for parameter in parameters]
+    gamma, beta = split(given, rows)
+    y = native.library().keras_mp_row_norm(
+        x=as_rows(x, axes), gamma=gamma, beta=beta, kind=kind, epsilon=epsilon
+    )
+    return tf.reshape(y, sizes_of(x))
 
 
 @dataclass(frozen=True)
@@ -118,46 +135,6 @@ class _Formula:
             tf.cast(slope * inverse, x.dtype),
             *(sum_like(upstream * z, scale) for scale in gamma),
             *(sum_like(upstream, offset) for offset in beta),
-        )
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """The kernel of the native library."""
-
-    kind: str
-    axes: list[int]
-    epsilon: float
-    given: tuple[bool, bool]
-
-    def forward(self, x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
-        rows = [tf.reshape(parameter, [-1]) for parameter in parameters]
-        gamma, beta = split(self.given, rows)
-        y = native.library().keras_mp_row_norm(
-            x=as_rows(x, self.axes),
-            gamma=gamma,
-            beta=beta,
-            kind=self.kind,
-            epsilon=self.epsilon,
-        )
-        return tf.reshape(y, sizes_of(x))
-
-    def backward(
-        self, x: tf.Tensor, upstream: tf.Tensor, *parameters: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        gamma, beta = split(self.given, parameters)
-        of_x, of_gamma, of_beta = native.library().keras_mp_row_norm_gradient(
-            x=as_rows(x, self.axes),
-            of_y=as_rows(upstream, self.axes),
-            gamma=[tf.reshape(scale, [-1]) for scale in gamma],
-            num_beta=len(beta),
-            kind=self.kind,
-            epsilon=self.epsilon,
-        )
-        slopes = zip([*of_gamma, *of_beta], parameters, strict=True)
-        return (
-            tf.reshape(of_x, sizes_of(x)),
-            *(tf.reshape(slope, parameter.shape) for slope, parameter in slopes),
         )
 
 

@@ -39,5 +39,7 @@ def sizes_of(x: tf.Tensor, dtype: tf.DType = tf.int64) -> list[Any]:
 
     In int64, of which the product of several may be, too.
     """
+    if x.shape.is_fully_defined():
+        return list(x.shape)
     dynamic = tf.shape(x, dtype)
     return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]
