@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "half.h"
 #include "gemm_tile.h"
 #include "kernels.h"
 
@@ -152,7 +151,8 @@ int main(int argc, char** argv) {
   using namespace keras_mp;
   SpinningThreads threads(static_cast<int>(std::thread::hardware_concurrency()));
   for (Isa isa : kIsas) {
-    if (!IsSupported(isa) || (argc > 1 && std::strcmp(argv[1], Name(isa)) != 0)) continue;
+    const bool wanted = argc < 2 || std::strcmp(argv[1], Name(isa)) == 0;
+    if (!IsSupported(isa) || !wanted) continue;
     for (DataType type : {DataType::kHalf, DataType::kBfloat16}) {
       const bool half = type == DataType::kHalf;
       if (argc > 2 && half != (std::strcmp(argv[2], "half") == 0)) continue;
@@ -162,8 +162,8 @@ int main(int argc, char** argv) {
         const Kernels& kernels = *KernelsOf(isa);
         TileKernel kernel = half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
         for (int i = 4; i < argc; ++i) Change(kernel.blocking, argv[i]);
-        std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa), half ? "half" : "bfloat16",
-                    same ? "the same" : "float");
+        std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa),
+                    half ? "half" : "bfloat16", same ? "the same" : "float");
         Measure(kernel, type, output, threads.parallel);
       }
     }

@@ -273,6 +273,7 @@ Status GemmCuda(const Gemm& gemm, CudaRoute route, void* workspace,
                 std::size_t workspace_bytes, void* stream) {
   const Status status = Validate(gemm);
   if (!status.ok() || cuda::IsEmpty(gemm)) return status;
+  if (gemm.rounds_b) return {StatusCode::kUnimplemented, "B must have the type of A"};
   const auto queue = static_cast<cudaStream_t>(stream);
   const Gemm simple = cuda::Simplify(gemm);
   if (simple.k == 0) return cuda::FinishSums(simple, nullptr, queue);

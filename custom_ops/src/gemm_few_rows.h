@@ -1,5 +1,5 @@
-// Products of few rows, down to a vector times a matrix: B is not packed, but read once,
-// in the order in which it lies in memory.
+// Products of few rows, down to a vector times a matrix: B is not packed, but read
+// once, in the order in which it lies in memory.
 
 #ifndef KERAS_MP_SRC_GEMM_FEW_ROWS_H_
 #define KERAS_MP_SRC_GEMM_FEW_ROWS_H_
@@ -19,8 +19,9 @@ class FewRows {
  public:
   using Term = typename Step::Term;
 
-  // c[i * c_row + j] += the sum over the `depth` numbers along k of A(i, .) B(., j), for
-  // i < rows and j < columns; A as terms, whose rows are a_row apart and end with zeros.
+  // c[i * c_row + j] += the sum over the `depth` numbers along k of A(i, .) B(., j),
+  // for i < rows and j < columns; A as terms, whose rows are a_row apart and end with
+  // zeros.
   static void Multiply(const Term* a, std::int64_t a_row, std::int64_t rows,
                        const View& b, std::int64_t depth, std::int64_t columns,
                        float* c, std::int64_t c_row) {
@@ -159,7 +160,9 @@ class FewRows {
         // The rows of A end with zeros: a whole vector can be read.
         const Vector row = Step::Load(a + i * a_row + p / kNumbers);
 #pragma GCC unroll 8
-        for (int j = 0; j < kColumns; ++j) Step::Accumulate(sums[i][j], row, columns[j]);
+        for (int j = 0; j < kColumns; ++j) {
+          Step::Accumulate(sums[i][j], row, columns[j]);
+        }
       }
     };
     std::int64_t p = 0;

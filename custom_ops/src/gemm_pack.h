@@ -72,7 +72,8 @@ class Packer {
   // column j of a panel of width w goes to to[p * w + j], with zeros beyond the last
   // column. Panels follow each other at kPanel times the number of terms.
   template <int kPanel>
-  static void Panels(const View& b, std::int64_t depth, std::int64_t columns, Term* to) {
+  static void Panels(const View& b, std::int64_t depth, std::int64_t columns,
+                     Term* to) {
     const auto* from = static_cast<const Element*>(b.data);
     const std::int64_t terms = CeilDiv(depth, kNumbers);
     const auto width = [columns](std::int64_t panel) {

@@ -1,7 +1,7 @@
 // What the blocks of a product hold, and what a step of a sum does with it.
 //
-// A *term* is what a step takes from a row of A or a column of B: one number, widened to
-// FP32, or two bfloat16 numbers that are neighbours along k. A *source* says how the
+// A *term* is what a step takes from a row of A or a column of B: one number, widened
+// to FP32, or two bfloat16 numbers that are neighbours along k. A *source* says how the
 // numbers lie in memory: in the 16-bit format, or as FP32, to be rounded to it.
 
 #ifndef KERAS_MP_SRC_GEMM_TERMS_H_
@@ -24,7 +24,9 @@ struct MultiplyAdd {
 
   static Vector Repeat(Term term) { return Set<Simd>(term); }
   static Vector Load(const Term* terms) { return keras_mp::Load<Simd>(terms); }
-  static void Accumulate(typename Simd::Float& sum, Vector a, Vector b) { sum += a * b; }
+  static void Accumulate(typename Simd::Float& sum, Vector a, Vector b) {
+    sum += a * b;
+  }
 };
 
 // A step of two numbers: the dot product of the instruction set. The terms of a vector

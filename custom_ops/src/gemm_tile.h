@@ -50,7 +50,7 @@ struct Tile {
 
 // How a product is cut: the numbers that suit a processor.
 struct Blocking {
-  std::int64_t terms;        // of a sum that are packed at a time; a term is kNumbers long
+  std::int64_t terms;        // of each sum (gemm_terms.h) that are packed at a time
   std::int64_t max_rows;     // of a Tile
   std::int64_t max_columns;  // of a Tile
   std::int64_t max_sums;     // of a Tile, whose columns fill whole vectors

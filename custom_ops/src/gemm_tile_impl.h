@@ -24,6 +24,8 @@ template <class Simd, class Format>
 class TileOf {
   using Step = typename StepFor<Simd, Format>::Type;
   using Term = typename Step::Term;
+  using From16Bits = StoredSource<Simd, Format>;
+  using FromFloat = RoundedSource<Simd, Format>;
   static constexpr std::int64_t kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
   static constexpr int kVectors = 2;
 
@@ -93,8 +95,8 @@ class TileOf {
       PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kFewRowsTerms);
       const View b = product.b.At(p, tile.j);
       const auto multiply = b.type == DataType::kFloat
-                                ? FewRows<Simd, Step, RoundedSource<Simd, Format>>::Multiply
-                                : FewRows<Simd, Step, StoredSource<Simd, Format>>::Multiply;
+                                ? FewRows<Simd, Step, FromFloat>::Multiply
+                                : FewRows<Simd, Step, From16Bits>::Multiply;
       multiply(workspace.a, kFewRowsTerms, tile.rows, b, depth, tile.columns,
                workspace.c, c_row);
     }
@@ -102,22 +104,19 @@ class TileOf {
   }
 
  private:
-  template <class Source>
-  using PackerOf = Packer<Simd, Step, Source>;
-
   static void PackRows(const View& a, std::int64_t rows, std::int64_t depth, Term* to,
                        std::int64_t stride) {
     const auto pack = a.type == DataType::kFloat
-                          ? PackerOf<RoundedSource<Simd, Format>>::Rows
-                          : PackerOf<StoredSource<Simd, Format>>::Rows;
+                          ? Packer<Simd, Step, FromFloat>::Rows
+                          : Packer<Simd, Step, From16Bits>::Rows;
     pack(a, rows, depth, to, stride);
   }
 
   static void PackPanels(const View& b, std::int64_t depth, std::int64_t columns,
                          Term* to) {
     const auto pack = b.type == DataType::kFloat
-                          ? PackerOf<RoundedSource<Simd, Format>>::template Panels<kPanel>
-                          : PackerOf<StoredSource<Simd, Format>>::template Panels<kPanel>;
+                          ? Packer<Simd, Step, FromFloat>::template Panels<kPanel>
+                          : Packer<Simd, Step, From16Bits>::template Panels<kPanel>;
     pack(b, depth, columns, to);
   }
 
@@ -177,8 +176,8 @@ class TileOf {
   }
 
   // Rows and columns `out` of C, as it was asked for.
-  static void Write(const Product& product, const keras_mp::Tile& out, const float* sums,
-                    std::int64_t sums_row, const float* bias) {
+  static void Write(const Product& product, const keras_mp::Tile& out,
+                    const float* sums, std::int64_t sums_row, const float* bias) {
     const std::int64_t offset = out.i * product.c_row + out.j;
     if (product.output == DataType::kFloat) {
       FinishRows<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,

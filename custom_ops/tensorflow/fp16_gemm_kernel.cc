@@ -1,21 +1,12 @@
 #include "fp16_gemm_kernel.h"
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "status.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/util/bcast.h"
 #include "tensorflow/core/util/matmul_bcast.h"
-
-namespace tensorflow {
-
-// Of the op Cast. Its header would instantiate the casts of all types.
-std::function<void(OpKernelContext*, const Tensor&, Tensor*, bool truncate)>
-GetCpuCastFromFloat(DataType to);
-
-}  // namespace tensorflow
 
 namespace keras_mp {
 namespace {
@@ -45,15 +36,6 @@ absl::Status Misfit(const char* rule, const Tensor& a, const Tensor& b) {
 std::int64_t StepAt(const std::vector<std::int64_t>& indices, std::int64_t first) {
   const auto next = static_cast<std::size_t>(first + 1);
   return next < indices.size() ? indices[next] - indices[first] : 0;
-}
-
-// Replaces an FP32 tensor by one of a 16-bit type.
-absl::Status RoundOnCpu(OpKernelContext* ctx, tensorflow::DataType type, Tensor* x) {
-  Tensor rounded;
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(type, x->shape(), &rounded));
-  tensorflow::GetCpuCastFromFloat(type)(ctx, *x, &rounded, /*truncate=*/false);
-  *x = rounded;
-  return absl::OkStatus();
 }
 
 tensorflow::BCast::Vec LeadingSizes(const TensorShape& shape) {
@@ -87,7 +69,7 @@ Fp16GemmOp::Fp16GemmOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
 
 void Fp16GemmOp::Compute(OpKernelContext* ctx) {
   const Tensor& a = ctx->input(0);
-  Tensor b = ctx->input(1);
+  const Tensor& b = ctx->input(1);
   const Tensor& alpha = ctx->input(2);
   OpInputList bias;
   OP_REQUIRES_OK(ctx, ctx->input_list("bias", &bias));
@@ -118,11 +100,11 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
   Tensor* c = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &c));
   if (c->NumElements() == 0) return;
-  if (b.dtype() != a.dtype()) OP_REQUIRES_OK(ctx, RoundOnCpu(ctx, a.dtype(), &b));
 
   gemm.transpose_a = transpose_a_;
   gemm.transpose_b = transpose_b_;
   gemm.input = TypeOf(a.dtype());
+  gemm.rounds_b = b.dtype() != a.dtype();
   gemm.output = TypeOf(c->dtype());
   gemm.activation = activation_;
   gemm.alpha = alpha.flat<float>().data();
@@ -155,7 +137,8 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
       ++end;
     }
     const auto at = [](const Tensor& matrices, std::int64_t index, std::int64_t size) {
-      return static_cast<const char*>(matrices.data()) + 2 * index * size;
+      const std::int64_t bytes = tensorflow::DataTypeSize(matrices.dtype());
+      return static_cast<const char*>(matrices.data()) + bytes * index * size;
     };
     Gemm part = gemm;
     part.batch = end - first;

@@ -2,9 +2,9 @@
 //
 // Tolerance of an element: one rounding of the output (2^-11 of it for half, 2^-8 for
 // bfloat16, 2^-24 for FP32; at least half the spacing of subnormal numbers), plus the
-// bound of the accumulator, k * 2^-24 * sum |a| |b|, and of what dot products of bfloat16
-// take for 0, plus two FP32 roundings for alpha and bias, plus what ActivationError
-// states.
+// bound of the accumulator, k * 2^-24 * sum |a| |b|, and of what dot products of
+// bfloat16 take for 0, plus two FP32 roundings for alpha and bias, plus what
+// ActivationError states.
 
 #include "keras_mp/gemm_cpu.h"
 
@@ -182,13 +182,16 @@ class Case {
     return keras_mp::Numbers(gemm.input, count, 0.0f, unit, random_);
   }
 
-  void CheckElement(const Subject& subject, std::int64_t index, std::int64_t i, std::int64_t j) {
+  void CheckElement(const Subject& subject, std::int64_t index, std::int64_t i,
+                    std::int64_t j) {
     double sum = 0, magnitude = 0, flushed = 0;
     for (std::int64_t p = 0; p < gemm.k; ++p) {
-      const std::int64_t at_a = index * gemm.stride_a +
-                                (gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p);
-      const std::int64_t at_b = index * gemm.stride_b +
-                                (gemm.transpose_b ? j * gemm.ldb + p : p * gemm.ldb + j);
+      const std::int64_t at_a =
+          index * gemm.stride_a +
+          (gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p);
+      const std::int64_t at_b =
+          index * gemm.stride_b +
+          (gemm.transpose_b ? j * gemm.ldb + p : p * gemm.ldb + j);
       const double x = ToDouble(gemm.input, gemm.a, at_a), y = B(at_b);
       sum += x * y;
       magnitude += std::abs(x * y);
@@ -207,7 +210,8 @@ class Case {
                                                              : 0x1p-24;
     const double smallest = gemm.output == DataType::kHalf ? 0x1p-25 : 0x1p-127;
     // No activation here has a slope above 1.13, which is that of gelu.
-    const double before = 1.13 * (std::abs(alpha) * (gemm.k * 0x1p-24 * magnitude + flushed) +
+    const double in_sum = gemm.k * 0x1p-24 * magnitude + flushed;
+    const double before = 1.13 * (std::abs(alpha) * in_sum +
                                   0x1p-23 * (std::abs(linear) + std::abs(bias)));
     const double error =
         before + ActivationError(gemm.activation, linear) * std::abs(expected);
@@ -318,8 +322,9 @@ void TestOptions(const Subject& subject) {
   }
 }
 
-float MultiplyOne(const Subject& subject, const std::vector<float>& a, const std::vector<float>& b,
-                  DataType output, Activation activation = Activation::kNone) {
+float MultiplyOne(const Subject& subject, const std::vector<float>& a,
+                  const std::vector<float>& b, DataType output,
+                  Activation activation = Activation::kNone) {
   std::vector<std::uint16_t> halves_a, halves_b;
   for (float x : a) halves_a.push_back(FloatToHalf(x));
   for (float x : b) halves_b.push_back(FloatToHalf(x));
@@ -370,8 +375,8 @@ void TestSpecialValues(const Subject& subject) {
   both(ones, eighths, 512, 512);
 }
 
-// Numbers about 2^-126, and sums that fall below it: the tolerance has what a dot product
-// takes for 0, and no more.
+// Numbers about 2^-126, and sums that fall below it: the tolerance has what a dot
+// product takes for 0, and no more.
 void TestSubnormalBfloat16(const Subject& subject) {
   std::mt19937 random(4);
   for (const auto &[exponent_a, exponent_b] :
@@ -460,7 +465,8 @@ void TestEmptySum(const Subject& subject) {
       gemm.c = c.data();
       EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
       for (std::size_t i = 0; i < c.size(); ++i) {
-        EXPECT(c[i] == bias[i % 2], "%s: alpha = %g gives %g", subject.name, alpha, c[i]);
+        EXPECT(c[i] == bias[i % 2], "%s: alpha = %g gives %g", subject.name, alpha,
+               c[i]);
       }
     }
   }
@@ -490,8 +496,8 @@ void TestEveryActivation(const Subject& subject) {
       // Below 2^-126 FP32 has no full precision, and e^-z is 0 beyond z = 87.
       const double tolerance =
           ActivationError(activation, argument) * std::abs(expected) + 0x1p-110;
-      EXPECT(std::abs(y[i] - expected) <= tolerance, "%s activation %d of %g: %g, not %g",
-             subject.name, static_cast<int>(activation), argument, y[i], expected);
+      EXPECT(std::abs(y[i] - expected) <= tolerance,
+             "%s activation %d of %g: %g, not %g", subject.name, static_cast<int>(activation), argument, y[i], expected);
     }
   }
 }

@@ -11,7 +11,7 @@ import pytest
 
 from keras_mp.ops import native
 
-NAMES = ("portable", "neon", "avx2", "avx512")
+NAMES = ("portable", "neon", "avx2", "avx512", "avx512_bf16")
 
 # 0.1 is 0.0999755859375 in float16, and 4096 of them are 409.5 exactly.
 MULTIPLY = """
