@@ -8,14 +8,13 @@ import keras
 from keras import ops
 
 from keras_mp.backend import can_update, is_sparse
+from keras_mp.fused_rules import FusedRule, count_step
 from keras_mp.masters import MasterWeights, are_distinct
-
-# SGD and Adam do more with these than the kernel does.
-_OPTIONS = ("clipnorm", "gradient_accumulation_steps", "use_ema", "amsgrad")
 
 
 def fused_part(
     optimizer: Any,
+    rule: FusedRule | None,
     own_masters: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],
@@ -24,19 +23,15 @@ def fused_part(
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
+        rule: its `FusedRule`, or None.
         own_masters: `MasterWeights`.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
     """
-    rules = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
-    # Not isinstance: a subclass may do anything.
-    is_known = type(optimizer) in rules and not any(
-        getattr(optimizer, option, None) for option in _OPTIONS
-    )
     # The kernel updates a variable once; listed twice, it is to be updated twice.
-    if not is_known or not are_distinct(masters):
+    if rule is None or not are_distinct(masters):
         return []
-    if not can_update(_written(optimizer, own_masters, masters)):
+    if not can_update(_written(rule.slots, own_masters, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
@@ -46,18 +41,13 @@ def fused_part(
 
 
 def _written(
-    optimizer: Any, own_masters: MasterWeights, masters: Sequence[Any]
+    slot_lists: Sequence[Sequence[Any]],
+    own_masters: MasterWeights,
+    masters: Sequence[Any],
 ) -> list[Any]:
-    slots = [slot for slots in _slot_lists(optimizer) for slot in slots]
+    slots = [slot for slots in slot_lists for slot in slots if slot is not None]
     weights = [weight for weight, _ in own_masters.pairs]
-    return [*masters, *weights, *(slot for slot in slots if slot is not None)]
-
-
-def _slot_lists(optimizer: Any) -> list[list[Any]]:
-    """Returns the optimizer's slots: the momentums, then the velocities."""
-    if isinstance(optimizer, keras.optimizers.Adam):
-        return [optimizer._momentums, optimizer._velocities]
-    return [optimizer.momentums] if optimizer.momentum else []
+    return [*masters, *weights, *slots]
 
 
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
@@ -74,10 +64,11 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
 
 @dataclass
 class FusedUpdate:
-    """The step of an SGD, Adam or AdamW, as one pass over all variables.
+    """The step of an optimizer that has a `FusedRule`, as one pass over all variables.
 
     Attributes:
-        optimizer: the `keras.optimizers.SGD`, `Adam` or `AdamW`.
+        optimizer: `keras.optimizers.Optimizer`.
+        rule: its `FusedRule`.
         own_masters: `MasterWeights`.
         gradients: list of tensors, of the scaled loss.
         masters: list of their float32 variables.
@@ -86,6 +77,7 @@ class FusedUpdate:
     """
 
     optimizer: Any
+    rule: FusedRule
     own_masters: MasterWeights
     gradients: Sequence[Any]
     masters: Sequence[Any]
@@ -121,8 +113,7 @@ class FusedUpdate:
         else:
             self._update(finite)
         if self.counts_the_step:
-            iterations = self.optimizer.iterations
-            iterations.assign_add(ops.cast(finite, iterations.dtype))
+            count_step(self.optimizer, finite)
 
     def _update(self, finite: Any) -> None:
         from keras_mp.ops import update
@@ -130,43 +121,24 @@ class FusedUpdate:
         weight_of = {id(master): weight for weight, master in self.own_masters.pairs}
         weights = [weight_of.get(id(master)) for master in self.masters]
         own = [weight for weight in weights if weight is not None]
-        rule, slots, numbers = self._rule()
+        indices = [self.optimizer._get_variable_index(m) for m in self.masters]
         update.update_variables(
             finite,
             self.gradients,
             self.masters,
-            slots,
+            [slots[i] for slots in self.rule.slots for i in indices],
             weights,
             self.own_masters.uniforms(own),
             [self._decays(master) for master in self.masters],
-            rule=rule,
-            numbers={**numbers, **self._clipping(), "scale": self.scale},
+            rule=self.rule.name,
+            numbers={
+                "scale": self.scale,
+                **self._clipping(),
+                "weight_decay": self.optimizer.weight_decay or 0.0,
+                "rate": ops.cast(self.optimizer.learning_rate, "float32"),
+                **self.rule.numbers(self.optimizer),
+            },
         )
-
-    def _rule(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Returns the rule's name, the slots and the numbers of the rule."""
-        optimizer = self.optimizer
-        rate = ops.cast(optimizer.learning_rate, "float32")
-        numbers = {"rate": rate, "weight_decay": optimizer.weight_decay or 0.0}
-        if isinstance(optimizer, keras.optimizers.Adam):
-            # As in keras.optimizers.Adam.update_step, to the bit.
-            step = ops.cast(optimizer.iterations + 1, "float32")
-            power_1 = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
-            power_2 = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
-            numbers["alpha"] = rate * ops.sqrt(1 - power_2) / (1 - power_1)
-            numbers["one_minus_beta_1"] = 1 - optimizer.beta_1
-            numbers["one_minus_beta_2"] = 1 - optimizer.beta_2
-            numbers["epsilon"] = optimizer.epsilon
-            return "adam", self._slots(), numbers
-        if not optimizer.momentum:
-            return "sgd", [], numbers
-        numbers["momentum"] = optimizer.momentum
-        rule = "nesterov" if optimizer.nesterov else "momentum"
-        return rule, self._slots(), numbers
-
-    def _slots(self) -> list[Any]:
-        indices = [self.optimizer._get_variable_index(m) for m in self.masters]
-        return [slots[i] for slots in _slot_lists(self.optimizer) for i in indices]
 
     def _decays(self, master: Any) -> bool:
         optimizer = self.optimizer

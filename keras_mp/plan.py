@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_mp.fused_rules import rule_of
 from keras_mp.fused_update import FusedUpdate, fused_part
 from keras_mp.inner_update import InnerUpdate
 from keras_mp.masters import MasterWeights
@@ -30,7 +31,8 @@ def plan(
         replicas: int, how many do this step.
         run: how they do it, as for `cond_on_all_replicas`.
     """
-    fused = fused_part(optimizer, own_masters, gradients, masters)
+    rule = rule_of(optimizer)
+    fused = fused_part(optimizer, rule, own_masters, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # As the optimizer would, this tells which gradients are missing.
         gradients, masters = optimizer._filter_empty_gradients(gradients, masters)
@@ -42,11 +44,16 @@ def plan(
         return [gradients[i] for i in indices], [masters[i] for i in indices]
 
     parts: list[FusedUpdate | InnerUpdate] = []
-    if fused:
+    if rule is not None and fused:
         divisor = ops.ones(()) if scale is None else scale
         parts.append(
             FusedUpdate(
-                optimizer, own_masters, *those(fused), divisor, counts_the_step=not rest
+                optimizer,
+                rule,
+                own_masters,
+                *those(fused),
+                divisor,
+                counts_the_step=not rest,
             )
         )
     if rest:

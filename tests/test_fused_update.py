@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import optimizers
 
 import keras_mp
+from keras_mp import fused_rules
 
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
 
@@ -24,15 +25,26 @@ FUSED = {
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: optimizers.Adam(0.1, clipvalue=0.5),
+    "amsgrad": lambda: optimizers.Adam(0.1, amsgrad=True),
     "adamw": lambda: optimizers.AdamW(0.1, global_clipnorm=1.0),
+    "nadam": lambda: optimizers.Nadam(0.1),
+    "adamax": lambda: optimizers.Adamax(0.1),
+    "lion": lambda: optimizers.Lion(0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.1, initial_accumulator_value=0.2),
+    "adadelta": lambda: optimizers.Adadelta(0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.1),
+    "rmsprop_momentum": lambda: optimizers.RMSprop(0.1, momentum=0.9),
+    "rmsprop_centered": lambda: optimizers.RMSprop(0.1, centered=True),
+    "rmsprop_all": lambda: optimizers.RMSprop(0.1, momentum=0.9, centered=True),
     "schedule": lambda: optimizers.SGD(
         optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), weight_decay=0.1
     ),
 }
 NOT_FUSED = {
     "subclass": lambda: MySGD(0.1),
-    "rmsprop": lambda: optimizers.RMSprop(0.1),
-    "amsgrad": lambda: optimizers.Adam(0.1, amsgrad=True),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+    "adafactor": lambda: optimizers.Adafactor(0.1),
+    "lamb": lambda: optimizers.Lamb(0.1),
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "ema": lambda: optimizers.SGD(0.1, use_ema=True),
     "accumulation": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
@@ -82,6 +94,23 @@ def test_the_optimizers_that_are_fused(name):
     assert parts(optimizer, weights, ones_like(weights)) == expected
 
 
+class LaterAdam(optimizers.Adam):
+    """Adam of a Keras to come, with an option more."""
+
+    def __init__(self, *args, cautious=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.cautious = cautious
+
+
+@pytest.mark.parametrize("cautious", [False, True])
+def test_an_option_that_is_not_known_is_left_to_the_optimizer(cautious, monkeypatch):
+    known = fused_rules._KNOWN[optimizers.Adam]
+    monkeypatch.setitem(fused_rules._KNOWN, LaterAdam, known)
+    optimizer, weights = wrapped(lambda: LaterAdam(0.1, cautious=cautious))
+    expected = {"inner"} if cautious else {"fused"}
+    assert parts(optimizer, weights, ones_like(weights)) == expected
+
+
 def test_a_constraint_is_left_to_the_optimizer():
     weight = keras.Variable(np.ones((2, 2)), dtype="float16")
     weight.constraint = keras.constraints.NonNeg()
@@ -91,7 +120,7 @@ def test_a_constraint_is_left_to_the_optimizer():
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "ftrl"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
     make = {**FUSED, **NOT_FUSED}[name]
     weights = []
@@ -135,7 +164,7 @@ def test_a_norm_over_all_gradients_is_not_split():
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "nadam"])
 def test_a_step_of_two_parts_is_one_step(name, mode):
     weights = oracle.make_weights("float16", TABLE)
     reference = oracle.Fp32Reference(FUSED[name](), weights)

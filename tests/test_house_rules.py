@@ -21,7 +21,7 @@ CHAINS = (
         ("serialization",),
         ("distribution", "loss_scale", "regularizers", "rounding", "without_replicas"),
         ("backend",),
-        ("inner", "masters", "penalties", "step"),
+        ("fused_rules", "inner", "masters", "penalties", "step"),
         ("scaler",),
         ("fused_update", "inner_update", "joint"),
         ("plan", "ruled", "sharing"),

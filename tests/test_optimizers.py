@@ -20,13 +20,14 @@ def multi_optimizer():
     )
 
 
-OPTIMIZERS = {
+ROWS = {
     "sgd": ("SGD", {}),
     "sgd_momentum": ("SGD", {"momentum": 0.9}),
     "sgd_nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
     "rmsprop": ("RMSprop", {}),
     "rmsprop_momentum": ("RMSprop", {"momentum": 0.9}),
     "rmsprop_centered": ("RMSprop", {"centered": True}),
+    "rmsprop_centered_momentum": ("RMSprop", {"centered": True, "momentum": 0.9}),
     "adam": ("Adam", {}),
     "adam_amsgrad": ("Adam", {"amsgrad": True}),
     "adamw": ("AdamW", {"weight_decay": 0.1}),
@@ -43,15 +44,17 @@ OPTIMIZERS = {
     "multi_optimizer": ("MultiOptimizer", {}),
 }
 # Older versions of Keras lack some.
+ROWS = {name: row for name, row in ROWS.items() if hasattr(optimizers, row[0])}
 OPTIMIZERS = {
     name: lambda cls=cls, kwargs=kwargs: (
         multi_optimizer()
         if cls == "MultiOptimizer"
         else getattr(optimizers, cls)(0.1, **kwargs)
     )
-    for name, (cls, kwargs) in OPTIMIZERS.items()
-    if hasattr(optimizers, cls)
+    for name, (cls, kwargs) in ROWS.items()
 }
+# It has none of its own.
+WITHOUT_OPTIONS = {"multi_optimizer"}
 # name: dtype of the variables, dtype of the gradients.
 POLICIES = {
     "float32": ("float32", "float32"),
@@ -192,9 +195,9 @@ OPTIONS = {
 }
 
 
-def with_options(cls, option):
+def with_options(cls, option, **others):
     def make():
-        kwargs = dict(OPTIONS[option])
+        kwargs = {**others, **OPTIONS[option]}
         learning_rate = kwargs.pop("learning_rate", lambda: 0.1)()
         return cls(learning_rate, **kwargs)
 
@@ -220,6 +223,21 @@ def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
     list(run)
     for old, weight in zip(before, weights, strict=True):
         assert np.all(old != oracle.value(weight))
+
+
+# What a kernel does itself, for those optimizers that it knows.
+OPTIONS_OF_ALL = ["global_clipnorm", "clipvalue", "weight_decay", "schedule"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("option", OPTIONS_OF_ALL)
+@pytest.mark.parametrize("name", [n for n in ROWS if n not in WITHOUT_OPTIONS])
+def test_option_acts_on_every_optimizer(name, option, dtype):
+    cls, kwargs = ROWS[name]
+    make = with_options(getattr(optimizers, cls), option, **kwargs)
+    gradient_dtype = "bfloat16" if dtype == "bfloat16" else "float16"
+    run = run_against_reference(make, oracle.make_weights(dtype), gradient_dtype)
+    assert_every_step_moves_everything(run)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

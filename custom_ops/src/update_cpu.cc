@@ -180,8 +180,9 @@ Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
       std::uint16_t* weight = Offset(pair.weight, at);
       kernel.unscale(At(gradient, at), gradient.type, n, numbers.scale, g);
       if (weight) kernel.follow(master, weight, pair.type, n, update.rounding);
-      kernel.step(update.rule, numbers, parameter.decays, g, master,
-                  Offset(parameter.slots[0], at), Offset(parameter.slots[1], at), n);
+      float* slots[kMostSlots];
+      for (int k = 0; k < kMostSlots; ++k) slots[k] = Offset(parameter.slots[k], at);
+      kernel.step(update.rule, numbers, parameter.decays, g, master, slots, n);
       if (weight) {
         kernel.cast(master, weight, pair.type, n, Offset(parameter.uniforms, at));
       }

@@ -264,25 +264,27 @@ struct UpdateArguments {
 
 template <UpdateRule kRule>
 __global__ void __launch_bounds__(kThreads) UpdateKernel(const UpdateArguments a) {
-  constexpr bool kHasFirst = kRule != UpdateRule::kSgd;
-  constexpr bool kHasSecond = kRule == UpdateRule::kAdam;
+  constexpr int kSlots = SlotsOf(kRule);
   if (a.finite != nullptr && !*a.finite) return;
   const UpdateNumbers numbers = *a.numbers;
   const Formulas::Unscaling unscaled(numbers.scale);
   ForPlaces(a.table, [&](const Parameter& parameter, Place place) {
     const MasterPair& pair = parameter.pair;
-    float g[kFour], w[kFour], m[kFour] = {}, v[kFour] = {};
+    float g[kFour], w[kFour], slots[kMostSlots][kFour] = {};
     ReadGradient(parameter.gradient, place, g);
     Read(pair.master, place, w);
-    if (kHasFirst) Read(parameter.slots[0], place, m);
-    if (kHasSecond) Read(parameter.slots[1], place, v);
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) Read(parameter.slots[k], place, slots[k]);
     if (pair.weight != nullptr) Follow(pair, place, a.rounding, w);
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
-      Formulas::Step<kRule>(numbers, parameter.decays, unscaled(g[i]), w[i], m[i], v[i]);
+      float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
+      Formulas::Step<kRule>(numbers, parameter.decays, unscaled(g[i]), w[i], s);
+#pragma unroll
+      for (int k = 0; k < kSlots; ++k) slots[k][i] = s[k];
     }
-    if (kHasFirst) Write(parameter.slots[0], place, m);
-    if (kHasSecond) Write(parameter.slots[1], place, v);
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) Write(parameter.slots[k], place, slots[k]);
     Write(pair.master, place, w);
     if (pair.weight != nullptr) Cast(pair, place, parameter.uniforms, w);
   });

@@ -73,11 +73,8 @@ void CallCast(const MasterPair* pairs, std::int64_t count, const float* const* u
 
 template <class Launcher>
 void CallUpdate(const Update& update, Launcher& launcher) {
-  using Kernel = void (*)(UpdateArguments);
-  const Kernel kernels[] = {
-      UpdateKernel<UpdateRule::kSgd>, UpdateKernel<UpdateRule::kMomentum>,
-      UpdateKernel<UpdateRule::kNesterov>, UpdateKernel<UpdateRule::kAdam>};
-  const Kernel kernel = kernels[static_cast<int>(update.rule)];
+  void (*kernel)(UpdateArguments) = nullptr;
+  WithRule(update.rule, [&](auto rule) { kernel = UpdateKernel<rule.value>; });
   const auto entry = [&](std::int64_t i) { return update.parameters[i]; };
   ForTables<Parameter>(update.count, entry, [&](const auto& table, int pieces) {
     return launcher.Run(

@@ -10,6 +10,9 @@
 #ifndef KERAS_MP_SRC_UPDATE_FORMULAS_H_
 #define KERAS_MP_SRC_UPDATE_FORMULAS_H_
 
+#include <type_traits>
+#include <utility>
+
 #include "half.h"
 #include "host_device.h"
 #include "keras_mp/update.h"
@@ -30,6 +33,22 @@ struct Bfloat16Grid {
   static constexpr float kSmallestPower = 0x1p-119f;
   static constexpr float kUnit = 0x1p-7f;
 };
+
+template <UpdateRule kRule>
+using RuleIs = std::integral_constant<UpdateRule, kRule>;
+
+template <class Work, int... kRules>
+void WithRule(UpdateRule rule, const Work& work, std::integer_sequence<int, kRules...>) {
+  ((static_cast<int>(rule) == kRules ? work(RuleIs<static_cast<UpdateRule>(kRules)>{})
+                                     : void()),
+   ...);
+}
+
+// Calls work(RuleIs<rule>{}).
+template <class Work>
+void WithRule(UpdateRule rule, const Work& work) {
+  WithRule(rule, work, std::make_integer_sequence<int, kUpdateRules>{});
+}
 
 template <class Machine>
 struct UpdateFormulas {
@@ -99,22 +118,94 @@ struct UpdateFormulas {
     return (down + up) * spacing;
   }
 
-  // Moves w by the gradient g, and the slots m and v as far as the rule has them.
+  // If one of them is NaN, x is.
+  static KERAS_MP_HOST_DEVICE Float Max(Float x, Float y) { return y > x ? y : x; }
+
+  static KERAS_MP_HOST_DEVICE Float Abs(Float x) { return x < Float{} ? -x : x; }
+
+  static KERAS_MP_HOST_DEVICE Float Sign(Float x) {
+    return x > Float{} ? All(1) : (x < Float{} ? All(-1) : x - x);  // NaN stays
+  }
+
+  // Moves w by the gradient g, and the slots that the rule has.
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void Step(const UpdateNumbers& u, bool decays, Float g,
-                                        Float& w, Float& m, Float& v) {
+                                        Float& w, Float (&slots)[kMostSlots]) {
     if (u.clip_value != 0) g = Clip(g, u.clip_value);
     if (u.clip_factor != 1) g *= u.clip_factor;
     if (decays) w -= w * u.weight_decay * u.rate;
     if constexpr (kRule == UpdateRule::kSgd) {
       w -= g * u.rate;
-    } else if constexpr (kRule == UpdateRule::kAdam) {
-      m += (g - m) * u.one_minus_beta_1;
-      v += (g * g - v) * u.one_minus_beta_2;
-      w -= m * u.alpha / (Machine::Sqrt(v) + u.epsilon);
-    } else {
+    } else if constexpr (kRule == UpdateRule::kMomentum ||
+                         kRule == UpdateRule::kNesterov) {
+      Float& m = slots[0];
       m = m * u.momentum - g * u.rate;
       w += kRule == UpdateRule::kMomentum ? m : m * u.momentum - g * u.rate;
+    } else if constexpr (kRule == UpdateRule::kLion) {
+      Float& m = slots[0];
+      w -= Sign(m * u.beta_1 + g * u.one_minus_beta_1) * u.rate;
+      m = m * u.beta_2 + g * u.one_minus_beta_2;
+    } else if constexpr (kRule == UpdateRule::kAdagrad) {
+      Float& v = slots[0];
+      v += g * g;
+      w -= g * u.rate / Machine::Sqrt(v + u.epsilon);
+    } else if constexpr (kRule == UpdateRule::kAdadelta) {
+      Float &v = slots[0], &e = slots[1];
+      v = v * u.beta_2 + g * g * u.one_minus_beta_2;
+      const Float d = Machine::Sqrt(e + u.epsilon) * g / Machine::Sqrt(v + u.epsilon);
+      e = e * u.beta_2 + d * d * u.one_minus_beta_2;
+      w -= d * u.rate;
+    } else if constexpr (kRule == UpdateRule::kAdamax) {
+      Float &m = slots[0], &most = slots[1];
+      m += (g - m) * u.one_minus_beta_1;
+      most = Max(most * u.beta_2, Abs(g));
+      w -= m * u.rate / ((most + u.epsilon) * u.m_divisor);
+    } else if constexpr (IsRmsprop(kRule)) {
+      StepRmsprop<kRule>(u, g, w, slots);
+    } else {
+      StepAdam<kRule>(u, g, w, slots);
+    }
+  }
+
+ private:
+  static constexpr bool IsRmsprop(UpdateRule rule) {
+    return rule == UpdateRule::kRmsprop || rule == UpdateRule::kRmspropMomentum ||
+           rule == UpdateRule::kCenteredRmsprop ||
+           rule == UpdateRule::kCenteredRmspropMomentum;
+  }
+
+  template <UpdateRule kRule>
+  static KERAS_MP_HOST_DEVICE void StepRmsprop(const UpdateNumbers& u, Float g, Float& w,
+                                               Float (&slots)[kMostSlots]) {
+    constexpr bool kIsCentered = kRule == UpdateRule::kCenteredRmsprop ||
+                                 kRule == UpdateRule::kCenteredRmspropMomentum;
+    constexpr bool kHasMomentum = kRule == UpdateRule::kRmspropMomentum ||
+                                  kRule == UpdateRule::kCenteredRmspropMomentum;
+    Float &v = slots[0], &a = slots[1], &m = slots[kIsCentered ? 2 : 1];
+    v = v * u.beta_2 + g * g * u.one_minus_beta_2;
+    Float variance = v;
+    if constexpr (kIsCentered) {
+      a = a * u.beta_2 + g * u.one_minus_beta_2;
+      variance = v - a * a;
+    }
+    Float step = g * u.rate / Machine::Sqrt(variance + u.epsilon);
+    if constexpr (kHasMomentum) step = m = m * u.momentum + step;
+    w -= step;
+  }
+
+  // Adam, AMSGrad or Nadam.
+  template <UpdateRule kRule>
+  static KERAS_MP_HOST_DEVICE void StepAdam(const UpdateNumbers& u, Float g, Float& w,
+                                            Float (&slots)[kMostSlots]) {
+    Float &m = slots[0], &v = slots[1], &h = slots[2];
+    m += (g - m) * u.one_minus_beta_1;
+    v += (g * g - v) * u.one_minus_beta_2;
+    if constexpr (kRule == UpdateRule::kNadam) {
+      const Float n = m * u.m_factor / u.m_divisor + g * u.g_factor / u.g_divisor;
+      w -= n * u.rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
+    } else {
+      if constexpr (kRule == UpdateRule::kAmsgrad) h = Max(h, v);
+      w -= m * u.alpha / (Machine::Sqrt(kRule == UpdateRule::kAmsgrad ? h : v) + u.epsilon);
     }
   }
 };

@@ -12,7 +12,7 @@
 
 namespace keras_mp {
 
-// A block of a gradient, a master and two slots stays in the first cache.
+// A block of a gradient, a master and three slots stays in the first cache.
 constexpr std::int64_t kUpdateBlock = 1024;
 
 struct UpdateKernel {
@@ -25,7 +25,7 @@ struct UpdateKernel {
   void (*cast)(const float* master, std::uint16_t* weight, DataType type,
                std::int64_t n, const float* uniforms);
   void (*step)(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
-               const float* g, float* master, float* m, float* v, std::int64_t n);
+               const float* g, float* master, float* const* slots, std::int64_t n);
 };
 
 // Null where the library was built without it.

@@ -5,7 +5,6 @@
 #define KERAS_MP_SRC_UPDATE_KERNEL_IMPL_H_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "simd.h"
 #include "update_formulas.h"
@@ -117,18 +116,17 @@ struct UpdateBlock {
 
   template <UpdateRule kRule>
   static void Step(const UpdateNumbers& numbers, bool decays, const float* gradient,
-                   float* master, float* first, float* second, std::int64_t n) {
-    constexpr bool kHasFirst = kRule != UpdateRule::kSgd;
-    constexpr bool kHasSecond = kRule == UpdateRule::kAdam;
+                   float* master, float* const* slots, std::int64_t n) {
+    constexpr int kSlots = SlotsOf(kRule);
     const UpdateNumbers u = numbers;
+    float* to[kMostSlots] = {};
+    for (int k = 0; k < kSlots; ++k) to[k] = slots[k];
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float g = part.Load(gradient + i, v);
-      Float w = part.Load(master + i, v), one = {}, two = {};
-      if constexpr (kHasFirst) one = part.Load(first + i, v);
-      if constexpr (kHasSecond) two = part.Load(second + i, v);
-      Formulas::template Step<kRule>(u, decays, g, w, one, two);
-      if constexpr (kHasFirst) part.Store(first + i, v, one);
-      if constexpr (kHasSecond) part.Store(second + i, v, two);
+      Float w = part.Load(master + i, v), s[kMostSlots] = {};
+      for (int k = 0; k < kSlots; ++k) s[k] = part.Load(to[k] + i, v);
+      Formulas::template Step<kRule>(u, decays, g, w, s);
+      for (int k = 0; k < kSlots; ++k) part.Store(to[k] + i, v, s[k]);
       part.Store(master + i, v, w);
     });
   }
@@ -140,8 +138,6 @@ struct UpdateOf {
   using HalfBlock = UpdateBlock<Simd, Half<Simd>>;
   using BfloatBlock = UpdateBlock<Simd, Bfloat16<Simd>>;
   using SingleBlock = UpdateBlock<Simd, Single<Simd>>;
-  template <UpdateRule kRule>
-  using RuleIs = std::integral_constant<UpdateRule, kRule>;
 
   static bool Unscale(const void* x, DataType type, std::int64_t n, float scale,
                       float* to) {
@@ -169,21 +165,10 @@ struct UpdateOf {
   }
 
   static void Step(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
-                   const float* g, float* master, float* m, float* v, std::int64_t n) {
-    const auto as = [&](auto rule) {
-      SingleBlock::template Step<decltype(rule)::value>(numbers, decays, g, master, m, v,
-                                                        n);
-    };
-    switch (rule) {
-      case UpdateRule::kSgd:
-        return as(RuleIs<UpdateRule::kSgd>{});
-      case UpdateRule::kMomentum:
-        return as(RuleIs<UpdateRule::kMomentum>{});
-      case UpdateRule::kNesterov:
-        return as(RuleIs<UpdateRule::kNesterov>{});
-      case UpdateRule::kAdam:
-        return as(RuleIs<UpdateRule::kAdam>{});
-    }
+                   const float* g, float* master, float* const* slots, std::int64_t n) {
+    WithRule(rule, [&](auto constant) {
+      SingleBlock::template Step<constant.value>(numbers, decays, g, master, slots, n);
+    });
   }
 };
 

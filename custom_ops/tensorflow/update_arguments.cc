@@ -1,5 +1,7 @@
 #include "update_arguments.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -9,10 +11,8 @@ namespace keras_mp {
 namespace {
 
 UpdateRule RuleNamed(const std::string& name) {
-  if (name == "momentum") return UpdateRule::kMomentum;
-  if (name == "nesterov") return UpdateRule::kNesterov;
-  if (name == "adam") return UpdateRule::kAdam;
-  return UpdateRule::kSgd;
+  const auto* found = std::find(std::begin(kRuleNames), std::end(kRuleNames), name);
+  return static_cast<UpdateRule>(found - std::begin(kRuleNames));
 }
 
 }  // namespace
@@ -98,11 +98,6 @@ absl::Status UpdateArguments::CheckNumbers(const tensorflow::TensorShape& shape)
   if (shape.dims() == 1 && shape.dim_size(0) == kNumberCount) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "there must be ", kNumberCount, " numbers. Received: ", shape.DebugString()));
-}
-
-int UpdateArguments::slots() const {
-  if (rule_ == UpdateRule::kSgd) return 0;
-  return rule_ == UpdateRule::kAdam ? 2 : 1;
 }
 
 }  // namespace keras_mp

@@ -11,6 +11,24 @@
 
 namespace keras_mp {
 
+// The names of the rules, in the order of UpdateRule.
+inline constexpr const char* kRuleNames[kUpdateRules] = {
+    "sgd",
+    "momentum",
+    "nesterov",
+    "adam",
+    "amsgrad",
+    "nadam",
+    "adamax",
+    "lion",
+    "adagrad",
+    "adadelta",
+    "rmsprop",
+    "rmsprop_momentum",
+    "centered_rmsprop",
+    "centered_rmsprop_momentum",
+};
+
 // KerasMp>UnscaleGradients has as many results as gradients.
 absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx);
 
@@ -18,7 +36,7 @@ absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx);
 absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx);
 
 // Where the inputs of KerasMp>UpdateVariables are: finite, numbers, gradients, masters,
-// first slots, second slots, weights, uniforms.
+// the first slots and as many more as the rule has, weights, uniforms.
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
@@ -42,14 +60,12 @@ class UpdateArguments {
   const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
   const std::vector<std::int64_t>& decays() const { return decays_; }
   int count() const { return static_cast<int>(decays_.size()); }
-  int slots() const;  // of each variable
+  int slots() const { return SlotsOf(rule_); }  // of each variable
 
   // The input that is something of the i-th variable, or -1.
   int gradient(int i) const { return kLists + i; }
   int master(int i) const { return kLists + count() + i; }
-  int slot(int k, int i) const {
-    return k < slots() ? kLists + (2 + k) * count() + i : -1;
-  }
+  int slot(int k, int i) const { return kLists + (2 + k) * count() + i; }
   int weight(int i) const { return weights_[i]; }
   int uniform(int i) const { return uniforms_[i]; }
   // The inputs that are written to: masters, slots and weights.

@@ -252,10 +252,8 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     }
     parameter->gradient = AsGradient(gradient);
     parameter->decays = arguments_.decays()[i] != 0;
-    for (int k = 0; k < 2; ++k) {
-      const int input = arguments_.slot(k, i);
-      if (input < 0) continue;
-      Tensor& slot = (*variables)[input];
+    for (int k = 0; k < arguments_.slots(); ++k) {
+      Tensor& slot = (*variables)[arguments_.slot(k, i)];
       if (slot.shape() != master.shape() || slot.dtype() != master.dtype()) {
         return Misfit("slot", i, slot, master);
       }

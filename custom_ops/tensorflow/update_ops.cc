@@ -4,6 +4,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "update_arguments.h"
 
 namespace keras_mp {
 namespace {
@@ -89,7 +90,7 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .Attr("uniform_count: int >= 0")
     .Attr("weight_of: list(int)")
     .Attr("decays: list(bool)")
-    .Attr("rule: {'sgd', 'momentum', 'nesterov', 'adam'}")
+    .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle numbers;
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));

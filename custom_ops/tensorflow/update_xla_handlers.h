@@ -270,7 +270,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::Span<const std::int64_t> decays) {
   const Buffers operands(args), results(rets);
   const std::vector<std::int64_t> weights = {weight_of.begin(), weight_of.end()};
-  if (rule < 0 || rule > static_cast<std::int64_t>(UpdateRule::kAdam) ||
+  if (rule < 0 || rule >= kUpdateRules ||
       !UpdateArguments::AreOfMasters(weights, static_cast<int>(decays.size()))) {
     return Misfit(kUpdateVariablesCall);
   }
@@ -286,7 +286,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
     parameter.decays = arguments.decays()[i] != 0;
     parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
     parameter.uniforms = operands.Data<float>(arguments.uniform(i));
-    for (int k = 0; k < 2; ++k) {
+    for (int k = 0; k < arguments.slots(); ++k) {
       parameter.slots[k] = operands.Data<float>(arguments.slot(k, i));
     }
   }

@@ -8,6 +8,7 @@
 #ifndef KERAS_MP_TESTS_UPDATE_SUITE_H_
 #define KERAS_MP_TESTS_UPDATE_SUITE_H_
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -21,8 +22,6 @@
 namespace keras_mp {
 
 constexpr DataType kAllTypes[] = {DataType::kHalf, DataType::kBfloat16, DataType::kFloat};
-constexpr UpdateRule kRules[] = {UpdateRule::kSgd, UpdateRule::kMomentum,
-                                 UpdateRule::kNesterov, UpdateRule::kAdam};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 // Zeros, numbers that FP16 or FP32 has as subnormal ones, and the ends of both.
@@ -31,15 +30,24 @@ constexpr float kLarge[] = {65504, -65519, 65520, 1e6f, -3e38f, kInf, -kInf, kNa
 constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
                                    65, 217, 1023, 1024, 1025, 3000};
 
+inline UpdateRule RuleAt(int number) { return static_cast<UpdateRule>(number); }
+
 inline UpdateNumbers MakeNumbers(bool has_options) {
   UpdateNumbers numbers;
   numbers.scale = has_options ? 100 : 1024;
   numbers.rate = 0.1f;
   numbers.momentum = 0.9f;
   numbers.alpha = 0.03f;
+  numbers.beta_1 = 0.9f;
   numbers.one_minus_beta_1 = 0.1f;
+  numbers.beta_2 = 0.999f;
   numbers.one_minus_beta_2 = 0.001f;
   numbers.epsilon = 1e-7f;
+  numbers.m_factor = 0.7f;
+  numbers.m_divisor = 0.6f;
+  numbers.g_factor = 0.3f;
+  numbers.g_divisor = 0.4f;
+  numbers.v_divisor = 0.01f;
   if (has_options) {
     numbers.clip_value = 0.5f;
     numbers.clip_factor = 0.7f;
@@ -70,7 +78,7 @@ class UpdateSuite {
     std::mt19937 random(5);
     for (int trial = 0; trial < trials; ++trial) {
       const auto rounding = random() % 2 ? Rounding::kNearest : Rounding::kStochastic;
-      const UpdateRule rule = kRules[random() % 4];
+      const UpdateRule rule = RuleAt(static_cast<int>(random() % kUpdateRules));
       CheckUpdate(rule, MakeNumbers(random() % 2), rounding,
                   MakeVariables(random() % 6, 1000, random));
       CheckOverflows(random() % 6, random);
@@ -129,10 +137,11 @@ class UpdateSuite {
           gradient(size, random() % 2 * random() % 4),
           halves(size, random() % 2 * random() % 4),
           master(size, random() % 2 * random() % 4),
-          m(size, random() % 2 * random() % 4),
-          v(size, random() % 2 * random() % 4),
           weight(size, random() % 2 * random() % 4),
           uniforms(size, random() % 2 * random() % 4) {
+      for (int k = 0; k < kMostSlots; ++k) {
+        slots.emplace_back(size, random() % 2 * random() % 4);
+      }
       std::normal_distribution<float> normal;
       std::uniform_real_distribution<float> uniform;
       // One number in eight is special.
@@ -146,8 +155,7 @@ class UpdateSuite {
           gradient[i] = From16(gradient_type, halves[i]);
         }
         master[i] = number(number(normal(random), kSmall), kLarge);
-        m[i] = number(normal(random), kSmall);
-        v[i] = std::abs(number(uniform(random), kSmall));
+        for (auto& slot : slots) slot[i] = number(normal(random), kSmall);
         // Every third weight was written by someone else.
         const float written = i % 3 == 0 ? normal(random) : master[i];
         weight[i] = To16(type, written);
@@ -178,7 +186,9 @@ class UpdateSuite {
 
     bool is_whole() const {
       return gradient.is_whole() && halves.is_whole() && master.is_whole() &&
-             m.is_whole() && v.is_whole() && weight.is_whole();
+             weight.is_whole() &&
+             std::all_of(slots.begin(), slots.end(),
+                         [](const auto& slot) { return slot.is_whole(); });
     }
 
     DataType gradient_type;
@@ -186,7 +196,8 @@ class UpdateSuite {
     DataType type;
     Array<float> gradient;
     Array<std::uint16_t> halves;
-    Array<float> master, m, v;
+    Array<float> master;
+    std::vector<Array<float>> slots;
     Array<std::uint16_t> weight;
     Array<float> uniforms;
   };
@@ -209,16 +220,31 @@ class UpdateSuite {
     return variables;
   }
 
+  // Calls work(slots) with the slots of one number.
+  template <class Work>
+  static void WithSlots(Variable& variable, std::int64_t i, const Work& work) {
+    float slots[kMostSlots];
+    for (int k = 0; k < kMostSlots; ++k) slots[k] = variable.slots[k][i];
+    work(slots);
+    for (int k = 0; k < kMostSlots; ++k) variable.slots[k][i] = slots[k];
+  }
+
   void CheckUpdate(UpdateRule rule, const UpdateNumbers& numbers, Rounding rounding,
                    Variables variables, bool finite = true) {
+    for (Variable& variable : variables) {
+      for (std::int64_t i = 0; i < variable.size(); ++i) {
+        WithSlots(variable, i, [&](float* slots) { MakePossible(rule, slots); });
+      }
+    }
     const Variables before = variables;
     const bool is_stochastic = rounding == Rounding::kStochastic;
     std::vector<Parameter> parameters;
     for (Variable& variable : variables) {
       Parameter parameter;
       parameter.gradient = variable.AsGradient();
-      parameter.slots[0] = variable.m.data();
-      parameter.slots[1] = variable.v.data();
+      for (int k = 0; k < SlotsOf(rule); ++k) {
+        parameter.slots[k] = variable.slots[k].data();
+      }
       parameter.decays = numbers.weight_decay != 0 && parameters.size() % 2 == 0;
       parameter.pair = variable.AsPair();
       if (is_stochastic) parameter.uniforms = variable.uniforms.data();
@@ -248,18 +274,19 @@ class UpdateSuite {
         std::uint16_t& weight = expected.weight[i];
         if (finite) {
           if (after.has_weight) w = Followed(after.type, weight, w, rounding);
-          Step(rule, numbers, parameters[k].decays, expected.gradient[i], w,
-               expected.m[i], expected.v[i]);
+          WithSlots(expected, i, [&](float* slots) {
+            Step(rule, numbers, parameters[k].decays, expected.gradient[i], w, slots);
+          });
           const float* uniform = is_stochastic ? &expected.uniforms[i] : nullptr;
           if (after.has_weight) weight = Cast(after.type, w, uniform);
         }
         const int number = static_cast<int>(rule);
         EXPECT(SameNumber(after.master[i], w), "%s rule %d: w %.9g, expected %.9g",
                device_.Name(), number, after.master[i], w);
-        EXPECT(SameNumber(after.m[i], expected.m[i]), "%s rule %d: m", device_.Name(),
-               number);
-        EXPECT(SameNumber(after.v[i], expected.v[i]), "%s rule %d: v", device_.Name(),
-               number);
+        for (int slot = 0; slot < kMostSlots; ++slot) {
+          EXPECT(SameNumber(after.slots[slot][i], expected.slots[slot][i]),
+                 "%s rule %d: slot %d", device_.Name(), number, slot);
+        }
         EXPECT(SameNumber(after.type, after.weight[i], weight),
                "%s: weight %04x, expected %04x", device_.Name(), after.weight[i], weight);
       }
@@ -268,7 +295,8 @@ class UpdateSuite {
 
   void TestUpdate() {
     std::mt19937 random(1);
-    for (UpdateRule rule : kRules) {
+    for (int number = 0; number < kUpdateRules; ++number) {
+      const UpdateRule rule = RuleAt(number);
       for (bool has_options : {false, true}) {
         for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
           for (std::int64_t count : {0, 1, 5, 40}) {
@@ -293,8 +321,8 @@ class UpdateSuite {
 
   void TestSkippedStep() {
     std::mt19937 random(7);
-    for (UpdateRule rule : kRules) {
-      CheckUpdate(rule, MakeNumbers(true), Rounding::kNearest,
+    for (int number = 0; number < kUpdateRules; ++number) {
+      CheckUpdate(RuleAt(number), MakeNumbers(true), Rounding::kNearest,
                   MakeVariables(5, 1000, random), false);
     }
   }

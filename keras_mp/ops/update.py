@@ -149,12 +149,14 @@ def update_variables(
         finite: scalar bool tensor: if false, nothing changes.
         gradients: list of tensors.
         masters: list of float32 variables, one for each gradient.
-        slots: list of float32 variables: the momentums, then the velocities.
+        slots: list of float32 variables: the first of each master, then the second,
+            as many as the rule has.
         weights: list of 16-bit variables, or None where the master is the weight.
         uniforms: as for `cast_masters`, for the weights that there are.
         decays: list of bool: which masters decay.
-        rule: `"sgd"`, `"momentum"`, `"nesterov"` or `"adam"`.
-        numbers: scalars by name; those that are missing are 0, and factors 1.
+        rule: the name of an `UpdateRule` of update.h, such as `"adam"`.
+        numbers: scalars by name, those of `UpdateNumbers`; what is missing has its
+            default.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     defaults = {
@@ -165,9 +167,16 @@ def update_variables(
         "rate": 0.0,
         "momentum": 0.0,
         "alpha": 0.0,
+        "beta_1": 0.0,
         "one_minus_beta_1": 0.0,
+        "beta_2": 0.0,
         "one_minus_beta_2": 0.0,
         "epsilon": 0.0,
+        "m_factor": 0.0,
+        "m_divisor": 0.0,
+        "g_factor": 0.0,
+        "g_divisor": 0.0,
+        "v_divisor": 0.0,
     }
     native.library().keras_mp_update_variables(
         finite=finite,

@@ -52,13 +52,73 @@ struct MasterPair {
 // the master's place between its neighbours.
 enum class Rounding { kNearest, kStochastic };
 
-// How a gradient g moves the slots and the master w:
-//   kSgd       w -= g rate
-//   kMomentum  m = m momentum - g rate;  w += m
-//   kNesterov  m likewise;               w += m momentum - g rate
-//   kAdam      m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2);
-//              w -= m alpha / (sqrt(v) + epsilon)
-enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
+// How a gradient g moves the slots, which are listed in brackets, and the master w:
+//   kSgd       []      w -= g rate
+//   kMomentum  [m]     m = m momentum - g rate;  w += m
+//   kNesterov  [m]     m likewise;  w += m momentum - g rate
+//   kAdam      [m, v]  m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2);
+//                      w -= m alpha / (sqrt(v) + epsilon)
+//   kAmsgrad   [m, v, h]  m and v likewise;  h = max(h, v);
+//                      w -= m alpha / (sqrt(h) + epsilon)
+//   kNadam     [m, v]  m and v likewise;
+//                      n = m_factor m / m_divisor + g_factor g / g_divisor;
+//                      w -= n rate / (sqrt(v / v_divisor) + epsilon)
+//   kAdamax    [m, u]  m likewise;  u = max(beta_2 u, |g|);
+//                      w -= rate m / (m_divisor (u + epsilon))
+//   kLion      [m]     w -= rate sign(m beta_1 + g (1 - beta_1));
+//                      m = m beta_2 + g (1 - beta_2)
+//   kAdagrad   [v]     v += g^2;  w -= rate g / sqrt(v + epsilon)
+//   kAdadelta  [v, e]  v = beta_2 v + (1 - beta_2) g^2;
+//                      d = sqrt(e + epsilon) g / sqrt(v + epsilon);
+//                      e = beta_2 e + (1 - beta_2) d^2;  w -= rate d
+//   kRmsprop   [v]     v likewise;  w -= rate g / sqrt(v + epsilon)
+//   kRmspropMomentum   [v, m]  v likewise;
+//                      m = momentum m + rate g / sqrt(v + epsilon);  w -= m
+//   kCenteredRmsprop, kCenteredRmspropMomentum  [v, a], [v, a, m]  as the two before, with
+//                      a = beta_2 a + (1 - beta_2) g, and v - a^2 under the root
+enum class UpdateRule {
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdam,
+  kAmsgrad,
+  kNadam,
+  kAdamax,
+  kLion,
+  kAdagrad,
+  kAdadelta,
+  kRmsprop,
+  kRmspropMomentum,
+  kCenteredRmsprop,
+  kCenteredRmspropMomentum,
+};
+
+constexpr int kUpdateRules = 14;
+constexpr int kMostSlots = 3;
+
+constexpr int SlotsOf(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::kSgd:
+      return 0;
+    case UpdateRule::kMomentum:
+    case UpdateRule::kNesterov:
+    case UpdateRule::kLion:
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kRmsprop:
+      return 1;
+    case UpdateRule::kAdam:
+    case UpdateRule::kNadam:
+    case UpdateRule::kAdamax:
+    case UpdateRule::kAdadelta:
+    case UpdateRule::kRmspropMomentum:
+    case UpdateRule::kCenteredRmsprop:
+      return 2;
+    case UpdateRule::kAmsgrad:
+    case UpdateRule::kCenteredRmspropMomentum:
+      return 3;
+  }
+  return 0;
+}
 
 struct UpdateNumbers {
   float scale = 1;        // g = gradient / scale,
@@ -68,14 +128,21 @@ struct UpdateNumbers {
   float rate = 0;
   float momentum = 0;
   float alpha = 0;
+  float beta_1 = 0;
   float one_minus_beta_1 = 0;
+  float beta_2 = 0;
   float one_minus_beta_2 = 0;
   float epsilon = 0;
+  float m_factor = 0;
+  float m_divisor = 0;
+  float g_factor = 0;
+  float g_divisor = 0;
+  float v_divisor = 0;
 };
 
 struct Parameter {
   Gradient gradient;
-  float* slots[2] = {nullptr, nullptr};  // m and v, as far as the rule has them
+  float* slots[kMostSlots] = {};  // as far as the rule has them
   bool decays = false;
   MasterPair pair;  // with a weight of null where the master is the weight itself
   const float* uniforms = nullptr;  // for stochastic rounding
