@@ -1,5 +1,6 @@
 """The optimizers that a kernel knows: with which options, slots and numbers."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,12 +56,18 @@ def count_step(optimizer: Any, finite: Any) -> None:
 
 def _is_default(optimizer: Any, known: set[str]) -> bool:
     """Tells whether all options but those that are known have their default."""
-    options = inspect.signature(type(optimizer).__init__).parameters
     return all(
-        getattr(optimizer, name, inspect.Parameter.empty) == option.default
-        for name, option in options.items()
+        getattr(optimizer, name, inspect.Parameter.empty) == default
+        for name, default in _defaults(type(optimizer)).items()
         if name not in known
     )
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """Returns the options of a class of optimizers and their defaults."""
+    parameters = inspect.signature(cls).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _sgd(optimizer: Any) -> FusedRule:
@@ -114,12 +121,13 @@ def _nadam_numbers(optimizer: Any) -> dict[str, Any]:
         return beta_1 * (1.0 - 0.5 * ops.power(decay, step))
 
     product = ops.cast(_next_product(optimizer), "float32")
+    this, following = momentum(1), momentum(2)
     return {
         "one_minus_beta_1": 1 - beta_1,
         "one_minus_beta_2": 1 - beta_2,
-        "m_factor": momentum(2),
-        "m_divisor": 1 - product * momentum(2),
-        "g_factor": 1 - momentum(1),
+        "m_factor": following,
+        "m_divisor": 1 - product * following,
+        "g_factor": 1 - this,
         "g_divisor": 1 - product,
         "v_divisor": 1 - _powers(optimizer)[1],
         "epsilon": optimizer.epsilon,
@@ -199,7 +207,6 @@ def _rho_numbers(optimizer: Any) -> dict[str, Any]:
 
 # Options of every optimizer that the kernel, or what calls it, takes into account.
 _OF_ALL = {
-    "self",
     "learning_rate",
     "weight_decay",
     "clipvalue",

@@ -264,7 +264,7 @@ struct UpdateArguments {
 
 template <UpdateRule kRule>
 __global__ void __launch_bounds__(kThreads) UpdateKernel(const UpdateArguments a) {
-  constexpr int kSlots = SlotsOf(kRule);
+  constexpr int kSlots = kSlotsOf<kRule>;
   if (a.finite != nullptr && !*a.finite) return;
   const UpdateNumbers numbers = *a.numbers;
   const Formulas::Unscaling unscaled(numbers.scale);

@@ -37,6 +37,10 @@ struct Bfloat16Grid {
 template <UpdateRule kRule>
 using RuleIs = std::integral_constant<UpdateRule, kRule>;
 
+// SlotsOf(kRule) as a number: device code calls no function of the host.
+template <UpdateRule kRule>
+constexpr int kSlotsOf = SlotsOf(kRule);
+
 template <class Work, int... kRules>
 void WithRule(UpdateRule rule, const Work& work, std::integer_sequence<int, kRules...>) {
   ((static_cast<int>(rule) == kRules ? work(RuleIs<static_cast<UpdateRule>(kRules)>{})
@@ -160,7 +164,7 @@ struct UpdateFormulas {
       m += (g - m) * u.one_minus_beta_1;
       most = Max(most * u.beta_2, Abs(g));
       w -= m * u.rate / ((most + u.epsilon) * u.m_divisor);
-    } else if constexpr (IsRmsprop(kRule)) {
+    } else if constexpr (kIsRmsprop<kRule>) {
       StepRmsprop<kRule>(u, g, w, slots);
     } else {
       StepAdam<kRule>(u, g, w, slots);
@@ -168,11 +172,11 @@ struct UpdateFormulas {
   }
 
  private:
-  static constexpr bool IsRmsprop(UpdateRule rule) {
-    return rule == UpdateRule::kRmsprop || rule == UpdateRule::kRmspropMomentum ||
-           rule == UpdateRule::kCenteredRmsprop ||
-           rule == UpdateRule::kCenteredRmspropMomentum;
-  }
+  template <UpdateRule kRule>
+  static constexpr bool kIsRmsprop =
+      kRule == UpdateRule::kRmsprop || kRule == UpdateRule::kRmspropMomentum ||
+      kRule == UpdateRule::kCenteredRmsprop ||
+      kRule == UpdateRule::kCenteredRmspropMomentum;
 
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void StepRmsprop(const UpdateNumbers& u, Float g, Float& w,
