@@ -1,6 +1,5 @@
 """The optimizers that a kernel knows: with which options, slots and numbers."""
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,18 +55,12 @@ def count_step(optimizer: Any, finite: Any) -> None:
 
 def _is_default(optimizer: Any, known: set[str]) -> bool:
     """Tells whether all options but those that are known have their default."""
+    options = inspect.signature(type(optimizer)).parameters
     return all(
-        getattr(optimizer, name, inspect.Parameter.empty) == default
-        for name, default in _defaults(type(optimizer)).items()
+        getattr(optimizer, name, inspect.Parameter.empty) == option.default
+        for name, option in options.items()
         if name not in known
     )
-
-
-@functools.cache
-def _defaults(cls: type) -> dict[str, Any]:
-    """Returns the options of a class of optimizers and their defaults."""
-    parameters = inspect.signature(cls).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _sgd(optimizer: Any) -> FusedRule:
