@@ -497,7 +497,8 @@ void TestEveryActivation(const Subject& subject) {
       const double tolerance =
           ActivationError(activation, argument) * std::abs(expected) + 0x1p-110;
       EXPECT(std::abs(y[i] - expected) <= tolerance,
-             "%s activation %d of %g: %g, not %g", subject.name, static_cast<int>(activation), argument, y[i], expected);
+             "%s activation %d of %g: %g, not %g", subject.name,
+             static_cast<int>(activation), argument, y[i], expected);
     }
   }
 }
