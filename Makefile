@@ -3,7 +3,8 @@
 # Another interpreter, where there is no .venv yet: make PYTHON=python3.12
 
 PYTHON ?= python3
-# More arguments for pytest: make test ARGS="-k loss_scale"
+# More arguments for pytest: make test ARGS="-k loss_scale"; or, for make bench, names of
+# benchmarks: make bench ARGS="gemm layers"
 ARGS ?=
 # Those of Keras that make test-backends runs on.
 BACKENDS ?= jax torch
@@ -28,7 +29,7 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help demo test test-backends test-cpp test-cpp-slow test-slow lint clean
+.PHONY: help bench demo test test-backends test-cpp test-cpp-slow test-slow lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +37,7 @@ help:
 	@echo 'make test           run the tests'
 	@echo 'make test-backends  run those of the optimizer on JAX and PyTorch'
 	@echo 'make test-slow      run those that take minutes'
+	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
 	@echo 'make lint           check style, format and types'
 	@echo 'make clean          remove .venv, build outputs and caches'
 
@@ -102,6 +104,9 @@ $(NATIVE): $(SOURCES) setup.py
 	  echo >&2; \
 	  echo "error: the native library was not built; what is missing is named above." >&2; \
 	  exit 1; }
+
+bench: $(VENV)/.keras-hub $(NATIVE)
+	@$(TF_QUIET) $(RUN) benchmarks/all.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check

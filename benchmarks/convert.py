@@ -1,11 +1,11 @@
 """What does `convert` do to the error and to the time of a step of whole models?
 
 `python benchmarks/convert.py` prints a Markdown table: a model of each family of
-`keras.applications`, with random weights and small images, and backbones of keras-hub
-where it is installed. The error is the largest one of an output in inference, over the
-largest output in FP32, under `mixed_float16`. The time is that of the forward and
-backward pass outside of XLA. Names as arguments choose models; `--rounds` is how many
-steps count.
+`keras.applications`, with random weights and small images, backbones of keras-hub where
+it is installed, and models as users write them. The error is the largest one of an
+output in inference, over the largest output in FP32, under `mixed_float16`. The time is
+that of the forward and backward pass outside of XLA, or of the whole step of a model
+that has its own. Names as arguments choose models; `--rounds` is how many steps count.
 """
 
 import os
@@ -19,6 +19,7 @@ import warnings
 
 import keras
 import numpy as np
+import own_models
 import tensorflow as tf
 from machine import machine, medians
 
@@ -58,7 +59,17 @@ BACKBONES = {
     "Llama": GROUPED,
     "Gemma": GROUPED | {"head_dim": 64},
 }
-VERSIONS = ("FP32", "Keras", "ours")
+OWN = {
+    "TransformerBlock": own_models.transformer_block,
+    "Autoencoder": own_models.autoencoder,
+    "GAN": own_models.gan,
+}
+# What wraps an optimizer.
+VERSIONS = {
+    "FP32": lambda optimizer: optimizer,
+    "Keras": keras.optimizers.LossScaleOptimizer,
+    "ours": keras_mp.wrap,
+}
 
 
 def image_model(name):
@@ -85,19 +96,25 @@ def made(name, version, weights):
     keras.utils.set_random_seed(0)
     policy = "float32" if version == "FP32" else "mixed_float16"
     keras.config.set_dtype_policy(policy)
-    make = image_model if name in APPLICATIONS else text_model
-    model, inputs = make(name)
+    if name in OWN:
+        model, inputs = OWN[name]()
+    else:
+        model, inputs = (image_model if name in APPLICATIONS else text_model)(name)
     if weights is not None:
         model.set_weights(weights)
     if version == "ours":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the table has what is left
             keras_mp.convert(model)
+    if hasattr(model, "compile_with"):
+        model.compile_with(VERSIONS[version])
     return model, inputs
 
 
 def step_of(model, inputs):
-    """Returns a function without arguments: a forward and a backward pass."""
+    """Returns a function without arguments: a forward and a backward pass, or more."""
+    if model.compiled:
+        return lambda: model.train_on_batch(inputs)
 
     @tf.function
     def step():
@@ -136,7 +153,7 @@ def row(name, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [*APPLICATIONS]
+    names = [*APPLICATIONS, *OWN]
     if importlib.util.find_spec("keras_hub"):
         names += BACKBONES
     parser.add_argument("names", nargs="*", default=names)

@@ -2,12 +2,15 @@
 
 import os
 import platform
+import re
 import statistics
 import time
 from pathlib import Path
 
 import keras
 import tensorflow as tf
+
+import keras_mp
 
 
 def processor():
@@ -19,21 +22,48 @@ def processor():
     return platform.processor() or platform.machine()
 
 
-def machine():
-    """One line: processor, cores, GPU, versions."""
-    gpus = [
+def gpus():
+    """Returns the names of the GPUs."""
+    return [
         tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
         for gpu in tf.config.list_physical_devices("GPU")
     ]
+
+
+def instruction_set():
+    """Returns that of the kernels of keras_mp, or `reference` where it has none."""
+    info = keras_mp.ops.build_info()
+    return info.get("cpu", info["route"])
+
+
+def machine():
+    """One line: processor, cores, GPU, versions, instruction sets."""
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA")
     return ", ".join(
         [
             processor(),
             f"{os.cpu_count()} cores",
-            *(gpus or ["no GPU"]),
-            f"TensorFlow {tf.__version__}",
+            *(gpus() or ["no GPU"]),
+            f"TensorFlow {tf.__version__}" + (f" held to {held}" if held else ""),
             f"Keras {keras.__version__}",
+            f"keras_mp with {instruction_set()}",
         ]
     )
+
+
+def directory(processor, gpus, instruction_set):
+    """Returns the name of the directory in results/ for the tables of a machine.
+
+    The instruction set is part of it: a processor may not tell its generation by name.
+    """
+    plain = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor|\d+-Core)\b", " ", processor)
+    words = " ".join([plain, *gpus, instruction_set]).lower()
+    return "_".join(re.findall(r"[a-z0-9]+", words))
+
+
+def marked(ratio, met):
+    """Returns a ratio for a table, bold where it misses its goal."""
+    return f"{ratio:.2f}" if met else f"**{ratio:.2f}**"
 
 
 def medians(steps, rounds):

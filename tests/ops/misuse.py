@@ -105,7 +105,7 @@ def calls():
         "cast_masters": {**pairs, "uniforms": uniforms},
         "update_variables": {
             "finite": np.array(True),
-            "numbers": single(10),
+            "numbers": single(17),
             "gradients": gradients,
             **pairs,
             "slots": variables(4),

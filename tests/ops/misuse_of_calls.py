@@ -30,7 +30,7 @@ CALLS = {
     ),
     "update_variables": (
         # finite, numbers, gradient, master, slot, weight, uniform
-        ["i1", "10xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["i1", "17xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
         "decays = array<i64: 0>",
