@@ -1,4 +1,4 @@
-"""What the convolutions share: FP32 arithmetic between 16-bit inputs and outputs."""
+"""What the convolutions share: FP32 sums between 16-bit inputs and outputs."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from keras import ops
 from keras_mp.layers.precision import (
     HALVES,
     finish,
-    lying_along,
     recomputed,
     rounds_first,
     stored,
@@ -26,6 +25,10 @@ class FP32OnCPU:
     Inputs and weights are 16-bit numbers, converted; products, bias and activation are
     FP32, and the result is rounded once. The gradients of FP32 weights are FP32. The
     inputs are held for the backward pass in their 16 bits, and converted once more.
+
+    On a CPU that multiplies bfloat16 itself, TensorFlow's own convolution takes them as
+    they are and sums in FP32, in half the time: there the result of the convolution is
+    rounded before the bias, and the gradient of a kernel once, to bfloat16.
     """
 
     # The weights that `convolve` takes, in order.
@@ -37,23 +40,26 @@ class FP32OnCPU:
         kernels = [
             stored(lambda name=name: getattr(self, name)) for name in self.kernel_names
         ]
-        axis = -1 if self.data_format == "channels_last" else 1
-        biases = [lying_along([axis], inputs, self.bias)] if self.use_bias else []
+        biases = [stored(self.bias)] if self.use_bias else []
+        is_direct = _multiplies_bfloat16(self)
+        as_half = ops.cast if is_direct else _as_half
+        inner_dtype = self.compute_dtype if is_direct else "float32"
         rounds = rounds_first(self.activation)
         dtype = self.compute_dtype if rounds else "float32"
 
         def compute(inputs: Any, *weights: Any) -> Any:
-            halves = [_as_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
-            outputs = self.convolve(ops.cast(inputs, "float32"), *halves)
+            halves = [as_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
+            inputs = ops.cast(inputs, inner_dtype)
+            outputs = self.convolve(inputs, *halves)
             for bias in weights[len(kernels) :]:
-                outputs = outputs + bias
+                outputs = _add_bias(outputs, bias, self.data_format)
             return ops.cast(outputs, dtype)
 
         outputs = recomputed(compute, inputs, *kernels, *biases)
         return finish(outputs, self.activation, self.compute_dtype)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
-        """Returns the convolution alone, of FP32 inputs and kernels, in FP32."""
+        """Returns the convolution alone, in the dtype of inputs and kernels."""
         padding = self.padding
         if padding == "causal":
             pad = [[0, 0]] * 3
@@ -158,6 +164,37 @@ def _in_fp32(layer: Any, inputs: Any) -> bool:
     from keras_mp.ops.routes import has_accelerator
 
     return not has_accelerator()
+
+
+def _multiplies_bfloat16(layer: Any) -> bool:
+    from keras_mp.ops.routes import multiplies_bfloat16
+
+    return layer.compute_dtype == "bfloat16" and multiplies_bfloat16()
+
+
+def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
+    """Adds a bias to the channels; its gradient is summed in FP32.
+
+    oneDNN does so within the convolution, before it rounds.
+    """
+    import tensorflow as tf
+
+    from keras_mp.ops import sum as sum_in_fp32
+
+    is_last = data_format == "channels_last"
+    rank = len(outputs.shape)
+    others = [*range(rank - 1)] if is_last else [0, *range(2, rank)]
+
+    @tf.custom_gradient
+    def added(outputs: Any, bias: Any) -> tuple[Any, Any]:
+        def gradient(upstream: Any) -> tuple[Any, Any]:
+            of_bias = sum_in_fp32(upstream, others, output_dtype="float32")
+            return upstream, tf.cast(of_bias, bias.dtype)
+
+        layout = "N...C" if is_last else "NC..."
+        return tf.nn.bias_add(outputs, tf.cast(bias, outputs.dtype), layout), gradient
+
+    return added(outputs, bias)
 
 
 def _as_half(kernel: Any, dtype: str) -> Any:

@@ -1,5 +1,6 @@
 """Which of two computations runs: a kernel, or the formula in TensorFlow."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,21 @@ def devices(kind: str) -> list[Any]:
 def has_accelerator() -> bool:
     """Tells whether TensorFlow sees a GPU or TPU."""
     return bool(devices("GPU") or devices("TPU"))
+
+
+def multiplies_bfloat16() -> bool:
+    """Tells whether oneDNN multiplies bfloat16 on this CPU, and sums it in FP32.
+
+    TensorFlow's other kernels of a CPU sum in bfloat16.
+    """
+    has_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"
+    is_held = "ONEDNN_MAX_CPU_ISA" in os.environ
+    return (
+        has_onednn
+        and not is_held
+        and native.library() is not None
+        and native.cpu_instructions() == "avx512_bf16"
+    )
 
 
 def has_kernels() -> bool:

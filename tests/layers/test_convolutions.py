@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp import layers
+from keras_mp.ops import routes
 
 # Name: options, shape of the inputs.
 LAYERS = {
@@ -25,16 +26,19 @@ def on_a_cpu():
         pytest.skip("needs a machine without a GPU")
 
 
+def types_of_convolutions(graph):
+    operations = graph.get_operations()
+    return {
+        op.get_attr("T") for op in operations if op.type.startswith(("Conv", "Dep"))
+    }
+
+
 @EACH
 def test_it_computes_in_fp32(name):
     options, shape = LAYERS[name]
     layer = getattr(layers, name)(dtype="mixed_float16", **options)
     graph = tf.function(layer).get_concrete_function(tf.TensorSpec(shape, tf.float16))
-    convolutions = [
-        op for op in graph.graph.get_operations() if op.type.startswith(("Conv", "Dep"))
-    ]
-    assert convolutions
-    assert {op.get_attr("T") for op in convolutions} == {tf.float32}
+    assert types_of_convolutions(graph.graph) == {tf.float32}
 
 
 @EACH
@@ -131,3 +135,58 @@ def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
     kinds = [operation.type for operation in graph.get_operations()]
     assert not [kind for kind in kinds if "Call" in kind]
     assert any(kind in ("Conv2D", "DepthwiseConv2dNative") for kind in kinds)
+
+
+@EACH
+def test_bfloat16_is_left_to_a_cpu_that_multiplies_it(name, monkeypatch):
+    monkeypatch.setattr(routes, "multiplies_bfloat16", lambda: True)
+    options, shape = LAYERS[name]
+    layer = getattr(layers, name)(dtype="mixed_bfloat16", **options)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return tape.gradient(y, layer.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec(shape, tf.bfloat16))
+    assert types_of_convolutions(graph.graph) == {tf.bfloat16}
+    assert {gradient.dtype for gradient in graph.structured_outputs} == {tf.float32}
+
+
+def test_sums_of_bfloat16_are_fp32():
+    # In bfloat16 a sum of ones ends at 256, and 3,000 is between two numbers.
+    layer = layers.Conv2D(1, 3, kernel_initializer="ones", dtype="mixed_bfloat16")
+    x = tf.ones((3, 22, 52, 512), "bfloat16")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return y, tape.gradient(y, layer.bias)
+
+    y, of_bias = step(x)
+    np.testing.assert_array_equal(tf.cast(y, "float32"), 9 * 512)
+    assert of_bias.numpy() == [3000.0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "instructions", "expected"),
+    [
+        ({}, "avx512_bf16", True),
+        ({}, "avx512", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "avx512_bf16", False),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx512_bf16", False),
+    ],
+    ids=str,
+)
+def test_which_cpu_multiplies_bfloat16(
+    environment, instructions, expected, monkeypatch
+):
+    for name in ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(routes.native, "library", object)
+    monkeypatch.setattr(routes.native, "cpu_instructions", lambda: instructions)
+    assert routes.multiplies_bfloat16() is expected
