@@ -119,13 +119,13 @@ def goal(variant):
     return 0.65 if fast else 1.0
 
 
-def print_rows(name, rounds, xla):
+def print_rows(name, rounds, xla, measures_memory):
     steps = [make_step(name, variant, xla) for variant in VARIANTS]
     times = dict(zip(VARIANTS, medians(steps, rounds), strict=True))
     for variant, ms in times.items():
         ratio = ms / times["FP32"]
         cells = [name, variant, f"{ms:.0f}", marked(ratio, ratio <= goal(variant))]
-        cells.append(f"{growth(name, variant, xla):.0f}")
+        cells.append(f"{growth(name, variant, xla):.0f}" if measures_memory else "")
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -134,6 +134,7 @@ def main():
     parser.add_argument("names", nargs="*", default=MODELS, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=15, help="default 15")
     parser.add_argument("--xla", action="store_true", help="compile with XLA")
+    parser.add_argument("--no-memory", action="store_true", help="times alone")
     parser.add_argument("--alone", help="print the memory of this variant")
     arguments = parser.parse_args()
     if arguments.alone:
@@ -148,7 +149,7 @@ def main():
     print("| model | variant | step, ms | / FP32 | peak memory, MiB |")
     print("|---|---|---|---|---|")
     for name in arguments.names:
-        print_rows(name, arguments.rounds, arguments.xla)
+        print_rows(name, arguments.rounds, arguments.xla, not arguments.no_memory)
 
 
 if __name__ == "__main__":
