@@ -58,8 +58,8 @@ class Autoencoder(keras.Model):
     def train_step(self, data):
         images, *_ = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            errors = tf.cast(self(images, training=True) - images, "float32")
-            loss = tf.reduce_mean(errors**2)
+            made = tf.cast(self(images, training=True), "float32")
+            loss = tf.reduce_mean((made - images) ** 2)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
@@ -88,16 +88,18 @@ class GAN(keras.Model):
 
     def compile_with(self, wrap):
         self.compile(jit_compile=False)
-        self.optimizers = {
-            part: wrap(keras.optimizers.Adam(1e-4)) for part in ("generator", "judge")
-        }
+        self.optimizers = {}
+        for part in ("generator", "judge"):
+            self.optimizers[part] = wrap(keras.optimizers.Adam(1e-4))
+            self.optimizers[part].build(getattr(self, part).trainable_variables)
 
     def call(self, noise, training=False):
         return self.judge(self.generator(noise, training=training), training=training)
 
     def train_step(self, data):
         noise, *_ = keras.utils.unpack_x_y_sample_weight(data)
-        real = tf.random.normal((len(noise), 32, 32, 3), dtype=self.compute_dtype)
+        shape = (tf.shape(noise)[0], 32, 32, 3)
+        real = tf.random.normal(shape, dtype=self.compute_dtype)
 
         def judged(images):
             return tf.cast(self.judge(images, training=True), "float32")

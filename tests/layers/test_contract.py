@@ -132,6 +132,7 @@ CASES = {
         f"gru-{name}": recurrent("GRU", **RNN_OPTIONS[name])
         for name in ("plain", "masked", "no-bias", "relu")
     },
+    "gru-softmax": recurrent("GRU", recurrent_activation="softmax"),
     "gru-before": recurrent("GRU", reset_after=False, return_sequences=True),
     **{
         f"simple-{name}": recurrent("SimpleRNN", **RNN_OPTIONS[name])
