@@ -1,9 +1,9 @@
-"""How fast is `fp16_gemm` on this CPU, beside `tf.matmul` in FP32 and in FP16?
+"""How fast is `fp16_gemm` on this CPU, beside `tf.matmul` of the same dtypes?
 
-    python benchmarks/gemm.py [--seconds 0.3] > benchmarks/results/gemm_MACHINE.md
-
-Each product runs in all four ways, in turn, in one process; a figure is the median of
-the rounds. Each call is one step of a loop in a graph, as in training.
+`python benchmarks/gemm.py [--seconds 0.3]` prints a Markdown table. Each product runs in
+all six ways, in turn, in one process; a figure is the median of the rounds. Each call is
+one step of a loop in a graph, as in training. A ratio below its goal is bold: 0.9 of
+FP32, 1 of the 16-bit ones.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from machine import processor
+from machine import machine, marked
 
 import keras_mp
 
@@ -38,6 +38,7 @@ SIZES = [  # M, N, K
     (32, 4096, 4096),
 ]
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
+GOALS = (0.9, 1.0, 1.0)
 THEIRS = ("tf FP32", "tf FP16", "tf bfloat16")
 PEAK = Path(__file__).parents[1] / "build" / "cpp-plain" / "fma_peak"
 
@@ -118,11 +119,9 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
     parser.add_argument("--only", default="", help='sizes that begin so: "512, 512"')
     args = parser.parse_args()
-    info = keras_mp.ops.build_info()
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     cores = len(os.sched_getaffinity(0))
-    print(f"{processor()}, {threads or cores} threads; TensorFlow {tf.__version__};")
-    print(f"route {info['route']}, {info.get('cpu', 'no native kernel')}.")
+    print(f"{machine()}; {threads or cores} threads.")
     peak = None
     if PEAK.is_file():
         peak = float(subprocess.check_output([PEAK, str(threads or cores)]))
@@ -141,8 +140,11 @@ def main():
             flops = 2 * m * n * k / times / 1e9
             ratios.append(times[:3] / times[3:])
             figures = " | ".join(f"{x:.0f}" for x in flops)
-            marked = " | ".join(f"{x:.2f}" for x in ratios[-1])
-            print(f"| {m}, {n}, {k} | {layout} | {figures} | {marked} |", flush=True)
+            compared = " | ".join(
+                marked(x, met=x >= goal)
+                for x, goal in zip(ratios[-1], GOALS, strict=True)
+            )
+            print(f"| {m}, {n}, {k} | {layout} | {figures} | {compared} |", flush=True)
             if (m, n, k) == (2048, 2048, 2048) and peak:
                 share = f"{m}, {n}, {k} {layout}: {flops[3] / peak:.0%} of the peak"
                 print(share, file=sys.stderr)
