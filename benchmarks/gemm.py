@@ -1,9 +1,9 @@
 """How fast is `fp16_gemm` on this CPU, beside `tf.matmul` of the same dtypes?
 
-`python benchmarks/gemm.py [--seconds 0.3]` prints a Markdown table. Each product runs in
-all six ways, in turn, in one process; a figure is the median of the rounds. Each call is
-one step of a loop in a graph, as in training. A ratio below its goal is bold: 0.9 of
-FP32, 1 of the 16-bit ones.
+`python benchmarks/gemm.py [--seconds 0.3]` prints a Markdown table. Each product runs
+in all six ways, in turn, in one process; a figure is the median of the rounds. Each
+call is one step of a loop in a graph, as in training. A ratio below its goal is bold:
+0.9 of FP32, 1 of the 16-bit ones.
 """
 
 import argparse
@@ -38,6 +38,7 @@ SIZES = [  # M, N, K
     (32, 4096, 4096),
 ]
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
+OUTPUTS = ("FP32", "FP16", "bfloat16")
 GOALS = (0.9, 1.0, 1.0)
 THEIRS = ("tf FP32", "tf FP16", "tf bfloat16")
 PEAK = Path(__file__).parents[1] / "build" / "cpp-plain" / "fma_peak"
@@ -127,7 +128,7 @@ def main():
         peak = float(subprocess.check_output([PEAK, str(threads or cores)]))
         print(f"\nPeak of FP32 multiply-adds: {peak:.0f} GFLOP/s.")
     print("\nGFLOP/s, and the ratio to `tf.matmul` of the same output dtype:\n")
-    columns = [*THEIRS, "FP32 out", "FP16 out", "bfloat16 out"]
+    columns = [*THEIRS, *(f"{name} out" for name in OUTPUTS)]
     columns += [f"/ {name}" for name in THEIRS]
     print("| M, N, K | | " + " | ".join(columns) + " |")
     print("|---|---" + "|---" * len(columns) + "|")
@@ -148,7 +149,7 @@ def main():
             if (m, n, k) == (2048, 2048, 2048) and peak:
                 share = f"{m}, {n}, {k} {layout}: {flops[3] / peak:.0%} of the peak"
                 print(share, file=sys.stderr)
-    for name, column in zip(("FP32", "FP16", "bfloat16"), zip(*ratios, strict=True), strict=True):
+    for name, column in zip(OUTPUTS, zip(*ratios, strict=True), strict=True):
         print(f"\n{name} output: geometric mean {geometric_mean(column):.2f}, ", end="")
         print(f"smallest {min(column):.2f}.")
 
