@@ -138,7 +138,6 @@ void Change(Blocking& blocking, const std::string& option) {
   if (name == "terms") blocking.terms = value;
   else if (name == "max_rows") blocking.max_rows = value;
   else if (name == "max_columns") blocking.max_columns = value;
-  else if (name == "max_sums") blocking.max_sums = value;
   else if (name == "few_rows_of_rows") blocking.few_rows_of_rows = value;
   else if (name == "few_rows_of_columns") blocking.few_rows_of_columns = value;
   else std::exit((std::fprintf(stderr, "no number %s\n", name.c_str()), 2));

@@ -87,11 +87,11 @@ struct Grid {
     }
     // Equal tiles, as many in a row as the threads can share evenly.
     column_tiles = CeilDiv(product.n, blocking.max_columns);
-    if (product.m <= 512) column_tiles = RoundUp(column_tiles, threads);
+    if (product.m <= blocking.max_rows) column_tiles = RoundUp(column_tiles, threads);
     columns = std::min(RoundUp(CeilDiv(product.n, column_tiles), kernel.panel),
                        blocking.max_columns);
     column_tiles = CeilDiv(product.n, columns);
-    row_tiles = CeilDiv(product.m, 512);
+    row_tiles = CeilDiv(product.m, blocking.max_rows);
     constexpr std::int64_t kTilesPerThread = 4, kFewestRows = 96;
     const std::int64_t wanted = CeilDiv(kTilesPerThread * threads, column_tiles);
     const std::int64_t most = std::max<std::int64_t>(1, product.m / kFewestRows);

@@ -53,7 +53,6 @@ struct Blocking {
   std::int64_t terms;        // of each sum (gemm_terms.h) that are packed at a time
   std::int64_t max_rows;     // of a Tile
   std::int64_t max_columns;  // of a Tile
-  std::int64_t max_sums;     // of a Tile, whose columns fill whole vectors
   // Products of up to so many rows go to `few_rows_tile`: where the rows of B lie in
   // memory one after the other, and where its columns do.
   std::int64_t few_rows_of_rows, few_rows_of_columns;

@@ -34,19 +34,19 @@ class TileOf {
   static constexpr std::int64_t kMaxTerms = 512;
   static constexpr std::int64_t kStride = kMaxTerms + 16;  // rows in different sets
   static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
-  static constexpr std::int64_t kMaxRows = 1024;
+  static constexpr std::int64_t kMaxRows = 512;
   static constexpr std::int64_t kMaxColumns = 256;
-  static constexpr std::int64_t kMaxSums = 512 * kMaxColumns;  // of a tile
 
   static constexpr std::int64_t kFewRows = 48;
   static constexpr std::int64_t kFewRowsMaxColumns = 2048;
   static constexpr std::int64_t kFewRowsTerms = 2048;
 
+  static_assert(Simd::kTerms <= kMaxTerms);
+  static_assert(std::max(Simd::kFewRowsOfRows, Simd::kFewRowsOfColumns) <= kFewRows);
   static constexpr Blocking kBlocking = {
-      std::min<std::int64_t>(Simd::kDepth, kMaxTerms),
+      Simd::kTerms,
       kMaxRows,
       kMaxColumns,
-      kMaxSums,
       Simd::kFewRowsOfRows,
       Simd::kFewRowsOfColumns,
       kFewRowsMaxColumns,
@@ -58,11 +58,11 @@ class TileOf {
   struct Workspace {
     alignas(64) Term a[std::max(kBlockRows * kStride, kFewRows * kFewRowsTerms)];
     alignas(64) Term b[kMaxTerms * kMaxColumns];
-    alignas(64) float c[kMaxSums];
+    alignas(64) float c[kMaxRows * kMaxColumns];
     alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kFewRowsMaxColumns];
   };
-  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxSums);
+  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxRows * kMaxColumns);
   static_assert(std::max(kMaxRows, kMaxColumns) <= kFewRowsMaxColumns);
 
   static void Tile(const Product& product, const keras_mp::Tile& tile,

@@ -14,8 +14,9 @@ struct Avx512 {
   // The tile of C in registers: 14 x 2 accumulators, 2 vectors of B; A is broadcast by
   // the multiplication itself.
   static constexpr int kRows = 14;
-  static constexpr int kDepth = 384;  // of a block
-  // Products of few rows: the rows that are computed at a time.
+  static constexpr int kTerms = 384;  // of a sum that are packed at a time
+  // Products of few rows: how many rows are computed at a time, and up to how many it
+  // is worth it, where the rows of B lie in memory one after the other, or its columns.
   static constexpr int kSweptRows = 4;
   static constexpr int kDotRows = 6;
   static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 48;

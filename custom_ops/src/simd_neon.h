@@ -12,8 +12,9 @@ namespace keras_mp {
 struct Neon {
   static constexpr int kWidth = 4;
   static constexpr int kRows = 12;
-  static constexpr int kDepth = 256;  // of a block: its panel of B fits into L1
-  // Products of few rows: the rows that are computed at a time.
+  static constexpr int kTerms = 256;  // of a sum that are packed at a time
+  // Products of few rows: how many rows are computed at a time, and up to how many it
+  // is worth it, where the rows of B lie in memory one after the other, or its columns.
   static constexpr int kSweptRows = 4;
   static constexpr int kDotRows = 4;
   static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 8;
