@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_mp.layers.convolution import FP32OnCPU
+from keras_mp.layers.convolution import PlainFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv3D(FP32OnCPU, keras.layers.Conv3D):
+class Conv3D(PlainFP32OnCPU, keras.layers.Conv3D):
     """`keras.layers.Conv3D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and

@@ -7,7 +7,10 @@ from keras import ops
 
 from keras_mp.layers.precision import (
     HALVES,
+    activated,
     finish,
+    fused,
+    gemm,
     recomputed,
     rounds_first,
     stored,
@@ -60,6 +63,26 @@ class FP32OnCPU:
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         """Returns the convolution alone, in the dtype of inputs and kernels."""
+        raise NotImplementedError
+
+
+class PlainFP32OnCPU(FP32OnCPU):
+    """Mixed into a convolution of Keras that is neither transposed nor depthwise.
+
+    One that looks at a single position is a product of matrices, for which there is an
+    op that takes 16-bit numbers.
+    """
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not (_in_fp32(self, inputs) and _is_product(self)):
+            return super().call(inputs)
+        kernel = stored(lambda: self.kernel)
+        matrix = ops.reshape(kernel, kernel.shape[-2:])
+        activation = fused(self.activation)
+        outputs = gemm(inputs, matrix, bias=stored(self.bias), activation=activation)
+        return outputs if activation else activated(self.activation, outputs)
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         padding = self.padding
         if padding == "causal":
             pad = [[0, 0]] * 3
@@ -164,6 +187,11 @@ def _in_fp32(layer: Any, inputs: Any) -> bool:
     from keras_mp.ops.routes import has_accelerator
 
     return not has_accelerator()
+
+
+def _is_product(layer: Any) -> bool:
+    sizes = {*layer.kernel_size, *layer.strides, layer.groups}
+    return sizes == {1} and layer.data_format == "channels_last"
 
 
 def _multiplies_bfloat16(layer: Any) -> bool:

@@ -265,6 +265,26 @@ CASES = {
         {"filters": 7, "kernel_size": 3, "strides": 2, "activation": "relu"},
         [(2, 7, 5, 3)],
     ),
+    "conv2d-pointwise": Case(
+        "Conv2D",
+        {"filters": 7, "kernel_size": 1, "activation": "tanh"},
+        [(2, 4, 3, 5)],
+    ),
+    "conv1d-pointwise-causal": Case(
+        "Conv1D",
+        {
+            "filters": 4,
+            "kernel_size": 1,
+            "padding": "causal",
+            "dilation_rate": 2,
+            "use_bias": False,
+            "activation": "silu",
+        },
+        [(2, 5, 3)],
+    ),
+    "conv3d-pointwise": Case(
+        "Conv3D", {"filters": 3, "kernel_size": 1}, [(1, 2, 3, 2, 4)]
+    ),
     "conv2d-groups": Case(
         "Conv2D",
         {"filters": 4, "kernel_size": 2, "padding": "same", "groups": 2},

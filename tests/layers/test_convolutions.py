@@ -190,3 +190,29 @@ def test_which_cpu_multiplies_bfloat16(
     monkeypatch.setattr(routes.native, "library", object)
     monkeypatch.setattr(routes.native, "cpu_instructions", lambda: instructions)
     assert routes.multiplies_bfloat16() is expected
+
+
+@pytest.mark.skipif(
+    not routes.has_product(), reason="the reference route has no such op"
+)
+@pytest.mark.parametrize(
+    ("options", "is_product"),
+    [
+        ({}, True),
+        ({"padding": "same", "dilation_rate": 2}, True),
+        ({"kernel_size": (1, 2)}, False),
+        ({"strides": 2}, False),
+        ({"groups": 2}, False),
+        ({"data_format": "channels_first"}, False),
+    ],
+    ids=str,
+)
+def test_a_convolution_of_one_position_is_a_product(options, is_product):
+    options = {"filters": 4, "kernel_size": 1} | options
+    layer = layers.Conv2D(**options, dtype="mixed_float16")
+    graph = tf.function(layer).get_concrete_function(
+        tf.TensorSpec((None, 6, 6, 6), "float16")
+    )
+    ops = {operation.type for operation in graph.graph.get_operations()}
+    assert ("KerasMp>Fp16Gemm" in ops) == is_product
+    assert ("Conv2D" in ops) != is_product
