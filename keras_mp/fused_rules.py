@@ -32,9 +32,13 @@ def rule_of(optimizer: Any) -> FusedRule | None:
     Args:
         optimizer: `keras.optimizers.Optimizer`, built.
     """
-    # Not isinstance: a subclass may do anything.
+    # Not isinstance: a subclass may do anything, and so may a method of an instance.
     known = _KNOWN.get(type(optimizer))
-    if known is None or not _is_default(optimizer, {*_OF_ALL, *known[0]}):
+    if known is None or "update_step" in vars(optimizer):
+        return None
+    if not _is_default(optimizer, {*_OF_ALL, *known[0]}):
+        return None
+    if not all(_is_number(getattr(optimizer, name)) for name in _NUMBERS):
         return None
     return known[1](optimizer)
 
@@ -51,6 +55,10 @@ def count_step(optimizer: Any, finite: Any) -> None:
         product.assign(ops.where(finite, _next_product(optimizer), product))
     iterations = optimizer.iterations
     iterations.assign_add(ops.cast(finite, iterations.dtype))
+
+
+def _is_number(option: Any) -> bool:
+    return option is None or isinstance(option, int | float)
 
 
 def _is_default(optimizer: Any, known: set[str]) -> bool:
@@ -207,6 +215,8 @@ _OF_ALL = {
     "name",
     "kwargs",  # must be empty
 }
+# Those whose value decides what is computed: of a tensor it is not known.
+_NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
 _BETAS = {"beta_1", "beta_2", "epsilon"}
 # The other options that a rule takes into account, and the rule. What is not listed, or
 # comes with another version of Keras, is left to the optimizer where it is used.

@@ -150,6 +150,6 @@ class FusedUpdate:
     def _clipping(self) -> dict[str, Any]:
         clip_norm = self._clip_norm()
         if clip_norm is None:
-            return {"clip_value": self.optimizer.clipvalue or 0.0}
+            return {"clip_value": max(self.optimizer.clipvalue or 0.0, 0.0)}
         # As in Keras, but for the order in which the squares were added up.
         return {"clip_factor": clip_norm * ops.minimum(1 / self._norm, 1 / clip_norm)}

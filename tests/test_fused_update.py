@@ -46,9 +46,18 @@ NOT_FUSED = {
     "adafactor": lambda: optimizers.Adafactor(0.1),
     "lamb": lambda: optimizers.Lamb(0.1),
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
+    "weight-decay-of-a-tensor": lambda: optimizers.Adam(
+        0.1, weight_decay=tf.constant(0.1)
+    ),
+    "step-of-an-instance": lambda: with_step_of_its_own(optimizers.SGD(0.1)),
     "ema": lambda: optimizers.SGD(0.1, use_ema=True),
     "accumulation": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
 }
+
+
+def with_step_of_its_own(optimizer):
+    optimizer.update_step = lambda gradient, variable, rate: variable.assign(gradient)
+    return optimizer
 
 
 def ops_of_a_step(optimizer, weights, gradients):

@@ -240,6 +240,15 @@ def test_option_acts_on_every_optimizer(name, option, dtype):
     assert_every_step_moves_everything(run)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Lion"])
+def test_a_negative_clipvalue_clips_nothing(name):
+    def make():
+        return getattr(optimizers, name)(0.1, clipvalue=-1.0)
+
+    run = run_against_reference(make, oracle.make_weights("float16"), "float16")
+    assert_every_step_moves_everything(run)
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_changes_the_result(option):
     """Or the test above tests nothing."""

@@ -3,10 +3,19 @@
 from typing import Any
 
 import keras
-from keras import ops
+from keras import activations, ops
 
 from keras_mp.layers.precision import stored, uses_ops
 from keras_mp.layers.recurrence import RecurrentKernel, project, recurrent_masks
+
+# Activations that take each number for itself, whatever the shape.
+_ELEMENTWISE = (
+    activations.sigmoid,
+    activations.hard_sigmoid,
+    activations.tanh,
+    activations.relu,
+    activations.linear,
+)
 
 
 class GRUStep:
@@ -60,11 +69,13 @@ class GRUStep:
     def _gates(self, x: Any) -> list[Any]:
         """Returns z and r.
 
-        One call for both: of two, XLA would put r into the loop of the candidate,
-        which then takes twice as long.
+        One call for both where that is the same: of two, XLA would put r into the loop
+        of the candidate, which then takes twice as long.
         """
-        pair = ops.reshape(x, (-1, 2, self._cell.units))
-        return list(ops.unstack(self._cell.recurrent_activation(pair), axis=1))
+        activation = self._cell.recurrent_activation
+        if any(activation is known for known in _ELEMENTWISE):
+            return list(ops.split(activation(x), 2, axis=-1))
+        return [activation(part) for part in ops.split(x, 2, axis=-1)]
 
     def _after(self, h: Any) -> list[Any]:
         """Returns what the state adds to the two gates, and to the candidate."""

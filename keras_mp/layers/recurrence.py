@@ -25,6 +25,9 @@ class RecurrentKernel:
 
     def product(self, h: Any) -> Any:
         """Returns `h @ kernel` in FP32; `h` is `[batch, units]` of 16 bits."""
+        # The state of a stateful layer is a variable, which is assigned to before the
+        # gradient is computed.
+        h = ops.cast(h, self._rounded.dtype)
         return _product(h, self._rounded, self._master)
 
 

@@ -74,10 +74,10 @@ def multiplies_bfloat16() -> bool:
 
     TensorFlow's other kernels of a CPU sum in bfloat16.
     """
-    has_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"
-    is_held = "ONEDNN_MAX_CPU_ISA" in os.environ
+    is_off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() in ("0", "false")
+    is_held = {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
     return (
-        has_onednn
+        not is_off
         and not is_held
         and native.library() is not None
         and native.cpu_instructions() == "avx512_bf16"

@@ -176,14 +176,17 @@ def test_sums_of_bfloat16_are_fp32():
         ({}, "avx512_bf16", True),
         ({}, "avx512", False),
         ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "avx512_bf16", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "False"}, "avx512_bf16", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "1"}, "avx512_bf16", True),
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx512_bf16", False),
+        ({"DNNL_MAX_CPU_ISA": "AVX2"}, "avx512_bf16", False),
     ],
     ids=str,
 )
 def test_which_cpu_multiplies_bfloat16(
     environment, instructions, expected, monkeypatch
 ):
-    for name in ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA"):
+    for name in ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

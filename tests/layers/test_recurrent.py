@@ -70,6 +70,52 @@ def test_states_are_carried_and_reset(name):
 
 
 @EACH
+def test_the_gradient_of_a_step_from_a_state_that_was_carried(name):
+    options = {"stateful": True, "use_cudnn": False}
+    ours = getattr(layers, name)(7, dtype="mixed_float16", **options)
+    keras_s = getattr(keras.layers, name)(7, dtype="float32", **options)
+    x = inputs()
+    gradients = []
+    for layer in (keras_s, ours):
+        layer(x)
+        if layer is ours:
+            layer.set_weights(keras_s.get_weights())
+            layer.reset_state()
+            layer(x)
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(tf.cast(layer(x), "float32") ** 2)
+        gradients.append(tape.gradient(y, layer.trainable_variables))
+    for expected, actual in zip(*gradients, strict=True):
+        assert actual.dtype == "float32"
+        # States and outputs are rounded: a few 2^-11 of the largest.
+        atol = 2**-7 * np.max(np.abs(expected))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        lambda x: keras.ops.softmax(x, axis=1),
+        lambda x: x - keras.ops.mean(x, axis=1, keepdims=True),
+        keras.layers.PReLU(),
+    ],
+    ids=["softmax", "mean", "layer"],
+)
+@pytest.mark.parametrize("reset_after", [False, True])
+def test_gates_are_given_to_an_activation_one_by_one(activation, reset_after):
+    options = {"recurrent_activation": activation, "reset_after": reset_after}
+    keras_s = keras.layers.GRUCell(3, dtype="float32", **options)
+    ours = layers.GRUCell(3, dtype="mixed_float16", **options)
+    x, h = inputs()[:, 0], np.full((len(inputs()), 3), 0.25, "float16")
+    for cell in (keras_s, ours):
+        cell(x, [h])
+    ours.set_weights(keras_s.get_weights())
+    expected, _ = keras_s(np.float32(x), [np.float32(h)])
+    actual, _ = ours(x, [h])
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2**-8)
+
+
+@EACH
 def test_an_initial_state(name):
     layer = getattr(layers, name)(7, return_state=True, dtype="mixed_float16")
     _, *states = layer(inputs()[:, :2])
