@@ -52,12 +52,25 @@ ENCODER = SIZES | {"num_heads": 4, "max_sequence_length": 128}
 GROUPED = SIZES | {"num_query_heads": 4, "num_key_value_heads": 2}
 BACKBONES = {
     "Bert": ENCODER,
+    "Roberta": ENCODER,
+    "DistilBert": ENCODER,
+    "Albert": ENCODER | {"embedding_dim": 128},
+    "DebertaV3": ENCODER | {"bucket_size": 64},
     "GPT2": ENCODER,
     "OPT": ENCODER,
+    "Bart": ENCODER,
     "Bloom": SIZES | {"num_heads": 4},
     "Mistral": GROUPED,
     "Llama": GROUPED,
     "Gemma": GROUPED | {"head_dim": 64},
+    "ViT": {
+        "image_shape": (64, 64, 3),
+        "patch_size": 8,
+        "num_layers": 2,
+        "num_heads": 4,
+        "hidden_dim": 256,
+        "mlp_dim": 1024,
+    },
 }
 OWN = {
     "TransformerBlock": own_models.transformer_block,
@@ -79,15 +92,21 @@ def image_model(name):
     return model, tf.random.uniform((4, *shape), 0, 255, seed=1)
 
 
-def text_model(name):
+def backbone(name):
     import keras_hub
 
     model = getattr(keras_hub.models, f"{name}Backbone")(**BACKBONES[name])
+    if "image_shape" in BACKBONES[name]:
+        return model, tf.random.uniform((4, 64, 64, 3), -1, 1, seed=1)
     tokens = tf.random.uniform((4, 128), 0, 1000, "int32", seed=1)
-    inputs = {"token_ids": tokens, "padding_mask": tf.ones_like(tokens)}
-    if "segment_ids" in model.input:
-        inputs["segment_ids"] = tf.zeros_like(tokens)
-    return model, inputs
+    values = {
+        "token_ids": tokens,
+        "padding_mask": tf.ones_like(tokens),
+        "segment_ids": tf.zeros_like(tokens),
+    }
+    # Of an encoder and a decoder, each has its own.
+    kinds = {key: key.split("coder_")[-1] for key in model.input}
+    return model, {key: values[kind] for key, kind in kinds.items()}
 
 
 def made(name, version, weights):
@@ -99,7 +118,7 @@ def made(name, version, weights):
     if name in OWN:
         model, inputs = OWN[name]()
     else:
-        model, inputs = (image_model if name in APPLICATIONS else text_model)(name)
+        model, inputs = (image_model if name in APPLICATIONS else backbone)(name)
     if weights is not None:
         model.set_weights(weights)
     if version == "ours":
