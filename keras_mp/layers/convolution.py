@@ -34,7 +34,8 @@ class FP32OnCPU:
     rounded before the bias, and the gradient of a kernel once, to bfloat16.
     """
 
-    # The weights that `convolve` takes, in order.
+    # Each subclass has `convolve(inputs, *kernels)`, which returns the convolution
+    # alone, in the dtype of both. The weights that it takes, in order:
     kernel_names: tuple[str, ...] = ("kernel",)
 
     def call(self: Any, inputs: Any) -> Any:
@@ -60,10 +61,6 @@ class FP32OnCPU:
 
         outputs = recomputed(compute, inputs, *kernels, *biases)
         return finish(outputs, self.activation, self.compute_dtype)
-
-    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
-        """Returns the convolution alone, in the dtype of inputs and kernels."""
-        raise NotImplementedError
 
 
 class PlainFP32OnCPU(FP32OnCPU):
