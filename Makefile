@@ -26,7 +26,7 @@ KERAS_MP_CUDA := $(if $(and $(GPU),$(NVCC)),ON,OFF)
 WITHOUT_NVCC := $(if $(NVCC),,$(GPU))
 endif
 export KERAS_MP_CUDA
-NATIVE := keras_mp/ops/_keras_mp_ops.so
+NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
 .PHONY: help bench demo test test-backends test-cpp test-cpp-slow test-slow lint clean
@@ -49,9 +49,9 @@ demo: $(VENV)/.installed-examples $(NATIVE)
 # of the ops choose the library themselves.
 test: $(VENV)/.keras-hub $(NATIVE) test-cpp
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
-	  tests/layers tests/test_optimizers.py tests/test_outside_changes.py \
-	  tests/test_overflow.py \
-	  --ignore tests/layers/test_convert.py --ignore tests/layers/test_training.py \
+	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
+	  tests/optimizer/test_overflow.py \
+	  --ignore tests/layers/conversion/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
 

@@ -115,6 +115,8 @@ class BuildWithCMake(build_ext):
 
 
 setup(
-    ext_modules=[Extension("keras_mp.ops._keras_mp_ops", sources=[], optional=True)],
+    ext_modules=[
+        Extension("keras_mp.ops.kernels._keras_mp_ops", sources=[], optional=True)
+    ],
     cmdclass={"build_ext": BuildWithCMake},
 )

@@ -13,7 +13,7 @@ def register_ops() -> None:
         return
     import tensorflow as tf
 
-    from keras_mp.ops import native
+    from keras_mp.ops.kernels import native
 
     try:
         if native.mode() == "reference":

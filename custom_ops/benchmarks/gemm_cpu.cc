@@ -2,7 +2,7 @@
 //
 //   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE ...]]]]
 //
-// NAME is a number of `Blocking` (gemm_tile.h), to be tried with another VALUE.
+// NAME is a number of `Blocking` (cpu/gemm/tile.h), to be tried with another VALUE.
 
 #include <algorithm>
 #include <atomic>
@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "gemm_tile.h"
-#include "kernels.h"
+#include "cpu/gemm/tile.h"
+#include "cpu/kernels.h"
 
 namespace keras_mp {
 namespace {

@@ -20,7 +20,7 @@
 #include <limits>
 #include <vector>
 
-#include "gemm_cublaslt.h"
+#include "cuda/gemm/cublaslt.h"
 #include "keras_mp/gemm_cuda.h"
 
 namespace keras_mp {

@@ -56,26 +56,26 @@ target_compile_options(keras_mp_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>)
 
 add_library(keras_mp_gemm_cuda STATIC
-  src/gemm_cublaslt.cc
-  src/gemm_cuda.cu
-  src/gemm_cuda_mma_bfloat16.cu
-  src/gemm_cuda_mma_half.cu
-  src/gemm_cuda_plan.cc
-  src/gemm_cuda_wmma.cu)
+  src/cuda/gemm/cublaslt.cc
+  src/cuda/gemm/gemm.cu
+  src/cuda/gemm/mma_bfloat16.cu
+  src/cuda/gemm/mma_half.cu
+  src/cuda/gemm/plan.cc
+  src/cuda/gemm/wmma.cu)
 set_target_properties(keras_mp_gemm_cuda PROPERTIES
   CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
   POSITION_INDEPENDENT_CODE ON)
 target_include_directories(keras_mp_gemm_cuda PUBLIC include PRIVATE src)
 # After the toolkit's own folder, so that only cublasLt.h comes from another version.
 if(KERAS_MP_CUBLASLT_INCLUDE)
-  set_source_files_properties(src/gemm_cublaslt.cc PROPERTIES
+  set_source_files_properties(src/cuda/gemm/cublaslt.cc PROPERTIES
     COMPILE_OPTIONS "-idirafter;${KERAS_MP_CUBLASLT_INCLUDE}")
 endif()
 target_link_libraries(keras_mp_gemm_cuda
   PUBLIC keras_mp_kernels CUDA::cudart_static ${CMAKE_DL_LIBS}
   PRIVATE keras_mp_cuda_options)
 
-add_library(keras_mp_update_cuda STATIC src/update_cuda.cu)
+add_library(keras_mp_update_cuda STATIC src/cuda/update/update.cu)
 set_target_properties(keras_mp_update_cuda PROPERTIES
   CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
   POSITION_INDEPENDENT_CODE ON)
@@ -89,15 +89,15 @@ target_link_libraries(keras_mp_update_cuda
 
 if(KERAS_MP_TESTS)
   find_package(Threads REQUIRED)
-  add_executable(gemm_cuda_test tests/gemm_cuda_test.cu)
+  add_executable(gemm_cuda_test tests/cuda/gemm_test.cu)
   add_executable(gemm_cuda_benchmark benchmarks/gemm_cuda.cu)
-  add_executable(update_cuda_test tests/update_cuda_test.cu)
+  add_executable(update_cuda_test tests/cuda/update_test.cu)
   add_executable(update_cuda_benchmark benchmarks/update_cuda.cu)
   foreach(target gemm_cuda_test gemm_cuda_benchmark update_cuda_test
           update_cuda_benchmark)
     set_target_properties(${target} PROPERTIES
       CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}")
-    target_include_directories(${target} PRIVATE src)
+    target_include_directories(${target} PRIVATE tests src)
     target_link_libraries(${target} PRIVATE
       keras_mp_gemm_cuda keras_mp_update_cuda keras_mp_cuda_options Threads::Threads)
   endforeach()
@@ -108,14 +108,16 @@ if(KERAS_MP_TESTS)
 
   if(KERAS_MP_CUBLASLT_INCLUDE)
     # Under the name that the loader asks for, from a folder that it does not look into.
-    add_library(fake_cublaslt MODULE tests/fake_cublaslt.cc)
+    add_library(fake_cublaslt MODULE tests/cuda/fake_cublaslt.cc)
     target_link_options(fake_cublaslt PRIVATE -Wl,-soname,libcublasLt.so.13)
     # The test says itself which device is the current one.
-    add_executable(gemm_cublaslt_test tests/gemm_cublaslt_test.cc src/gemm_cublaslt.cc)
+    add_executable(gemm_cublaslt_test
+      tests/cuda/gemm_cublaslt_test.cc src/cuda/gemm/cublaslt.cc)
     target_link_libraries(gemm_cublaslt_test PRIVATE ${CMAKE_DL_LIBS})
     foreach(target fake_cublaslt gemm_cublaslt_test)
       set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET default)
-      target_include_directories(${target} PRIVATE include src ${CUDAToolkit_INCLUDE_DIRS})
+      target_include_directories(${target} PRIVATE
+        include tests src ${CUDAToolkit_INCLUDE_DIRS})
       target_compile_options(${target} PRIVATE
         -idirafter${KERAS_MP_CUBLASLT_INCLUDE})
       target_link_libraries(${target} PRIVATE keras_mp_warnings)

@@ -19,47 +19,48 @@ message(STATUS
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 add_library(keras_mp_ops MODULE
-  tensorflow/average_pool_xla.cc
-  tensorflow/batch_norm_xla.cc
-  tensorflow/fp16_gemm_xla.cc
-  tensorflow/row_norm_xla.cc
-  tensorflow/softmax_xla.cc
-  tensorflow/sum_xla.cc
-  tensorflow/update_xla.cc
-  tensorflow/update_xla_cpu.cc
-  tensorflow/average_pool.cc
-  tensorflow/batch_norm_cpu.cc
-  tensorflow/batch_norm_op.cc
-  tensorflow/fp16_gemm_cpu.cc
-  tensorflow/fp16_gemm_kernel.cc
-  tensorflow/fp16_gemm_op.cc
-  tensorflow/row_ops.cc
-  tensorflow/row_ops_cpu.cc
-  tensorflow/status.cc
-  tensorflow/sum_op.cc
-  tensorflow/update_arguments.cc
-  tensorflow/update_cpu_ops.cc
-  tensorflow/update_ops.cc
-  tensorflow/variables.cc
-  tensorflow/build_info.cc)
+  tensorflow/pool/average_pool_xla.cc
+  tensorflow/norm/batch_norm_xla.cc
+  tensorflow/gemm/xla.cc
+  tensorflow/norm/row_norm_xla.cc
+  tensorflow/norm/softmax_xla.cc
+  tensorflow/norm/sum_xla.cc
+  tensorflow/update/xla.cc
+  tensorflow/update/xla_cpu.cc
+  tensorflow/pool/average_pool.cc
+  tensorflow/norm/batch_norm_cpu.cc
+  tensorflow/norm/batch_norm_op.cc
+  tensorflow/gemm/cpu.cc
+  tensorflow/gemm/kernel.cc
+  tensorflow/gemm/op.cc
+  tensorflow/norm/row_ops.cc
+  tensorflow/norm/row_ops_cpu.cc
+  tensorflow/common/status.cc
+  tensorflow/norm/sum_op.cc
+  tensorflow/update/arguments.cc
+  tensorflow/update/cpu_ops.cc
+  tensorflow/update/ops.cc
+  tensorflow/update/variables.cc
+  tensorflow/common/build_info.cc)
 # TensorFlow's headers take most of the time to compile, and are read once for all files
 # together; those of XLA, which take as long again, beside them.
 set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-set_source_files_properties(tensorflow/average_pool_xla.cc tensorflow/batch_norm_xla.cc
-  tensorflow/fp16_gemm_xla.cc tensorflow/row_norm_xla.cc tensorflow/softmax_xla.cc
-  tensorflow/sum_xla.cc tensorflow/update_xla.cc tensorflow/update_xla_cpu.cc
-  tensorflow/update_xla_cuda.cc
+set_source_files_properties(tensorflow/pool/average_pool_xla.cc tensorflow/norm/batch_norm_xla.cc
+  tensorflow/gemm/xla.cc tensorflow/norm/row_norm_xla.cc tensorflow/norm/softmax_xla.cc
+  tensorflow/norm/sum_xla.cc tensorflow/update/xla.cc tensorflow/update/xla_cpu.cc
+  tensorflow/update/xla_cuda.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
-  tensorflow/average_pool.cc tensorflow/batch_norm_cpu.cc
-  tensorflow/batch_norm_op.cc tensorflow/fp16_gemm_cpu.cc
-  tensorflow/fp16_gemm_gpu.cc tensorflow/fp16_gemm_kernel.cc tensorflow/fp16_gemm_op.cc
-  tensorflow/row_ops.cc tensorflow/row_ops_cpu.cc
-  tensorflow/status.cc tensorflow/sum_op.cc tensorflow/update_arguments.cc
-  tensorflow/update_cpu_ops.cc tensorflow/update_gpu_ops.cc tensorflow/update_ops.cc
-  tensorflow/variables.cc
+  tensorflow/pool/average_pool.cc tensorflow/norm/batch_norm_cpu.cc
+  tensorflow/norm/batch_norm_op.cc tensorflow/gemm/cpu.cc
+  tensorflow/gemm/gpu.cc tensorflow/gemm/kernel.cc tensorflow/gemm/op.cc
+  tensorflow/norm/row_ops.cc tensorflow/norm/row_ops_cpu.cc
+  tensorflow/common/status.cc tensorflow/norm/sum_op.cc tensorflow/update/arguments.cc
+  tensorflow/update/cpu_ops.cc tensorflow/update/gpu_ops.cc tensorflow/update/ops.cc
+  tensorflow/update/variables.cc
   PROPERTIES UNITY_GROUP tensorflow)
+target_include_directories(keras_mp_ops PRIVATE tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}
   ${tensorflow_include}/external/highwayhash
@@ -71,8 +72,8 @@ target_compile_definitions(keras_mp_ops PRIVATE
 target_link_libraries(keras_mp_ops PRIVATE keras_mp_kernels keras_mp_warnings)
 if(KERAS_MP_CUDA)
   target_sources(keras_mp_ops PRIVATE
-    tensorflow/fp16_gemm_gpu.cc tensorflow/update_gpu_ops.cc
-    tensorflow/update_xla_cuda.cc)
+    tensorflow/gemm/gpu.cc tensorflow/update/gpu_ops.cc
+    tensorflow/update/xla_cuda.cc)
   target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
   # The runtime that the kernels were compiled for, before TensorFlow's library, which
   # has the same functions for its own; and not to be seen from outside.
@@ -88,6 +89,6 @@ if(KERAS_MP_CUDA)
   list(JOIN KERAS_MP_CUDA_ARCHITECTURES " " architectures)
 endif()
 string(APPEND build ", \"cuda\": \"${architectures}\"}")
-set_source_files_properties(tensorflow/build_info.cc PROPERTIES
+set_source_files_properties(tensorflow/common/build_info.cc PROPERTIES
   COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
 install(TARGETS keras_mp_ops LIBRARY DESTINATION .)

@@ -1,51 +1,55 @@
 """Keras layers whose 16-bit products and sums accumulate in FP32."""
 
-from keras_mp.layers.activation import Activation
-from keras_mp.layers.add import Add
-from keras_mp.layers.additive_attention import AdditiveAttention
-from keras_mp.layers.attention import Attention
-from keras_mp.layers.average import Average
-from keras_mp.layers.average_pooling1d import AveragePooling1D
-from keras_mp.layers.average_pooling2d import AveragePooling2D
-from keras_mp.layers.average_pooling3d import AveragePooling3D
-from keras_mp.layers.batch_normalization import BatchNormalization
-from keras_mp.layers.conv1d import Conv1D
-from keras_mp.layers.conv1d_transpose import Conv1DTranspose
-from keras_mp.layers.conv2d import Conv2D
-from keras_mp.layers.conv2d_transpose import Conv2DTranspose
-from keras_mp.layers.conv3d import Conv3D
-from keras_mp.layers.conv3d_transpose import Conv3DTranspose
-from keras_mp.layers.conversion_report import ConversionReport as ConversionReport
-from keras_mp.layers.conversion_report import conversion_report as conversion_report
-from keras_mp.layers.convert import convert as convert
-from keras_mp.layers.convert import to_keras as to_keras
-from keras_mp.layers.dense import Dense
-from keras_mp.layers.depthwise_conv1d import DepthwiseConv1D
-from keras_mp.layers.depthwise_conv2d import DepthwiseConv2D
-from keras_mp.layers.dot import Dot
-from keras_mp.layers.einsum_dense import EinsumDense
-from keras_mp.layers.global_average_pooling1d import GlobalAveragePooling1D
-from keras_mp.layers.global_average_pooling2d import GlobalAveragePooling2D
-from keras_mp.layers.global_average_pooling3d import GlobalAveragePooling3D
-from keras_mp.layers.group_normalization import GroupNormalization
-from keras_mp.layers.grouped_query_attention import (
+from keras_mp.layers.activations.activation import Activation
+from keras_mp.layers.activations.softmax import Softmax
+from keras_mp.layers.attention.additive_attention import AdditiveAttention
+from keras_mp.layers.attention.attention import Attention
+from keras_mp.layers.attention.grouped_query_attention import (
     GroupedQueryAttention as GroupQueryAttention,
 )
-from keras_mp.layers.gru import GRU
-from keras_mp.layers.gru_cell import GRUCell
-from keras_mp.layers.layer_normalization import LayerNormalization
-from keras_mp.layers.lstm import LSTM
-from keras_mp.layers.lstm_cell import LSTMCell
-from keras_mp.layers.multi_head_attention import MultiHeadAttention
-from keras_mp.layers.reversible_embedding import ReversibleEmbedding
-from keras_mp.layers.rms_normalization import RMSNormalization
-from keras_mp.layers.separable_conv1d import SeparableConv1D
-from keras_mp.layers.separable_conv2d import SeparableConv2D
-from keras_mp.layers.simple_rnn import SimpleRNN
-from keras_mp.layers.simple_rnn_cell import SimpleRNNCell
-from keras_mp.layers.softmax import Softmax
-from keras_mp.layers.spectral_normalization import SpectralNormalization
-from keras_mp.layers.unit_normalization import UnitNormalization
+from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.conversion.conversion_report import (
+    ConversionReport as ConversionReport,
+)
+from keras_mp.layers.conversion.conversion_report import (
+    conversion_report as conversion_report,
+)
+from keras_mp.layers.conversion.convert import convert as convert
+from keras_mp.layers.conversion.convert import to_keras as to_keras
+from keras_mp.layers.convolutional.conv1d import Conv1D
+from keras_mp.layers.convolutional.conv1d_transpose import Conv1DTranspose
+from keras_mp.layers.convolutional.conv2d import Conv2D
+from keras_mp.layers.convolutional.conv2d_transpose import Conv2DTranspose
+from keras_mp.layers.convolutional.conv3d import Conv3D
+from keras_mp.layers.convolutional.conv3d_transpose import Conv3DTranspose
+from keras_mp.layers.convolutional.depthwise_conv1d import DepthwiseConv1D
+from keras_mp.layers.convolutional.depthwise_conv2d import DepthwiseConv2D
+from keras_mp.layers.convolutional.separable_conv1d import SeparableConv1D
+from keras_mp.layers.convolutional.separable_conv2d import SeparableConv2D
+from keras_mp.layers.core.dense import Dense
+from keras_mp.layers.core.einsum_dense import EinsumDense
+from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
+from keras_mp.layers.merging.add import Add
+from keras_mp.layers.merging.average import Average
+from keras_mp.layers.merging.dot import Dot
+from keras_mp.layers.normalization.batch_normalization import BatchNormalization
+from keras_mp.layers.normalization.group_normalization import GroupNormalization
+from keras_mp.layers.normalization.layer_normalization import LayerNormalization
+from keras_mp.layers.normalization.rms_normalization import RMSNormalization
+from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
+from keras_mp.layers.normalization.unit_normalization import UnitNormalization
+from keras_mp.layers.pooling.average_pooling1d import AveragePooling1D
+from keras_mp.layers.pooling.average_pooling2d import AveragePooling2D
+from keras_mp.layers.pooling.average_pooling3d import AveragePooling3D
+from keras_mp.layers.pooling.global_average_pooling1d import GlobalAveragePooling1D
+from keras_mp.layers.pooling.global_average_pooling2d import GlobalAveragePooling2D
+from keras_mp.layers.pooling.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.rnn.gru import GRU
+from keras_mp.layers.rnn.gru_cell import GRUCell
+from keras_mp.layers.rnn.lstm import LSTM
+from keras_mp.layers.rnn.lstm_cell import LSTMCell
+from keras_mp.layers.rnn.simple_rnn import SimpleRNN
+from keras_mp.layers.rnn.simple_rnn_cell import SimpleRNNCell
 
 __all__ = [
     "GRU",

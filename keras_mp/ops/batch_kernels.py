@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import has_kernels, slopes_of
+from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization
-from keras_mp.ops.routes import has_kernels, slopes_of
-from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total
 
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from keras_mp.ops.backward import late
 from keras_mp.ops.batch_kernels import kernel_for
+from keras_mp.ops.kernels.dispatch import choose
+from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization
-from keras_mp.ops.routes import choose
-from keras_mp.ops.rows import sizes_of
 from keras_mp.ops.statistics import Total, over_replicas
 
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_mp.ops import native, routes
+from keras_mp.ops.kernels import dispatch, native
 
 
 def build_info() -> dict[str, str]:
@@ -36,7 +36,7 @@ def build_info() -> dict[str, str]:
             native.load()
             info |= {"route": "native", "cpu": native.cpu_instructions()}
             problem = native.cuda_problem()
-            if routes.devices("GPU") and problem:
+            if dispatch.devices("GPU") and problem:
                 info |= {"route": "reference", "missing": f"on the GPU: {problem}"}
     except native.NativeLibraryError as error:
         info["missing"] = str(error)

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
 from keras_mp.ops.backward import late
 from keras_mp.ops.checks import (
     axes_of,
@@ -13,9 +12,10 @@ from keras_mp.ops.checks import (
     output_dtype_of,
     to_floating,
 )
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import choose, slopes_of
+from keras_mp.ops.kernels.rows import as_rows, have_kernel, sizes_of
 from keras_mp.ops.reductions import accumulator_of, without
-from keras_mp.ops.routes import choose, slopes_of
-from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
 
 
 def softmax(

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops import native, reference
+from keras_mp.ops import reference
 from keras_mp.ops.checks import check_dtypes, check_shapes, output_dtype_of, to_tensor
-from keras_mp.ops.routes import has_accelerator, has_product
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import has_accelerator, has_product
 
 
 def fp16_gemm(

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.backward import late
-from keras_mp.ops.rows import sizes_of
+from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.statistics import Total
 
 # Outputs of `tf.custom_gradient` and the gradients that it asks for.

@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
-from keras_mp.ops.routes import choose
-from keras_mp.ops.rows import have_sum, sizes_of
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import choose
+from keras_mp.ops.kernels.rows import have_sum, sizes_of
 
 
 def average_pool(

@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops import native
 from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
-from keras_mp.ops.routes import choose
-from keras_mp.ops.rows import have_sum, sizes_of
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import choose
+from keras_mp.ops.kernels.rows import have_sum, sizes_of
 
 
 def sum(

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops import native
 from keras_mp.ops.backward import late
 from keras_mp.ops.checks import axes_of
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import choose, slopes_of
+from keras_mp.ops.kernels.rows import as_rows, have_kernel, sizes_of
 from keras_mp.ops.normalization import sum_like
-from keras_mp.ops.routes import choose, slopes_of
-from keras_mp.ops.rows import as_rows, have_kernel, sizes_of
 
 LAYER = "layer"
 ROOT_MEAN_SQUARE = "root_mean_square"

@@ -5,7 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.kernels import native
 
 # How a function runs, and what KERAS_MP_OPS says.
 ROUTES = {

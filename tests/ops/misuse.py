@@ -11,7 +11,7 @@ import random
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.kernels import native
 
 # What a mistake may raise: by the kernel or XLA; by a shape function; by the wrapper.
 ERRORS = (tf.errors.InvalidArgumentError, ValueError, TypeError)

@@ -7,7 +7,7 @@ can hold a module of StableHLO that calls them, past the ops and all that these 
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.kernels import native
 
 DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import batch_kernels, batch_normalization, routes
+from keras_mp.ops import batch_kernels, batch_normalization
+from keras_mp.ops.kernels import dispatch
 
 SHAPES = {
     "images": ((4, 5, 6, 3), 3),
@@ -78,7 +79,7 @@ def test_a_constant_channel_is_beta(jit):
 def test_a_cpu_takes_the_kernel_and_an_accelerator_the_formula(ops_mode, monkeypatch):
     ops_mode("native")
     assert batch_kernels.kernel_for("NHWC", 1e-3) is not None
-    monkeypatch.setattr(routes, "has_accelerator", lambda: True)
+    monkeypatch.setattr(dispatch, "has_accelerator", lambda: True)
     assert batch_kernels.kernel_for("NHWC", 1e-3) is None
 
 

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.ops import fp16_gemm, native, routes
+from keras_mp.ops import fp16_gemm
+from keras_mp.ops.kernels import dispatch, native
 
 A = np.full((2, 3), 0.5, "float16")
 SUMS = [[0.75, 0.75], [0.75, 0.75]]
@@ -30,7 +31,7 @@ def machine(monkeypatch, ops_mode):
 
     def become(kinds, cuda):
         seen = {kind: [kind] for kind in kinds}
-        monkeypatch.setattr(routes, "devices", lambda kind: seen.get(kind, []))
+        monkeypatch.setattr(dispatch, "devices", lambda kind: seen.get(kind, []))
         monkeypatch.setattr(native, "has_cuda", lambda: has_cuda(cuda))
         return asked
 
@@ -103,7 +104,7 @@ def test_a_gpu_without_kernels_is_told_of_once(monkeypatch, ops_mode):
     problem = native.cuda_problem()
     assert problem  # there is no GPU here
     monkeypatch.setattr(
-        routes, "devices", lambda kind: ["GPU:0"] if kind == "GPU" else []
+        dispatch, "devices", lambda kind: ["GPU:0"] if kind == "GPU" else []
     )
     native.has_cuda.cache_clear()
     with pytest.warns(UserWarning, match=re.escape(problem)) as warned:

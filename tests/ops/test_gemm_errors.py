@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import fp16_gemm, native
+from keras_mp.ops import fp16_gemm
+from keras_mp.ops.kernels import native
 
 HALF, SINGLE = "float16", "float32"
 

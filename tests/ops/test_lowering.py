@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import native
+from keras_mp.ops.kernels import native
 
 INFINITY, NAN = float("inf"), float("nan")
 KINDS = ("layer", "root_mean_square", "unit_length")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_mp import ops
-from keras_mp.ops.rows import as_rows
+from keras_mp.ops.kernels.rows import as_rows
 
 SIZES = (0, 1, 7, 16, 17, 217, 989)
 DTYPES = {

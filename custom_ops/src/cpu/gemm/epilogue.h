@@ -1,0 +1,63 @@
+// What happens to a finished row of sums: alpha, bias, activation, one rounding.
+
+#ifndef KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_
+#define KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_
+
+#include <cstdint>
+
+#include "keras_mp/gemm.h"
+#include "cpu/simd/simd.h"
+#include "cpu/simd/vector_math.h"
+
+namespace keras_mp {
+
+// to[j] = round(activate(alpha * from[j] + bias[j])); no bias where null.
+template <class Simd, class Format, class Activate>
+static inline void FinishRow(const float* from, std::int64_t count, float alpha,
+                             const float* bias, Activate activate,
+                             typename Format::Element* to) {
+  constexpr int kWidth = Simd::kWidth;
+  std::int64_t j = 0;
+  for (; j + kWidth <= count; j += kWidth) {
+    typename Simd::Float x = alpha * Load<Simd>(from + j);
+    if (bias != nullptr) x += Load<Simd>(bias + j);
+    Format::Store(to + j, activate(x));
+  }
+  if (j < count) {
+    typename Simd::Float x = alpha * LoadSome<Simd, Single<Simd>>(from + j, count - j);
+    if (bias != nullptr) x += LoadSome<Simd, Single<Simd>>(bias + j, count - j);
+    StoreSome<Simd, Format>(to + j, activate(x), count - j);
+  }
+}
+
+// All rows of a block: `from` [rows, columns] at distance from_row, `to` at to_row.
+template <class Simd, class Format>
+void FinishRows(const float* from, std::int64_t from_row, std::int64_t rows,
+                std::int64_t columns, float alpha, const float* bias,
+                Activation activation, typename Format::Element* to,
+                std::int64_t to_row) {
+  using Float = typename Simd::Float;
+  using Math = VectorMath<Simd>;
+  const auto finish = [&](auto activate) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      FinishRow<Simd, Format>(from + i * from_row, columns, alpha, bias, activate,
+                              to + i * to_row);
+    }
+  };
+  switch (activation) {
+    case Activation::kNone:
+      return finish([](Float x) { return x; });
+    case Activation::kRelu:
+      return finish([](Float x) { return Math::Relu(x); });
+    case Activation::kTanh:
+      return finish([](Float x) { return Math::Tanh(x); });
+    case Activation::kSigmoid:
+      return finish([](Float x) { return Math::Sigmoid(x); });
+    case Activation::kGelu:
+      return finish([](Float x) { return Math::Gelu(x); });
+  }
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_

@@ -1,0 +1,169 @@
+// Cuts a product into tiles and gives them to the kernel of the instruction set.
+
+#include "keras_mp/gemm_cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "cpu/gemm/tile.h"
+#include "cpu/kernels.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+
+namespace keras_mp {
+namespace {
+
+// Whether op(A) op(B) is best computed without packing B.
+bool HasFewRows(std::int64_t m, bool transpose_b, const Blocking& blocking) {
+  return m <= (transpose_b ? blocking.few_rows_of_columns : blocking.few_rows_of_rows);
+}
+
+// Whether to compute C^T = op(B)^T op(A)^T instead.
+bool IsBetterSwapped(const Gemm& g, const Blocking& blocking) {
+  const bool few_rows = HasFewRows(g.m, g.transpose_b, blocking);
+  const bool few_columns = HasFewRows(g.n, !g.transpose_a, blocking);
+  if (few_rows || few_columns) return few_columns && (!few_rows || g.n < g.m);
+  // Packing is cheap along the rows in memory and dear across them: the larger matrix
+  // takes the side where it is read along its rows.
+  if (g.transpose_a && g.transpose_b) return true;
+  if (g.transpose_a) return g.n < g.m;
+  return g.transpose_b && g.m < g.n;
+}
+
+Product ProductOf(const Gemm& g, const Blocking& blocking) {
+  const DataType b_type = g.rounds_b ? DataType::kFloat : g.input;
+  Product product;
+  product.m = g.m;
+  product.n = g.n;
+  product.k = g.k;
+  product.a = {g.a, g.input, g.lda, 1};
+  product.b = {g.b, b_type, g.ldb, 1};
+  if (g.transpose_a) product.a = product.a.Transposed();
+  if (g.transpose_b) product.b = product.b.Transposed();
+  product.c = g.c;
+  product.c_row = g.ldc;
+  product.swapped = false;
+  product.output = g.output;
+  // An empty sum is 0, not 0 * alpha.
+  product.alpha = g.alpha && g.k > 0 ? *g.alpha : 1.0f;
+  product.bias = g.bias;
+  product.bias_type = g.bias_type;
+  product.activation = g.activation;
+  if (IsBetterSwapped(g, blocking)) {
+    std::swap(product.m, product.n);
+    std::swap(product.a, product.b);
+    product.a = product.a.Transposed();
+    product.b = product.b.Transposed();
+    product.swapped = true;
+  }
+  return product;
+}
+
+// How many threads are worth waking: each should have this many multiply-adds, which
+// take tens of microseconds.
+std::int64_t ThreadsFor(const Gemm& gemm, int threads) {
+  constexpr double kWorkOfAThread = 2e6;
+  const double work = 1.0 * gemm.m * gemm.n * gemm.k * gemm.batch;
+  return std::max(1.0, std::min<double>(threads, work / kWorkOfAThread));
+}
+
+// The tiles of a product, for a number of threads that share them.
+struct Grid {
+  bool few_rows;
+  std::int64_t rows, columns;  // of a tile
+  std::int64_t row_tiles, column_tiles;
+
+  Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
+    const Blocking& blocking = kernel.blocking;
+    few_rows = HasFewRows(product.m, product.b.row == 1, blocking);
+    if (few_rows) {
+      rows = product.m;
+      row_tiles = 1;
+      const std::int64_t share = RoundUp(CeilDiv(product.n, threads), kernel.panel);
+      columns = std::min(share, blocking.few_rows_max_columns);
+      column_tiles = CeilDiv(product.n, columns);
+      return;
+    }
+    // Equal tiles, as many in a row as the threads can share evenly.
+    column_tiles = CeilDiv(product.n, blocking.max_columns);
+    if (product.m <= blocking.max_rows) column_tiles = RoundUp(column_tiles, threads);
+    columns = std::min(RoundUp(CeilDiv(product.n, column_tiles), kernel.panel),
+                       blocking.max_columns);
+    column_tiles = CeilDiv(product.n, columns);
+    row_tiles = CeilDiv(product.m, blocking.max_rows);
+    constexpr std::int64_t kTilesPerThread = 4, kFewestRows = 96;
+    const std::int64_t wanted = CeilDiv(kTilesPerThread * threads, column_tiles);
+    const std::int64_t most = std::max<std::int64_t>(1, product.m / kFewestRows);
+    row_tiles = std::max(row_tiles, std::min(wanted, most));
+    rows = CeilDiv(product.m, row_tiles);
+    row_tiles = CeilDiv(product.m, rows);
+  }
+};
+
+struct Job {
+  const Gemm& gemm;
+  const Product product;
+  const TileKernel& kernel;
+  const Grid grid;
+  std::atomic<bool> out_of_memory{false};
+
+  void Run(std::int64_t task) {
+    void* workspace = ThreadWorkspace(kernel.workspace_bytes);
+    if (workspace == nullptr) {
+      out_of_memory = true;
+      return;
+    }
+    const std::int64_t tiles = grid.row_tiles * grid.column_tiles;
+    const std::int64_t index = task / tiles;
+    const std::int64_t i = task % tiles / grid.column_tiles * grid.rows;
+    const std::int64_t j = task % grid.column_tiles * grid.columns;
+    Product one = product;
+    std::int64_t a = gemm.stride_a, b = gemm.stride_b;
+    if (product.swapped) std::swap(a, b);
+    one.a = one.a.Moved(index * a);
+    one.b = one.b.Moved(index * b);
+    const std::int64_t size = one.output == DataType::kFloat ? 4 : 2;
+    one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
+    const Tile tile = {i, std::min(grid.rows, one.m - i), j,
+                       std::min(grid.columns, one.n - j)};
+    const auto compute = grid.few_rows ? kernel.few_rows_tile : kernel.tile;
+    compute(one, tile, kernel.blocking, workspace);
+  }
+};
+
+}  // namespace
+
+Status GemmWith(const TileKernel& kernel, const Gemm& given, const Parallel& parallel) {
+  const Status status = Validate(given);
+  if (!status.ok()) return status;
+  const Gemm gemm = FoldBatch(given);
+  if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
+  const Product product = ProductOf(gemm, kernel.blocking);
+  const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
+  // The products of a batch are shared out before the tiles of one.
+  const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
+  Job job = {gemm, product, kernel, grid};
+  const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;
+  const auto body = [](void* context, std::int64_t task) {
+    static_cast<Job*>(context)->Run(task);
+  };
+  if (parallel.run == nullptr || threads == 1) {
+    for (std::int64_t task = 0; task < tasks; ++task) body(&job, task);
+  } else {
+    parallel.run(parallel.state, tasks, &job, body);
+  }
+  if (job.out_of_memory) {
+    return {StatusCode::kOutOfMemory, "no memory to pack the matrices"};
+  }
+  return {};
+}
+
+Status GemmCpu(const Gemm& gemm, const Parallel& parallel, Isa isa) {
+  if (!IsSupported(isa)) return kUnsupportedIsa;
+  const Kernels& kernels = *KernelsOf(isa);
+  const bool half = gemm.input == DataType::kHalf;
+  return GemmWith(half ? *kernels.half_gemm : *kernels.bfloat16_gemm, gemm, parallel);
+}
+
+}  // namespace keras_mp

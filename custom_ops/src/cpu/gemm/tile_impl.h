@@ -1,0 +1,207 @@
+// The product of one instruction set, as a template: included once by each of
+// kernels_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
+// that the linker cannot take one set's code for another's.
+
+#ifndef KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_
+#define KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/gemm/epilogue.h"
+#include "cpu/gemm/few_rows.h"
+#include "cpu/gemm/micro.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tile.h"
+#include "cpu/simd/lanes.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/simd/simd.h"
+
+namespace keras_mp {
+
+// For A and B of `Format`.
+template <class Simd, class Format>
+class TileOf {
+  using Step = typename StepFor<Simd, Format>::Type;
+  using Term = typename Step::Term;
+  using From16Bits = StoredSource<Simd, Format>;
+  using FromFloat = RoundedSource<Simd, Format>;
+  static constexpr std::int64_t kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
+  static constexpr int kVectors = 2;
+
+ public:
+  static constexpr int kPanel = kVectors * Simd::kWidth;
+  static constexpr std::int64_t kMaxTerms = 512;
+  static constexpr std::int64_t kStride = kMaxTerms + 16;  // rows in different sets
+  static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
+  static constexpr std::int64_t kMaxRows = 512;
+  static constexpr std::int64_t kMaxColumns = 256;
+
+  static constexpr std::int64_t kFewRows = 48;
+  static constexpr std::int64_t kFewRowsMaxColumns = 2048;
+  static constexpr std::int64_t kFewRowsTerms = 2048;
+
+  static_assert(Simd::kTerms <= kMaxTerms);
+  static_assert(std::max(Simd::kFewRowsOfRows, Simd::kFewRowsOfColumns) <= kFewRows);
+  static constexpr Blocking kBlocking = {
+      Simd::kTerms,
+      kMaxRows,
+      kMaxColumns,
+      Simd::kFewRowsOfRows,
+      Simd::kFewRowsOfColumns,
+      kFewRowsMaxColumns,
+  };
+
+  // Columns of C as rows, in different sets of the cache.
+  static constexpr std::int64_t kStripRow = kMaxRows + 16;
+
+  struct Workspace {
+    alignas(64) Term a[std::max(kBlockRows * kStride, kFewRows * kFewRowsTerms)];
+    alignas(64) Term b[kMaxTerms * kMaxColumns];
+    alignas(64) float c[kMaxRows * kMaxColumns];
+    alignas(64) float strip[kWidth * kStripRow];
+    alignas(64) float bias[kFewRowsMaxColumns];
+  };
+  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxRows * kMaxColumns);
+  static_assert(std::max(kMaxRows, kMaxColumns) <= kFewRowsMaxColumns);
+
+  static void Tile(const Product& product, const keras_mp::Tile& tile,
+                   const Blocking& blocking, void* memory) {
+    Workspace& workspace = *static_cast<Workspace*>(memory);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth);
+    if (product.k == 0) std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+    const std::int64_t step = blocking.terms * kNumbers;
+    for (std::int64_t p = 0; p < product.k; p += step) {
+      const std::int64_t depth = std::min(step, product.k - p);
+      PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
+      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
+        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
+        PackRows(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
+        MultiplyBlock(workspace, rows, CeilDiv(depth, kNumbers), tile.columns, p > 0,
+                      workspace.c + i * c_row, c_row);
+      }
+    }
+    Finish(product, tile, workspace, c_row);
+  }
+
+  static void FewRowsTile(const Product& product, const keras_mp::Tile& tile,
+                          const Blocking&, void* memory) {
+    Workspace& workspace = *static_cast<Workspace*>(memory);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth);
+    std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+    constexpr std::int64_t kStep = kFewRowsTerms * kNumbers;
+    for (std::int64_t p = 0; p < product.k; p += kStep) {
+      const std::int64_t depth = std::min(kStep, product.k - p);
+      PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kFewRowsTerms);
+      const View b = product.b.At(p, tile.j);
+      const auto multiply = b.type == DataType::kFloat
+                                ? FewRows<Simd, Step, FromFloat>::Multiply
+                                : FewRows<Simd, Step, From16Bits>::Multiply;
+      multiply(workspace.a, kFewRowsTerms, tile.rows, b, depth, tile.columns,
+               workspace.c, c_row);
+    }
+    Finish(product, tile, workspace, c_row);
+  }
+
+ private:
+  static void PackRows(const View& a, std::int64_t rows, std::int64_t depth, Term* to,
+                       std::int64_t stride) {
+    const auto pack = a.type == DataType::kFloat
+                          ? Packer<Simd, Step, FromFloat>::Rows
+                          : Packer<Simd, Step, From16Bits>::Rows;
+    pack(a, rows, depth, to, stride);
+  }
+
+  static void PackPanels(const View& b, std::int64_t depth, std::int64_t columns,
+                         Term* to) {
+    const auto pack = b.type == DataType::kFloat
+                          ? Packer<Simd, Step, FromFloat>::template Panels<kPanel>
+                          : Packer<Simd, Step, From16Bits>::template Panels<kPanel>;
+    pack(b, depth, columns, to);
+  }
+
+  // c (+)= the packed rows times the packed panels
+  static void MultiplyBlock(const Workspace& workspace, std::int64_t rows,
+                            std::int64_t terms, std::int64_t columns, bool accumulate,
+                            float* c, std::int64_t c_row) {
+    for (std::int64_t j = 0; j < columns; j += kPanel) {
+      constexpr int kRows = Simd::kRows;
+      // A last panel of one vector leaves registers for more rows.
+      const auto multiply =
+          columns - j <= kWidth
+              ? MicroRows<Simd, Step, kVectors * kRows, 1, kStride>::Run
+              : MicroRows<Simd, Step, kRows, kVectors, kStride>::Run;
+      multiply(workspace.a, rows, workspace.b + j * terms, terms, accumulate, c + j,
+               c_row);
+    }
+  }
+
+  // C = what the epilogue makes of workspace.c, whose rows are c_row apart.
+  static void Finish(const Product& product, const keras_mp::Tile& tile,
+                     Workspace& workspace, std::int64_t c_row) {
+    if (!product.swapped) {
+      const float* bias = Bias(product, tile.j, tile.columns, workspace);
+      Write(product, tile, workspace.c, c_row, bias);
+      return;
+    }
+    const float* bias = Bias(product, tile.i, tile.rows, workspace);
+    for (std::int64_t j = 0; j < tile.columns; j += kWidth) {
+      for (std::int64_t i = 0; i < tile.rows; i += kWidth) {
+        typename Simd::Float square[kWidth] = {};
+        const std::int64_t rows = std::min(kWidth, tile.rows - i);
+        for (std::int64_t q = 0; q < rows; ++q) {
+          square[q] = Load<Simd>(workspace.c + (i + q) * c_row + j);
+        }
+        Lanes<Simd>::Transpose(square);
+        for (std::int64_t q = 0; q < kWidth; ++q) {
+          Store<Simd>(workspace.strip + q * kStripRow + i, square[q]);
+        }
+      }
+      const keras_mp::Tile out = {tile.j + j, std::min(kWidth, tile.columns - j),
+                                  tile.i, tile.rows};
+      Write(product, out, workspace.strip, kStripRow, bias);
+    }
+  }
+
+  // The bias of columns [j, j + columns) of C in FP32; null where there is none.
+  static const float* Bias(const Product& product, std::int64_t j, std::int64_t columns,
+                           Workspace& workspace) {
+    if (product.bias == nullptr) return nullptr;
+    if (product.bias_type == DataType::kFloat) {
+      return static_cast<const float*>(product.bias) + j;
+    }
+    Convert<Simd, Format>(static_cast<const std::uint16_t*>(product.bias) + j, columns,
+                          workspace.bias);
+    return workspace.bias;
+  }
+
+  // Rows and columns `out` of C, as it was asked for.
+  static void Write(const Product& product, const keras_mp::Tile& out,
+                    const float* sums, std::int64_t sums_row, const float* bias) {
+    const std::int64_t offset = out.i * product.c_row + out.j;
+    if (product.output == DataType::kFloat) {
+      FinishRows<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
+                                     product.alpha, bias, product.activation,
+                                     static_cast<float*>(product.c) + offset,
+                                     product.c_row);
+    } else {
+      FinishRows<Simd, Format>(sums, sums_row, out.rows, out.columns, product.alpha,
+                               bias, product.activation,
+                               static_cast<std::uint16_t*>(product.c) + offset,
+                               product.c_row);
+    }
+  }
+};
+
+template <class Simd, class Format>
+constexpr TileKernel kTileKernel = {
+    TileOf<Simd, Format>::kBlocking,
+    TileOf<Simd, Format>::kPanel,
+    sizeof(typename TileOf<Simd, Format>::Workspace),
+    TileOf<Simd, Format>::Tile,
+    TileOf<Simd, Format>::FewRowsTile,
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_

@@ -1,0 +1,33 @@
+// The kernels of each instruction set.
+
+#ifndef KERAS_MP_SRC_CPU_KERNELS_H_
+#define KERAS_MP_SRC_CPU_KERNELS_H_
+
+#include "cpu/norm/channel_tile.h"
+#include "cpu/gemm/tile.h"
+#include "keras_mp/cpu.h"
+#include "cpu/pool/pool_kernel.h"
+#include "cpu/norm/row_kernel.h"
+
+namespace keras_mp {
+
+struct Kernels {
+  const TileKernel* half_gemm;
+  const TileKernel* bfloat16_gemm;
+  const ChannelKernel* channels;
+  const PoolKernel* pool;
+  const RowKernel* rows;
+};
+
+// Null where the library was built without it.
+const Kernels* PortableKernels();
+const Kernels* NeonKernels();
+const Kernels* Avx2Kernels();
+const Kernels* Avx512Kernels();
+const Kernels* Avx512Bf16Kernels();
+
+const Kernels* KernelsOf(Isa isa);
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_KERNELS_H_

@@ -1,0 +1,27 @@
+// What the functions on the rows of a matrix, or on channels, refuse.
+
+#ifndef KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_
+#define KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_
+
+#include <cstdint>
+
+#include "keras_mp/cpu.h"
+#include "keras_mp/data_type.h"
+#include "keras_mp/status.h"
+
+namespace keras_mp {
+
+inline Status CheckRows(std::int64_t rows, std::int64_t size, DataType type, Isa isa) {
+  if (rows < 0 || size < 0) {
+    return {StatusCode::kInvalidArgument, "a size must not be negative"};
+  }
+  if (type == DataType::kFloat) {
+    return {StatusCode::kInvalidArgument, "x must have 16 bits"};
+  }
+  if (!IsSupported(isa)) return kUnsupportedIsa;
+  return {};
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_

@@ -1,0 +1,48 @@
+#include "keras_mp/sum_cpu.h"
+
+#include <algorithm>
+
+#include "cpu/kernels.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/norm/row_check.h"
+#include "cpu/norm/rows.h"
+#include "cpu/norm/tiles.h"
+
+namespace keras_mp {
+
+Status SumCpu(const Sum& sum, const Parallel& parallel, Isa isa) {
+  const Status status =
+      CheckRows(std::min(sum.outer, sum.inner), sum.count, sum.type, isa);
+  if (!status.ok() || HasNone({sum.outer, sum.inner})) return status;
+  // Numbers that lie side by side are a run of a channel; else `inner` channels lie side
+  // by side, once for each of `outer`.
+  const bool is_run = sum.inner == 1 && sum.count != 1;
+  const ChannelShape shape = is_run ? ChannelShape{1, sum.outer, sum.count}
+                                    : ChannelShape{sum.count, sum.inner, 1};
+  const std::int64_t slices = is_run ? 1 : sum.outer;
+  const Tiles tiles(shape, sum.type);
+  const std::int64_t parts = tiles.parts();
+  Rows sums(slices * parts, shape.channels);
+  if (!sums.ok()) return {StatusCode::kOutOfMemory, "no memory for partial sums"};
+
+  const auto kernel = KernelsOf(isa)->channels->sums;
+  const auto* x = static_cast<const std::uint16_t*>(sum.x);
+  ForPieces(parallel, slices * tiles.size(), tiles.numbers(), [&](std::int64_t i) {
+    const std::int64_t slice = i / tiles.size();
+    const std::uint16_t* begin = x + slice * shape.outer * shape.channels;
+    const auto [part, c, tile] = tiles.At(i % tiles.size(), begin, nullptr, nullptr);
+    kernel(tile, sums[slice * parts + part] + c);
+  });
+  for (std::int64_t slice = 0; slice < slices; ++slice) {
+    for (std::int64_t c = 0; c < shape.channels; ++c) {
+      double total = 0;
+      for (std::int64_t part = 0; part < parts; ++part) {
+        total += sums[slice * parts + part][c];
+      }
+      sum.y[slice * shape.channels + c] = static_cast<float>(total);
+    }
+  }
+  return {};
+}
+
+}  // namespace keras_mp

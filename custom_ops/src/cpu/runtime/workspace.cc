@@ -1,0 +1,39 @@
+#include "cpu/runtime/workspace.h"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <cstdlib>
+
+namespace keras_mp {
+namespace {
+
+struct Buffer {
+  void* data = nullptr;
+  std::size_t size = 0;
+
+  ~Buffer() { std::free(data); }
+};
+
+thread_local Buffer buffer;
+
+}  // namespace
+
+void* ThreadWorkspace(std::size_t bytes) {
+  if (bytes > buffer.size) {
+    // In one huge page where the system has them: small ones lie anywhere, and some
+    // sets of the cache would get more of them than they hold.
+    constexpr std::size_t kHugePage = std::size_t{1} << 21;
+    const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    std::free(buffer.data);
+    buffer.data = std::aligned_alloc(kHugePage, size);
+    buffer.size = buffer.data ? size : 0;
+#ifdef __linux__
+    if (buffer.data) madvise(buffer.data, size, MADV_HUGEPAGE);
+#endif
+  }
+  return buffer.data;
+}
+
+}  // namespace keras_mp

@@ -1,0 +1,22 @@
+// AVX-512 with dot products of bfloat16.
+
+#ifndef KERAS_MP_SRC_CPU_SIMD_AVX512_BF16_H_
+#define KERAS_MP_SRC_CPU_SIMD_AVX512_BF16_H_
+
+#include <immintrin.h>
+
+#include "cpu/simd/avx512.h"
+
+namespace keras_mp {
+
+struct Avx512Bf16 : Avx512 {
+  // sum + a.odd * b.odd + a.even * b.even, with the odd numbers first, each product added
+  // with one rounding; what is below 2^-126 is 0, before and after.
+  static Float DotBfloat16(Float sum, Float a, Float b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_SIMD_AVX512_BF16_H_

@@ -1,0 +1,64 @@
+// What moves numbers between the lanes of vectors.
+
+#ifndef KERAS_MP_SRC_CPU_SIMD_LANES_H_
+#define KERAS_MP_SRC_CPU_SIMD_LANES_H_
+
+#include <cstddef>
+#include <utility>
+
+namespace keras_mp {
+
+// GCC has the builtin of Clang since version 12.
+#if defined(__clang__) || __GNUC__ >= 12
+#define KERAS_MP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define KERAS_MP_SHUFFLE(a, b, ...) \
+  __builtin_shuffle(a, b, typename Simd::Ints{__VA_ARGS__})
+#endif
+
+template <class Simd>
+class Lanes {
+ public:
+  using Vector = typename Simd::Float;
+  static constexpr int kWidth = Simd::kWidth;
+
+  // Transposes a square of vectors.
+  static void Transpose(Vector (&square)[kWidth]) {
+    ExchangeBlocks<kWidth / 2>(square, All());
+  }
+
+  // The sum of all lanes: each half of the vector to the other one, and so on.
+  static float Sum(Vector x) { return AddHalves<kWidth / 2>(x, All()); }
+
+ private:
+  using All = std::make_index_sequence<kWidth>;
+
+  // Those off the diagonal: the blocks of kBlock lanes, then the smaller ones.
+  template <int kBlock, std::size_t... kLane>
+  static void ExchangeBlocks(Vector (&square)[kWidth],
+                             std::index_sequence<kLane...> all) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      if (i & kBlock) continue;
+      const Vector upper = square[i], lower = square[i + kBlock];
+      square[i] =
+          KERAS_MP_SHUFFLE(upper, lower,
+                           (kLane & kBlock ? kWidth + kLane - kBlock : kLane)...);
+      square[i + kBlock] =
+          KERAS_MP_SHUFFLE(upper, lower,
+                           (kLane & kBlock ? kWidth + kLane : kLane + kBlock)...);
+    }
+    if constexpr (kBlock > 1) ExchangeBlocks<kBlock / 2>(square, all);
+  }
+
+  template <int kHalf, std::size_t... kLane>
+  static float AddHalves(Vector x, std::index_sequence<kLane...> all) {
+    x += KERAS_MP_SHUFFLE(x, x, (kLane ^ kHalf)...);
+    if constexpr (kHalf > 1) return AddHalves<kHalf / 2>(x, all);
+    return x[0];
+  }
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_SIMD_LANES_H_

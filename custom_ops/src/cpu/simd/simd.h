@@ -1,0 +1,92 @@
+// What every instruction set has in common: `Simd` is one of the structs of simd_*.h.
+
+#ifndef KERAS_MP_SRC_CPU_SIMD_SIMD_H_
+#define KERAS_MP_SRC_CPU_SIMD_SIMD_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/half.h"
+
+namespace keras_mp {
+
+template <class Simd>
+static inline typename Simd::Float Load(const float* x) {
+  typename Simd::Float v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+
+template <class Simd>
+static inline void Store(float* to, typename Simd::Float v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <class Simd>
+static inline typename Simd::Float Set(float x) {
+  return x - typename Simd::Float{};
+}
+
+// The two formats of the inputs, and the three of the output.
+template <class Simd>
+struct Half {
+  using Element = std::uint16_t;
+  static typename Simd::Float Load(const Element* x) { return Simd::LoadHalf(x); }
+  static void Store(Element* to, typename Simd::Float v) { Simd::StoreHalf(to, v); }
+};
+
+template <class Simd>
+struct Bfloat16 {
+  using Element = std::uint16_t;
+  using Shorts = typename Simd::Shorts;
+  using Words = typename Simd::Words;
+
+  static typename Simd::Float Load(const Element* x) {
+    Shorts shorts;
+    std::memcpy(&shorts, x, sizeof shorts);
+    return reinterpret_cast<typename Simd::Float>(
+        __builtin_convertvector(shorts, Words) << 16);
+  }
+
+  static void Store(Element* to, typename Simd::Float v) {
+    const Words bits = reinterpret_cast<Words>(v);
+    const Words is_nan = reinterpret_cast<Words>((bits & 0x7fffffffu) > 0x7f800000u);
+    const Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const Words quiet = bits >> 16 | 0x40u;
+    const Words chosen = (is_nan & quiet) | (~is_nan & rounded);
+    const Shorts shorts = __builtin_convertvector(chosen, Shorts);
+    std::memcpy(to, &shorts, sizeof shorts);
+  }
+};
+
+template <class Simd>
+struct Single {
+  using Element = float;
+  static typename Simd::Float Load(const Element* x) {
+    return keras_mp::Load<Simd>(x);
+  }
+  static void Store(Element* to, typename Simd::Float v) {
+    keras_mp::Store<Simd>(to, v);
+  }
+};
+
+// Reads or writes the first `count` < kWidth numbers of a vector.
+template <class Simd, class Format>
+static inline typename Simd::Float LoadSome(const typename Format::Element* x,
+                                            std::int64_t count) {
+  typename Format::Element all[Simd::kWidth] = {};
+  std::memcpy(all, x, count * sizeof *x);
+  return Format::Load(all);
+}
+
+template <class Simd, class Format>
+static inline void StoreSome(typename Format::Element* to, typename Simd::Float v,
+                             std::int64_t count) {
+  typename Format::Element all[Simd::kWidth];
+  Format::Store(all, v);
+  std::memcpy(to, all, count * sizeof *to);
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_SIMD_SIMD_H_

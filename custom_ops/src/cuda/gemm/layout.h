@@ -1,0 +1,118 @@
+// All index arithmetic of the CUDA kernels, apart from them, so that a program without a
+// GPU can check every index: tests/gemm_cuda_layout_test.cc.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
+#define KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
+
+#include "cuda/gemm/problem.h"
+
+namespace keras_mp::cuda {
+
+constexpr int kWarp = 32;
+constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes, the widest copy
+
+KERAS_MP_HOST_DEVICE constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+KERAS_MP_HOST_DEVICE constexpr int Clamp(int x, int low, int high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+struct TileIndex {
+  int m, n;
+};
+
+// Block `linear` of the grid computes this tile. Eight rows of tiles are walked together,
+// so that blocks that run at the same time share rows of A and columns of B in the cache.
+KERAS_MP_HOST_DEVICE TileIndex TileOf(int linear, int tiles_m, int tiles_n) {
+  constexpr int kGroup = 8;
+  const int first = linear / (kGroup * tiles_n) * kGroup;
+  const int rows = Clamp(tiles_m - first, 1, kGroup);
+  const int inside = linear % (kGroup * tiles_n);
+  return {first + inside % rows, inside / rows};
+}
+
+struct Range {
+  int begin, end;
+};
+
+// The part of k that a split sums.
+KERAS_MP_HOST_DEVICE Range SplitRange(int k, int k_per_split, int split) {
+  const Index begin = static_cast<Index>(split) * k_per_split;
+  const Index end = begin + k_per_split;
+  return {static_cast<int>(begin < k ? begin : k), static_cast<int>(end < k ? end : k)};
+}
+
+// The tile of an operand in shared memory: kMn rows of op(A), or columns of op(B), times
+// kK. It keeps the order of the operand in global memory: where k is contiguous there,
+// [kMn][kK], else [kK][kMn].
+//
+// ldmatrix reads eight rows of 16 bytes at once, which must lie in different banks. Rows
+// follow each other without a gap; chunk c of a row is kept at place c XOR Key(row), so
+// that the same chunk of eight neighbouring rows covers all 32 banks.
+template <bool kContiguousK_, int kMn_, int kK_>
+struct SharedTile {
+  static constexpr bool kContiguousK = kContiguousK_;
+  static constexpr int kMn = kMn_;
+  static constexpr int kK = kK_;
+  static constexpr int kRows = kContiguousK ? kMn : kK;
+  static constexpr int kColumns = kContiguousK ? kK : kMn;
+  static constexpr int kRowChunks = kColumns / kChunk;
+  static constexpr int kElements = kRows * kColumns;
+  static_assert(kColumns % 16 == 0 && (kRowChunks & (kRowChunks - 1)) == 0);
+
+  KERAS_MP_HOST_DEVICE static constexpr int Key(int row) {
+    return kRowChunks >= 8 ? row % 8 : row / (8 / kRowChunks) % kRowChunks;
+  }
+
+  // Of the first element of a chunk, in elements.
+  KERAS_MP_HOST_DEVICE static constexpr int Offset(int row, int chunk) {
+    return row * kColumns + (chunk ^ Key(row)) * kChunk;
+  }
+
+  // The row of 16 bytes that a lane of the warp names to ldmatrix.x4 to get the 16x16
+  // block at (mn, k), both multiples of 16, as four 8x8 matrices in the order
+  //   0: mn 0-7, k 0-7    1: mn 8-15, k 0-7    2: mn 0-7, k 8-15    3: mn 8-15, k 8-15
+  // which is the order of the registers of an A fragment of mma.m16n8k16. For B it is
+  // two fragments: {0, 2} are columns 0-7, {1, 3} columns 8-15.
+  // Key(row) depends on the lane alone, as mn and k are multiples of 8.
+  KERAS_MP_HOST_DEVICE static constexpr int FragmentOffset(int mn, int k, int lane) {
+    const int eighth = lane / 8;  // the matrix for which this lane names a row
+    const int lane_row = lane % 8 + 8 * (kContiguousK ? eighth % 2 : eighth / 2);
+    const int lane_chunk = kContiguousK ? eighth / 2 : eighth % 2;
+    const int chunk = (kContiguousK ? k : mn) / kChunk + lane_chunk;
+    return (kContiguousK ? mn : k) * kColumns + lane_row * kColumns +
+           (chunk ^ Key(lane_row)) * kChunk;
+  }
+};
+
+// Where accumulator i of a lane lies in the 16x8 result of mma.m16n8k16 (PTX ISA, "Matrix
+// fragments for mma.m16n8k16 with floating point type").
+KERAS_MP_HOST_DEVICE constexpr int AccumulatorRow(int lane, int i) {
+  return lane / 4 + i / 2 * 8;
+}
+KERAS_MP_HOST_DEVICE constexpr int AccumulatorColumn(int lane, int i) {
+  return lane % 4 * 2 + i % 2;
+}
+
+// The shape of a kernel: a block computes kM x kN of C, kK of the sum at a time, and
+// each of its warps kWarpM x kWarpN of that. kStages tiles are under way at a time.
+template <int kM_, int kN_, int kK_, int kWarpM_, int kWarpN_, int kStages_>
+struct TileShape {
+  static constexpr int kM = kM_;
+  static constexpr int kN = kN_;
+  static constexpr int kK = kK_;
+  static constexpr int kWarpM = kWarpM_;
+  static constexpr int kWarpN = kWarpN_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreads = kM / kWarpM * (kN / kWarpN) * kWarp;
+
+  // FP32 strip of 16 rows through which a warp writes its result. The gap keeps four
+  // rows of a store of pairs in different banks.
+  static constexpr int kStripPitch = kWarpN + 8;
+  static constexpr int kStripFloats = 16 * kStripPitch;
+  static constexpr int kStripBytes = kThreads / kWarp * kStripFloats * 4;
+};
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_

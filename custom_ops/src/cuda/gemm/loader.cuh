@@ -1,0 +1,168 @@
+// Copies the tiles of one operand from global to shared memory, one after the other
+// along k. What lies outside of the matrix, or of this split's part of k, is zero.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_LOADER_CUH_
+#define KERAS_MP_SRC_CUDA_GEMM_LOADER_CUH_
+
+#include "cuda/gemm/layout.h"
+
+#ifdef __CUDACC__
+#include "cuda/gemm/primitives.cuh"
+#endif
+
+namespace keras_mp::cuda {
+
+// A thread's share of each tile: chunk `chunk` of the rows row, row + kRowStep, ...
+template <class Tile, int kThreads>
+struct TileShare {
+  static constexpr int kRowStep = kThreads / Tile::kRowChunks;
+  static constexpr int kCount = Tile::kRows / kRowStep;
+  static_assert(kThreads % Tile::kRowChunks == 0 && Tile::kRows % kRowStep == 0);
+  static_assert(kRowStep % 8 == 0, "the places of a thread's chunks have one Key()");
+
+  const Bits16* base;    // of the matrix: always a valid address
+  const Bits16* source;  // of the first chunk of the next tile
+  Index pitch;           // from chunk to chunk
+  Index advance;         // from tile to tile
+  int place;             // of the first chunk in shared memory
+  int rows_left;         // in the matrix, from this thread's first row on
+  int columns_left;      // likewise
+
+  // The tile begins at row or column `mn` of op(A) or op(B), which has `mn_end` of them,
+  // and at range.begin of k.
+  __device__ __forceinline__ TileShare(const Bits16* matrix, Index ld, int mn, int mn_end,
+                                       Range range, int thread)
+      : base(matrix) {
+    const int row = thread / Tile::kRowChunks;
+    const int chunk = thread % Tile::kRowChunks;
+    const int first_row = (Tile::kContiguousK ? mn : range.begin) + row;
+    const int first_column = (Tile::kContiguousK ? range.begin : mn) + chunk * kChunk;
+    source = matrix + first_row * ld + first_column;
+    pitch = kRowStep * ld;
+    advance = Tile::kContiguousK ? Tile::kK : Tile::kK * ld;
+    place = Tile::Offset(row, chunk);
+    rows_left = (Tile::kContiguousK ? mn_end : range.end) - first_row;
+    columns_left = (Tile::kContiguousK ? range.end : mn_end) - first_column;
+  }
+
+  // How many of the eight numbers of chunk i exist.
+  __device__ __forceinline__ int Valid(int i) const {
+    return i * kRowStep < rows_left ? Clamp(columns_left, 0, kChunk) : 0;
+  }
+  __device__ __forceinline__ const Bits16* Source(int i) const {
+    return Valid(i) > 0 ? source + i * pitch : base;
+  }
+  __device__ __forceinline__ Bits16* Place(Bits16* tile, int i) const {
+    return tile + place + i * kRowStep * Tile::kColumns;
+  }
+  __device__ __forceinline__ void Advance() {
+    source += advance;
+    (Tile::kContiguousK ? columns_left : rows_left) -= Tile::kK;
+  }
+};
+
+// Reads the first `valid` of eight numbers one by one, for any alignment.
+__device__ __forceinline__ uint4 ReadChunk(const Bits16* source, int valid) {
+  unsigned word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned low = 2 * i < valid ? source[2 * i] : 0;
+    const unsigned high = 2 * i + 1 < valid ? source[2 * i + 1] : 0;
+    word[i] = low | high << 16;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+template <class Tile, int kThreads>
+class AsyncLoader {
+ public:
+  __device__ __forceinline__ AsyncLoader(const Bits16* matrix, Index ld, int align, int mn,
+                                         int mn_end, Range range, int thread)
+      : share_(matrix, ld, mn, mn_end, range, thread), align_(align) {}
+
+  // Starts to copy the next tile. All of it is there for this thread after CopyWait.
+  __device__ __forceinline__ void Load(Bits16* tile) {
+    if (align_ == 16) {
+      CopyPieces<16>(tile);
+    } else if (align_ == 8) {
+      CopyPieces<8>(tile);
+    } else if (align_ == 4) {
+      CopyPieces<4>(tile);
+    } else {  // cp.async cannot copy two bytes
+#pragma unroll
+      for (int i = 0; i < Share::kCount; ++i) {
+        *reinterpret_cast<uint4*>(share_.Place(tile, i)) =
+            ReadChunk(share_.Source(i), share_.Valid(i));
+      }
+    }
+    share_.Advance();
+  }
+
+ private:
+  using Share = TileShare<Tile, kThreads>;
+
+  template <int kBytes>
+  __device__ __forceinline__ void CopyPieces(Bits16* tile) {
+    constexpr int kPiece = kBytes / 2;
+#pragma unroll
+    for (int i = 0; i < Share::kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kChunk; j += kPiece) {
+        CopyAsync<kBytes>(share_.Place(tile, i) + j, share_.Source(i) + j,
+                          2 * Clamp(share_.Valid(i) - j, 0, kPiece));
+      }
+    }
+  }
+
+  Share share_;
+  int align_;
+};
+
+#endif  // sm_80
+
+// Without asynchronous copies: Fetch() into registers while the last tile is in use,
+// Store() when it is not.
+template <class Tile, int kThreads>
+class RegisterLoader {
+ public:
+  __device__ __forceinline__ RegisterLoader(const Bits16* matrix, Index ld, int align,
+                                            int mn, int mn_end, Range range, int thread)
+      : share_(matrix, ld, mn, mn_end, range, thread), align_(align) {}
+
+  __device__ __forceinline__ void Fetch() {
+#pragma unroll
+    for (int i = 0; i < Share::kCount; ++i) {
+      const int valid = share_.Valid(i);
+      if (align_ == 16 && valid == kChunk) {
+        chunk_[i] = *reinterpret_cast<const uint4*>(share_.Source(i));
+      } else {
+        chunk_[i] = ReadChunk(share_.Source(i), valid);
+      }
+    }
+    share_.Advance();
+  }
+
+  // Rows follow each other after kPitch elements, unswizzled.
+  template <int kPitch>
+  __device__ __forceinline__ void Store(Bits16* tile, int thread) const {
+    const int row = thread / Tile::kRowChunks;
+    const int column = thread % Tile::kRowChunks * kChunk;
+#pragma unroll
+    for (int i = 0; i < Share::kCount; ++i) {
+      Bits16* to = tile + (row + i * Share::kRowStep) * kPitch + column;
+      *reinterpret_cast<uint4*>(to) = chunk_[i];
+    }
+  }
+
+ private:
+  using Share = TileShare<Tile, kThreads>;
+  Share share_;
+  int align_;
+  uint4 chunk_[Share::kCount];
+};
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_LOADER_CUH_

@@ -1,0 +1,130 @@
+// The product on tensor cores of sm_80 and up: mma.sync fed by ldmatrix from a ring of
+// tiles in shared memory that cp.async fills.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_
+#define KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_
+
+#include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/loader.cuh"
+
+namespace keras_mp::cuda {
+
+template <class Shape>
+struct MmaMemory {
+  static constexpr int kStage = (Shape::kM + Shape::kN) * Shape::kK;  // elements
+  static constexpr int kRingBytes = Shape::kStages * kStage * 2;
+  static constexpr int kBytes =
+      kRingBytes > Shape::kStripBytes ? kRingBytes : Shape::kStripBytes;
+};
+
+// The 16x16 blocks of one operand that a warp needs for 16 of k.
+template <class Tile, int kBlocks>
+struct Fragments {
+  unsigned r[kBlocks][4];
+
+  __device__ __forceinline__ void Load(const Bits16* tile, int mn, int k, int lane) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      LoadMatrices<!Tile::kContiguousK>(
+          tile + Tile::FragmentOffset(mn + 16 * i, k, lane), r[i]);
+    }
+  }
+};
+
+// Grid: x tiles of C, y splits of k, z products. kContiguousK*: whether k is contiguous
+// in A (it is not transposed) and in B (it is).
+template <class T, class Shape, bool kContiguousKA, bool kContiguousKB>
+__global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  using TileA = SharedTile<kContiguousKA, Shape::kM, Shape::kK>;
+  using TileB = SharedTile<kContiguousKB, Shape::kN, Shape::kK>;
+  constexpr int kStages = Shape::kStages;
+  constexpr int kStage = MmaMemory<Shape>::kStage;
+  constexpr int kBlocksM = Shape::kWarpM / 16;
+  constexpr int kBlocksN = Shape::kWarpN / 16;
+
+  const int thread = threadIdx.x;
+  const int lane = thread % kWarp;
+  const int warp = thread / kWarp;
+  const int warp_m = warp % (Shape::kM / Shape::kWarpM) * Shape::kWarpM;
+  const int warp_n = warp / (Shape::kM / Shape::kWarpM) * Shape::kWarpN;
+  const int split = blockIdx.y;
+  const int z = blockIdx.z;
+
+  const TileIndex tile =
+      TileOf(blockIdx.x, CeilDiv(p.m, Shape::kM), CeilDiv(p.n, Shape::kN));
+  const Range range = SplitRange(p.k, p.k_per_split, split);
+  AsyncLoader<TileA, Shape::kThreads> load_a(p.a + z * p.stride_a, p.lda, p.align_a,
+                                             tile.m * Shape::kM, p.m, range, thread);
+  AsyncLoader<TileB, Shape::kThreads> load_b(p.b + z * p.stride_b, p.ldb, p.align_b,
+                                             tile.n * Shape::kN, p.n, range, thread);
+
+  Bits16* const ring = reinterpret_cast<Bits16*>(SharedMemory());
+  const int steps = CeilDiv(range.end - range.begin, Shape::kK);
+  const auto load = [&](int step) {
+    if (step < steps) {
+      Bits16* stage = ring + step % kStages * kStage;
+      load_a.Load(stage);
+      load_b.Load(stage + TileA::kElements);
+    }
+    CopyCommit();  // also where there is nothing: CopyWait counts groups
+  };
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) load(step);
+
+  float sum[kBlocksM][2 * kBlocksN][4] = {};
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    CopyWait<kStages - 2>();  // this thread's part of tile `step` is there,
+    SyncThreads();            // now everyone's; and everyone is done with `step` - 1,
+    load(step + kStages - 1);  // whose place this takes
+
+    const Bits16* tile_a = ring + step % kStages * kStage;
+    const Bits16* tile_b = tile_a + TileA::kElements;
+    Fragments<TileA, kBlocksM> a[2];
+    Fragments<TileB, kBlocksN> b[2];
+    a[0].Load(tile_a, warp_m, 0, lane);
+    b[0].Load(tile_b, warp_n, 0, lane);
+#pragma unroll
+    for (int k = 0; k < Shape::kK; k += 16) {
+      const int now = k / 16 % 2;
+      if (k + 16 < Shape::kK) {
+        a[1 - now].Load(tile_a, warp_m, k + 16, lane);
+        b[1 - now].Load(tile_b, warp_n, k + 16, lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2 * kBlocksN; ++j) {
+          const unsigned* block = b[now].r[j / 2] + j % 2;
+          MultiplyAdd(T{}, sum[i][j], a[now].r[i], block[0], block[2]);
+        }
+      }
+    }
+  }
+
+  CopyWait<0>();
+  SyncThreads();  // the ring is free: its memory now takes the strips
+  float* strip = reinterpret_cast<float*>(SharedMemory()) + warp * Shape::kStripFloats;
+#pragma unroll
+  for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2 * kBlocksN; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; e += 2) {
+        float* to = strip + AccumulatorRow(lane, e) * Shape::kStripPitch + 8 * j +
+                    AccumulatorColumn(lane, e);
+        *reinterpret_cast<float2*>(to) = make_float2(sum[i][j][e], sum[i][j][e + 1]);
+      }
+    }
+    SyncWarp();
+    StoreStrip<T, Shape>(p, z, split, tile.m * Shape::kM + warp_m + 16 * i,
+                         tile.n * Shape::kN + warp_n, strip, lane);
+    SyncWarp();
+  }
+#endif
+}
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_

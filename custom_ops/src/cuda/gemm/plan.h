@@ -1,0 +1,56 @@
+// Which kernel computes a product on the own route, and with what grid. Plain C++.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_PLAN_H_
+#define KERAS_MP_SRC_CUDA_GEMM_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/gemm/problem.h"
+#include "keras_mp/gemm.h"
+
+namespace keras_mp::cuda {
+
+struct Device {
+  int multiprocessors = 0;
+  int capability = 0;  // 10 * major + minor
+};
+
+// Shapes of cuda/gemm/shapes.h.
+enum class TileKind { kLarge, kMedium, kSmall, kNarrow, kFlat };
+
+struct Plan {
+  TileKind tile = TileKind::kSmall;
+  int splits = 1;
+  int k_per_split = 0;
+  std::size_t workspace = 0;  // for the sums of the splits
+};
+
+// Of m, n and k each; the kernels count rows, columns and the inner dimension in int.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
+
+// The most that MakePlan asks for.
+constexpr std::size_t kMaxWorkspace = std::size_t{64} << 20;
+
+// What one grid takes in z.
+constexpr std::int64_t kMaxGridBatch = 65535;
+
+// Picks the tile and the splits that the model in cuda/gemm/plan.cc holds for fastest.
+// It depends on sizes, device and `workspace_limit` alone, so that a product has the
+// same bits each time.
+Status MakePlan(const Gemm& gemm, const Device& device, std::size_t workspace_limit,
+                Plan* plan);
+
+// What the kernels get. `workspace` is null or has plan.workspace bytes.
+Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace);
+
+// The same problem without its first `first` products.
+Problem SkipProducts(const Problem& problem, std::int64_t first);
+
+// Largest of 16, 8, 4 and 2 that divides the address and every distance, in bytes.
+int AlignmentOf(const void* pointer, std::int64_t ld, std::int64_t stride,
+                std::int64_t batch);
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_PLAN_H_

@@ -1,0 +1,86 @@
+// The instructions of sm_80 and up that C++ has no words for.
+// tests/cuda/emulator.h has the same functions for the host.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_PRIMITIVES_CUH_
+#define KERAS_MP_SRC_CUDA_GEMM_PRIMITIVES_CUH_
+
+#include "cuda/common/primitives.cuh"
+
+namespace keras_mp::cuda {
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+__device__ __forceinline__ unsigned SharedAddress(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// Starts to copy kBytes (4, 8 or 16; both sides aligned to it), of which the first
+// `valid` are read and the others are zero.
+template <int kBytes>
+__device__ __forceinline__ void CopyAsync(void* shared, const void* global, int valid) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(
+                     SharedAddress(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(
+                     SharedAddress(shared)),
+                 "l"(__cvta_generic_to_global(global)), "n"(kBytes), "r"(valid)
+                 : "memory");
+  }
+}
+
+// Copies started since the last commit are one group.
+__device__ __forceinline__ void CopyCommit() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+
+// Waits until at most kPending groups of this thread are under way.
+template <int kPending>
+__device__ __forceinline__ void CopyWait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices; lane i names row i % 8 of matrix i / 8. A lane gets two neighbours
+// of each: row lane / 4, columns 2 * (lane % 4) and the next, of the matrix or of its
+// transpose.
+template <bool kTranspose>
+__device__ __forceinline__ void LoadMatrices(const void* row, unsigned (&r)[4]) {
+  if constexpr (kTranspose) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(SharedAddress(row))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(SharedAddress(row))
+                 : "memory");
+  }
+}
+
+// c += a * b for 16x16 times 16x8, in FP32.
+__device__ __forceinline__ void MultiplyAdd(Half, float (&c)[4], const unsigned (&a)[4],
+                                            unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void MultiplyAdd(Bfloat16, float (&c)[4],
+                                            const unsigned (&a)[4], unsigned b0,
+                                            unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#endif  // sm_80
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_PRIMITIVES_CUH_

@@ -1,0 +1,44 @@
+// What the CUDA kernels of the product get: one product, with everything that the host
+// decides. Compiles with nvcc, with NVRTC (which has no host headers) and as plain C++.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_PROBLEM_H_
+#define KERAS_MP_SRC_CUDA_GEMM_PROBLEM_H_
+
+#include "cuda/common/types.h"
+
+namespace keras_mp::cuda {
+
+// Activation of gemm.h.
+enum ActivationCode { kNoActivation, kRelu, kTanh, kSigmoid, kGelu };
+
+struct Problem {
+  const Bits16* a;
+  const Bits16* b;
+  void* c;
+  const void* bias;    // null: none
+  const float* alpha;  // null: 1
+
+  // Where splits > 1, block y of the grid writes its part of the sum to
+  // partial[y][batch][m][n] and nothing to c.
+  float* partial;
+  Index partial_stride;  // from one split to the next: batch * m * n
+
+  Index lda, ldb, ldc;
+  Index stride_a, stride_b, stride_c;
+  int m, n, k;
+
+  int splits;
+  int k_per_split;  // a multiple of every tile's depth
+
+  // Largest of 16, 8, 4 and 2 bytes to which every row of the matrix is aligned.
+  int align_a, align_b;
+  bool paired_stores;  // whether two neighbours in C, from an even column, are aligned
+
+  ActivationCode activation;
+  bool float_output;  // else the type of A and B
+  bool float_bias;    // else the type of A and B
+};
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_PROBLEM_H_

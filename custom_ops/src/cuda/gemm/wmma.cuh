@@ -1,0 +1,149 @@
+// The product on the tensor cores of Volta and Turing (sm_70, sm_75), through WMMA.
+// Compiles with nvcc and with NVRTC: it includes headers of the device alone.
+
+#ifndef KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
+#define KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
+
+#ifdef __CUDACC__
+#include <mma.h>
+#endif
+
+#include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/loader.cuh"
+
+namespace keras_mp::cuda {
+
+// Like SharedTile, with eight more elements to a row in place of the swizzle: WMMA reads
+// matrices with a constant pitch.
+template <class Tile>
+struct WmmaTile {
+  static constexpr int kPitch = Tile::kColumns + kChunk;
+  static constexpr int kElements = Tile::kRows * kPitch;
+
+  // Every block begins at a multiple of 32 bytes, which WMMA wants.
+  KERAS_MP_HOST_DEVICE static constexpr int Offset(int mn, int k) {
+    return Tile::kContiguousK ? mn * kPitch + k : k * kPitch + mn;
+  }
+};
+
+template <class Shape, bool kContiguousKA, bool kContiguousKB>
+struct WmmaMemory {
+  using TileA = SharedTile<kContiguousKA, Shape::kM, Shape::kK>;
+  using TileB = SharedTile<kContiguousKB, Shape::kN, Shape::kK>;
+  static constexpr int kTileBytes =
+      2 * (WmmaTile<TileA>::kElements + WmmaTile<TileB>::kElements);
+  static constexpr int kBytes =
+      kTileBytes > Shape::kStripBytes ? kTileBytes : Shape::kStripBytes;
+};
+
+template <bool kContiguousK, class RowMajor, class ColumnMajor>
+struct Layout {
+  using type = RowMajor;
+};
+template <class RowMajor, class ColumnMajor>
+struct Layout<false, RowMajor, ColumnMajor> {
+  using type = ColumnMajor;
+};
+
+// Grid and template arguments as MmaKernel's. The elements are FP16: these devices have
+// no tensor cores for bfloat16.
+template <class Shape, bool kContiguousKA, bool kContiguousKB>
+__global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
+#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 700 && __CUDA_ARCH__ < 800)
+  namespace wmma = nvcuda::wmma;
+  using Memory = WmmaMemory<Shape, kContiguousKA, kContiguousKB>;
+  using TileA = WmmaTile<typename Memory::TileA>;
+  using TileB = WmmaTile<typename Memory::TileB>;
+  using LayoutA =
+      typename Layout<kContiguousKA, wmma::row_major, wmma::col_major>::type;
+  using LayoutB =
+      typename Layout<kContiguousKB, wmma::col_major, wmma::row_major>::type;
+  constexpr int kBlocksM = Shape::kWarpM / 16;
+  constexpr int kBlocksN = Shape::kWarpN / 16;
+
+  const int thread = threadIdx.x;
+  const int lane = thread % kWarp;
+  const int warp = thread / kWarp;
+  const int warp_m = warp % (Shape::kM / Shape::kWarpM) * Shape::kWarpM;
+  const int warp_n = warp / (Shape::kM / Shape::kWarpM) * Shape::kWarpN;
+  const int split = blockIdx.y;
+  const int z = blockIdx.z;
+
+  const TileIndex tile =
+      TileOf(blockIdx.x, CeilDiv(p.m, Shape::kM), CeilDiv(p.n, Shape::kN));
+  const Range range = SplitRange(p.k, p.k_per_split, split);
+  RegisterLoader<typename Memory::TileA, Shape::kThreads> load_a(
+      p.a + z * p.stride_a, p.lda, p.align_a, tile.m * Shape::kM, p.m, range, thread);
+  RegisterLoader<typename Memory::TileB, Shape::kThreads> load_b(
+      p.b + z * p.stride_b, p.ldb, p.align_b, tile.n * Shape::kN, p.n, range, thread);
+
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum[kBlocksM][kBlocksN];
+#pragma unroll
+  for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBlocksN; ++j) wmma::fill_fragment(sum[i][j], 0.0f);
+  }
+
+  Bits16* const tile_a = reinterpret_cast<Bits16*>(SharedMemory());
+  Bits16* const tile_b = tile_a + TileA::kElements;
+  const int steps = CeilDiv(range.end - range.begin, Shape::kK);
+  if (steps > 0) {
+    load_a.Fetch();
+    load_b.Fetch();
+  }
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    SyncThreads();  // everyone is done with the last tile
+    load_a.template Store<TileA::kPitch>(tile_a, thread);
+    load_b.template Store<TileB::kPitch>(tile_b, thread);
+    SyncThreads();
+    if (step + 1 < steps) {
+      load_a.Fetch();
+      load_b.Fetch();
+    }
+#pragma unroll
+    for (int k = 0; k < Shape::kK; k += 16) {
+      wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, LayoutA> a[kBlocksM];
+      wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, LayoutB> b[kBlocksN];
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+        const Bits16* block = tile_a + TileA::Offset(warp_m + 16 * i, k);
+        wmma::load_matrix_sync(a[i], reinterpret_cast<const __half*>(block),
+                               TileA::kPitch);
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        const Bits16* block = tile_b + TileB::Offset(warp_n + 16 * j, k);
+        wmma::load_matrix_sync(b[j], reinterpret_cast<const __half*>(block),
+                               TileB::kPitch);
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) {
+          wmma::mma_sync(sum[i][j], a[i], b[j], sum[i][j]);
+        }
+      }
+    }
+  }
+
+  SyncThreads();  // the tiles' memory now takes the strips
+  float* strip = reinterpret_cast<float*>(SharedMemory()) + warp * Shape::kStripFloats;
+#pragma unroll
+  for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBlocksN; ++j) {
+      wmma::store_matrix_sync(strip + 16 * j, sum[i][j], Shape::kStripPitch,
+                              wmma::mem_row_major);
+    }
+    SyncWarp();
+    StoreStrip<Half, Shape>(p, z, split, tile.m * Shape::kM + warp_m + 16 * i,
+                            tile.n * Shape::kN + warp_n, strip, lane);
+    SyncWarp();
+  }
+#endif
+}
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_

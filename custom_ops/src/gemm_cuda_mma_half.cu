@@ -1,9 +1,0 @@
-// The kernels of sm_80 and up for FP16.
-
-#include "gemm_cuda_mma_launch.cuh"
-
-namespace keras_mp::cuda {
-
-cudaError_t LaunchMmaHalf(const Launch& launch) { return LaunchMma<Half>(launch); }
-
-}  // namespace keras_mp::cuda

@@ -1,0 +1,90 @@
+// What the ops on 16-bit numbers share where XLA compiles: each becomes its formula, in
+// FP32 between two conversions.
+
+#ifndef KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
+#define KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
+
+#include <cstdint>
+
+#include "tensorflow/compiler/tf2xla/shape_util.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "xla/hlo/builder/xla_builder.h"
+
+namespace keras_mp {
+
+using Dimensions = absl::Span<const std::int64_t>;
+
+inline xla::XlaOp Widen(xla::XlaOp x) { return xla::ConvertElementType(x, xla::F32); }
+
+inline xla::XlaOp Constant(xla::XlaOp like, float value) {
+  return xla::ConstantR0<float>(like.builder(), value);
+}
+
+inline xla::XlaOp SumOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
+                          Dimensions dimensions) {
+  return xla::Reduce(x, Constant(x, 0), *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT),
+                     dimensions);
+}
+
+// How many numbers SumOver adds up, in FP32. XLA may know the size of a dimension when
+// the program runs, and then as an int32; one that it knows before may be larger.
+inline xla::XlaOp CountOver(xla::XlaOp x, Dimensions dimensions) {
+  const auto shape = x.builder()->GetShape(x);
+  if (!shape.ok()) return x.builder()->ReportError(shape.status());
+  double known = 1;
+  for (const std::int64_t dimension : dimensions) {
+    if (shape->is_static_dimension(dimension)) known *= shape->dimensions(dimension);
+  }
+  xla::XlaOp count = Constant(x, static_cast<float>(known));
+  for (const std::int64_t dimension : dimensions) {
+    if (shape->is_static_dimension(dimension)) continue;
+    count = count * Widen(xla::GetDimensionSize(x, dimension));
+  }
+  return count;
+}
+
+inline xla::XlaOp MeanOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
+                           Dimensions dimensions) {
+  return SumOver(ctx, x, dimensions) / CountOver(x, dimensions);
+}
+
+// Rounds the FP32 `wide` to the type that the output has.
+inline void SetRounded(tensorflow::XlaOpKernelContext* ctx, int output, xla::XlaOp wide,
+                       xla::PrimitiveType type) {
+  ctx->SetOutput(output, xla::ConvertElementType(wide, type));
+}
+
+inline absl::Status GetShape(tensorflow::XlaOpKernelContext* ctx, int input,
+                             tensorflow::TensorShape* shape) {
+  const auto found = ctx->InputXlaShape(input);
+  TF_RETURN_IF_ERROR(found.status());
+  return tensorflow::XLAShapeToTensorShape(*found, shape);
+}
+
+inline absl::Status GetShape(tensorflow::XlaOpKernelContext* ctx, int input, int rank,
+                             tensorflow::TensorShape* shape) {
+  TF_RETURN_IF_ERROR(GetShape(ctx, input, shape));
+  if (shape->dims() == rank) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input, " must have ", rank,
+                   " dimensions. Received: the shape ", shape->DebugString()));
+}
+
+inline absl::Status CheckShape(tensorflow::XlaOpKernelContext* ctx, int input,
+                               const tensorflow::TensorShape& expected) {
+  tensorflow::TensorShape shape;
+  TF_RETURN_IF_ERROR(GetShape(ctx, input, &shape));
+  if (shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input, " must have the shape ", expected.DebugString(),
+                   ". Received: ", shape.DebugString()));
+}
+
+}  // namespace keras_mp
+
+// Not REGISTER_XLA_OP: it has no effect once an op has run.
+#define KERAS_MP_REGISTER_LOWERING(name, kernel)                                 \
+  REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_CPU_JIT"), kernel); \
+  REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_GPU_JIT"), kernel)
+
+#endif  // KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_

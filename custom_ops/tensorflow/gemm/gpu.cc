@@ -1,0 +1,63 @@
+// KerasMp>Fp16Gemm on a GPU: the kernels of gemm_cuda.h on TensorFlow's stream.
+
+#include <cstdlib>
+#include <string>
+
+#include "gemm/kernel.h"
+#include "keras_mp/gemm_cuda.h"
+#include "tensorflow/core/platform/logging.h"
+#include "xla/stream_executor/stream.h"
+
+namespace keras_mp {
+namespace {
+
+class Fp16GemmGpuOp : public Fp16GemmOp {
+ public:
+  explicit Fp16GemmGpuOp(tensorflow::OpKernelConstruction* ctx) : Fp16GemmOp(ctx) {
+    const char* chosen = std::getenv("KERAS_MP_GEMM");
+    const std::string name = chosen ? chosen : "auto";
+    OP_REQUIRES(ctx, name == "auto" || name == "own" || name == "cublaslt",
+                absl::InvalidArgumentError(absl::StrCat(
+                    "KERAS_MP_GEMM must be auto, own or cublaslt. Received: ", name)));
+    if (name != "own") route_ = CudaRoute::kCublasLt;
+    may_fall_back_ = name == "auto";
+  }
+
+ protected:
+  Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) override {
+    // Where cuBLASLt is missing or knows no algorithm, the own kernel has one.
+    const Status status = MultiplyOn(route_, ctx, gemm);
+    if (status.code != StatusCode::kUnimplemented || !may_fall_back_) return status;
+    LOG_FIRST_N(WARNING, 1) << "keras_mp: the own kernel computes what cuBLASLt did not: "
+                            << status.message;
+    return MultiplyOn(CudaRoute::kOwn, ctx, gemm);
+  }
+
+ private:
+  static Status MultiplyOn(CudaRoute route, tensorflow::OpKernelContext* ctx,
+                           const Gemm& gemm) {
+    const auto bytes = static_cast<std::int64_t>(WorkspaceBytes(gemm, route));
+    tensorflow::Tensor workspace;
+    if (!ctx->allocate_temp(tensorflow::DT_INT8, {bytes}, &workspace).ok()) {
+      return {StatusCode::kOutOfMemory, "no device memory for the partial sums"};
+    }
+    void* stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    return GemmCuda(gemm, route, workspace.data(), bytes, stream);
+  }
+
+  CudaRoute route_ = CudaRoute::kOwn;  // to be tried first
+  bool may_fall_back_ = false;
+};
+
+// Not for an FP32 b: it would need a kernel that rounds it.
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<Eigen::half>("Tb"),
+                        Fp16GemmGpuOp);
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<Eigen::bfloat16>("Tb"),
+                        Fp16GemmGpuOp);
+
+}  // namespace
+}  // namespace keras_mp

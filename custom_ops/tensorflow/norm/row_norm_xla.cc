@@ -1,0 +1,125 @@
+// KerasMp>RowNorm and its gradient where XLA compiles: the formulas of row_norm_cpu.h.
+
+#include <string>
+
+#include "common/attributes.h"
+#include "common/lowering.h"
+#include "xla/hlo/builder/lib/constants.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::TensorShape;
+using tensorflow::XlaOpKernelContext;
+using xla::XlaOp;
+
+// What both ops share: input 0, and what its rows become.
+class RowNormXla : public tensorflow::XlaOpKernel {
+ public:
+  explicit RowNormXla(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
+    OP_REQUIRES_OK(ctx, GetEpsilon(ctx, &epsilon_));
+    OP_REQUIRES_OK(ctx, GetParameters(ctx, &gammas_, &betas_));
+  }
+
+ protected:
+  // The first `matrices` inputs are [rows, size], and the others [size].
+  absl::Status CheckInputs(XlaOpKernelContext* ctx, int matrices) const {
+    TensorShape x;
+    TF_RETURN_IF_ERROR(GetShape(ctx, 0, /*rank=*/2, &x));
+    const TensorShape row({x.dim_size(1)});
+    for (int i = 1; i < ctx->num_inputs(); ++i) {
+      TF_RETURN_IF_ERROR(CheckShape(ctx, i, i < matrices ? x : row));
+    }
+    return absl::OkStatus();
+  }
+
+  struct Normalized {
+    XlaOp z;
+    XlaOp inverse;  // what the rows were multiplied with, [rows]
+    XlaOp length;   // of the rows, for unit length
+  };
+
+  Normalized Normalize(XlaOpKernelContext* ctx) const {
+    XlaOp x = Widen(ctx->Input(0));
+    if (is_layer()) x = xla::Sub(x, MeanOver(ctx, x, {1}), {0});
+    Normalized row;
+    if (is_unit_length()) {
+      row.length = xla::Sqrt(SumOver(ctx, x * x, {1}));
+      const XlaOp shortest = xla::FullLike(row.length, epsilon_);
+      // Not a maximum, of which XLA on a CPU may lose the NaN.
+      const XlaOp divisor =
+          xla::Select(xla::Lt(row.length, shortest), shortest, row.length);
+      row.inverse = Constant(x, 1) / divisor;
+    } else {
+      row.inverse = xla::Rsqrt(MeanOver(ctx, x * x, {1}) + Constant(x, epsilon_));
+    }
+    row.z = xla::Mul(x, row.inverse, {0});
+    return row;
+  }
+
+  bool is_layer() const { return kind_ == "layer"; }
+  bool is_unit_length() const { return kind_ == "unit_length"; }
+  bool has_gamma() const { return gammas_ == 1; }
+  bool has_beta() const { return betas_ == 1; }
+  float epsilon() const { return epsilon_; }
+
+ private:
+  std::string kind_;
+  float epsilon_;
+  int gammas_, betas_;
+};
+
+class RowNormXlaOp : public RowNormXla {
+ public:
+  using RowNormXla::RowNormXla;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckInputs(ctx, /*matrices=*/1));
+    XlaOp y = Normalize(ctx).z;
+    if (has_gamma()) y = xla::Mul(y, ctx->Input(1), {1});
+    if (has_beta()) y = xla::Add(y, ctx->Input(1 + has_gamma()), {1});
+    SetRounded(ctx, 0, y, ctx->input_xla_type(0));
+  }
+};
+
+class RowNormGradientXlaOp : public RowNormXla {
+ public:
+  using RowNormXla::RowNormXla;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckInputs(ctx, /*matrices=*/2));
+    const Normalized row = Normalize(ctx);
+    const XlaOp of_y = Widen(ctx->Input(1));
+    const XlaOp of_z = has_gamma() ? xla::Mul(of_y, ctx->Input(2), {1}) : of_y;
+    SetRounded(ctx, 0, Slope(ctx, row, of_z), ctx->input_xla_type(0));
+    if (has_gamma()) ctx->SetOutput(1, SumOver(ctx, of_y * row.z, {0}));
+    if (has_beta()) ctx->SetOutput(1 + has_gamma(), SumOver(ctx, of_y, {0}));
+  }
+
+ private:
+  // The gradient of x, from that of z.
+  XlaOp Slope(XlaOpKernelContext* ctx, const Normalized& row, XlaOp of_z) const {
+    const XlaOp along = of_z * row.z;
+    if (is_unit_length()) {
+      const XlaOp zeros = xla::ZerosLike(row.length);
+      // A row shorter than epsilon is divided by a constant.
+      const XlaOp is_divided_by_its_length =
+          xla::Lt(row.inverse * Constant(of_z, epsilon()), xla::FullLike(zeros, 1));
+      const XlaOp sum =
+          xla::Select(is_divided_by_its_length, SumOver(ctx, along, {1}), zeros);
+      const XlaOp inverse =
+          xla::Select(xla::Gt(row.length, zeros), row.inverse, zeros);
+      return xla::Mul(of_z - xla::Mul(row.z, sum, {0}), inverse, {0});
+    }
+    XlaOp slope = of_z - xla::Mul(row.z, MeanOver(ctx, along, {1}), {0});
+    if (is_layer()) slope = xla::Sub(slope, MeanOver(ctx, of_z, {1}), {0});
+    return xla::Mul(slope, row.inverse, {0});
+  }
+};
+
+KERAS_MP_REGISTER_LOWERING("RowNorm", RowNormXlaOp);
+KERAS_MP_REGISTER_LOWERING("RowNormGradient", RowNormGradientXlaOp);
+
+}  // namespace
+}  // namespace keras_mp

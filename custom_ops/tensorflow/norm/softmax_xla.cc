@@ -1,0 +1,60 @@
+// KerasMp>Softmax and its gradient where XLA compiles: the formulas of softmax_cpu.h.
+
+#include <limits>
+
+#include "common/lowering.h"
+#include "xla/hlo/builder/lib/constants.h"
+#include "xla/hlo/builder/lib/math.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::TensorShape;
+using tensorflow::XlaOpKernelContext;
+using xla::XlaOp;
+
+// The softmax of the rows of input 0, in FP32.
+XlaOp Probabilities(XlaOpKernelContext* ctx) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const XlaOp x = Widen(ctx->Input(0)), infinity = xla::FullLike(x, kInfinity);
+  // A row without a softmax is found here: a maximum may lose a NaN, and an exponential
+  // too.
+  const XlaOp largest =
+      xla::Reduce(xla::Select(xla::Lt(x, infinity), x, infinity), Constant(x, -kInfinity),
+                  *ctx->GetOrCreateMax(tensorflow::DT_FLOAT), {1});
+  const XlaOp powers = xla::Exp(xla::Sub(x, largest, {0}));
+  const XlaOp sums = SumOver(ctx, powers, {1});
+  const XlaOp nan = xla::FullLike(sums, std::numeric_limits<float>::quiet_NaN());
+  return xla::Div(powers, xla::Select(xla::IsFinite(largest), sums, nan), {0});
+}
+
+class SoftmaxXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  using XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    TensorShape x;
+    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
+    SetRounded(ctx, 0, Probabilities(ctx), ctx->input_xla_type(0));
+  }
+};
+
+class SoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  using XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    TensorShape x;
+    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
+    OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, x));
+    const XlaOp p = Probabilities(ctx), weighted = p * Widen(ctx->Input(1));
+    const XlaOp along = xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
+    SetRounded(ctx, 0, weighted - along, ctx->input_xla_type(0));
+  }
+};
+
+KERAS_MP_REGISTER_LOWERING("Softmax", SoftmaxXlaOp);
+KERAS_MP_REGISTER_LOWERING("SoftmaxGradient", SoftmaxGradientXlaOp);
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,31 @@
+// Where the windows of a pooled dimension lie.
+
+#ifndef KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_
+#define KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_
+
+#include <cstdint>
+
+#include "keras_mp/average_pool_cpu.h"
+
+namespace keras_mp {
+
+// `is_same`: windows may begin and end outside of x, and else they may not.
+inline PooledDimension Pooled(std::int64_t size, std::int64_t window,
+                              std::int64_t stride, bool is_same) {
+  PooledDimension one;
+  one.size = size;
+  one.window = window;
+  one.stride = stride;
+  if (is_same) {
+    one.pooled = (size + stride - 1) / stride;
+    const std::int64_t outside = (one.pooled - 1) * stride + window - size;
+    one.before = outside > 0 ? outside / 2 : 0;
+  } else {
+    one.pooled = size < window ? 0 : (size - window) / stride + 1;
+  }
+  return one;
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_

@@ -1,0 +1,103 @@
+#include "update/arguments.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace keras_mp {
+namespace {
+
+UpdateRule RuleNamed(const std::string& name) {
+  const auto* found = std::find(std::begin(kRuleNames), std::end(kRuleNames), name);
+  return static_cast<UpdateRule>(found - std::begin(kRuleNames));
+}
+
+}  // namespace
+
+absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx) {
+  int count;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  if (count == ctx->num_inputs() - 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there must be a result for each gradient. Received: ",
+                   ctx->num_inputs() - 1, " gradients, count=", count));
+}
+
+absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx) {
+  int count, uniform_count;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
+  if (uniform_count == 0 || uniform_count == count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there must be one of `uniforms` for each weight, or none. Received: ",
+                   count, " weights, ", uniform_count, " uniforms"));
+}
+
+UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
+                                 std::vector<std::int64_t> weight_of,
+                                 std::vector<std::int64_t> decays)
+    : rule_(rule),
+      is_stochastic_(is_stochastic),
+      weight_of_(std::move(weight_of)),
+      decays_(std::move(decays)),
+      weights_(count(), -1),
+      uniforms_(count(), -1) {
+  for (int k = 0; k < weight_count(); ++k) {
+    weights_[weight_of_[k]] = first_weight() + k;
+    if (is_stochastic_) uniforms_[weight_of_[k]] = end_of_variables() + k;
+  }
+}
+
+absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
+  int count, slots, weight_count, uniform_count;
+  std::string rule;
+  std::vector<std::int64_t> weight_of;
+  std::vector<bool> decays;
+  std::vector<tensorflow::DataType> types;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("slot_count", &slots));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("weight_count", &weight_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("decays", &decays));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
+  const bool is_stochastic = uniform_count > 0;
+  const auto has = [](const auto& list, int size) {
+    return list.size() == static_cast<std::size_t>(size);
+  };
+  bool fits = has(types, count) && has(decays, count) && has(weight_of, weight_count) &&
+              (!is_stochastic || uniform_count == weight_count) &&
+              AreOfMasters(weight_of, count);
+  if (fits) {
+    *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
+                            {decays.begin(), decays.end()});
+    fits = slots == this->slots() * count;
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the lists must match, and each weight have a master of its own. Received: ", count,
+      " masters, ", types.size(), " gradients, ", decays.size(), " decays, ", slots,
+      " slots for ", rule, ", ", weight_count, " weights, ", uniform_count, " uniforms"));
+}
+
+bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
+                                   int count) {
+  std::vector<bool> taken(count);
+  for (std::int64_t i : weight_of) {
+    if (i < 0 || i >= count || taken[i]) return false;
+    taken[i] = true;
+  }
+  return true;
+}
+
+absl::Status UpdateArguments::CheckNumbers(const tensorflow::TensorShape& shape) {
+  if (shape.dims() == 1 && shape.dim_size(0) == kNumberCount) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "there must be ", kNumberCount, " numbers. Received: ", shape.DebugString()));
+}
+
+}  // namespace keras_mp

@@ -1,0 +1,104 @@
+// The ops of the update step: their arguments. What they compute is told in
+// keras_mp/update.h.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "update/arguments.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status ExpectScalar(InferenceContext* c, int input) {
+  ShapeHandle scalar;
+  return c->WithRank(c->input(input), 0, &scalar);
+}
+
+REGISTER_OP("KerasMp>CheckGradients")
+    .Input("scale: float")
+    .Input("gradients: T")
+    .Output("overflows: bool")
+    .Output("squares: float")
+    .Attr("T: list({half, bfloat16, float}) >= 1")
+    .Attr("sums_squares: bool")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
+      c->set_output(0, c->Vector(c->num_inputs() - 1));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc("Which of gradients / scale are not finite, and the sum of all their squares, "
+         "or 0 where that is not asked for.");
+
+REGISTER_OP("KerasMp>UnscaleGradients")
+    .Input("scale: float")
+    .Input("gradients: T")
+    .Output("unscaled: count * float")
+    .Output("overflows: bool")
+    .Attr("T: list({half, bfloat16, float}) >= 1")
+    .Attr("count: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
+      const int count = c->num_inputs() - 1;
+      if (c->num_outputs() != count + 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("there must be a result for each gradient. Received: ", count,
+                         " gradients, count=", c->num_outputs() - 1));
+      }
+      for (int i = 0; i < count; ++i) c->set_output(i, c->input(1 + i));
+      c->set_output(count, c->Vector(count));
+      return absl::OkStatus();
+    })
+    .Doc("gradients / scale in FP32, and which of them are not finite.");
+
+REGISTER_OP("KerasMp>FollowWeights")
+    .Input("masters: count * resource")
+    .Input("weights: count * resource")
+    .Attr("count: int >= 1")
+    .Attr("is_stochastic: bool")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetIsStateful()
+    .Doc("Gives masters the numbers of their weights that are no roundings of them.");
+
+REGISTER_OP("KerasMp>CastMasters")
+    .Input("masters: count * resource")
+    .Input("weights: count * resource")
+    .Input("uniforms: uniform_count * float")
+    .Attr("count: int >= 1")
+    .Attr("uniform_count: int >= 0")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetIsStateful()
+    .Doc("Rounds masters into their weights: stochastically where there are uniforms.");
+
+// The k-th weight is that of the master `weight_of[k]`; the other masters are weights
+// themselves. `numbers` are those of UpdateNumbers.
+REGISTER_OP("KerasMp>UpdateVariables")
+    .Input("finite: bool")
+    .Input("numbers: float")
+    .Input("gradients: T")
+    .Input("masters: count * resource")
+    .Input("slots: slot_count * resource")
+    .Input("weights: weight_count * resource")
+    .Input("uniforms: uniform_count * float")
+    .Attr("T: list({half, bfloat16, float}) >= 1")
+    .Attr("count: int >= 1")
+    .Attr("slot_count: int >= 0")
+    .Attr("weight_count: int >= 0")
+    .Attr("uniform_count: int >= 0")
+    .Attr("weight_of: list(int)")
+    .Attr("decays: list(bool)")
+    .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle numbers;
+      TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
+      return c->WithRank(c->input(1), 1, &numbers);
+    })
+    .SetIsStateful()
+    .Doc("Moves masters and slots by the gradients and rounds masters into weights, "
+         "unless `finite` is false.");
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,362 @@
+// The ops of the update step where XLA compiles: each is one call of the kernel
+// that runs outside XLA, too. Variables that it writes to are operands and results in
+// one.
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "keras_mp/update.h"
+#include "tensorflow/compiler/tf2xla/shape_util.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "update/arguments.h"
+#include "update/xla_calls.h"
+#include "xla/hlo/builder/xla_builder.h"
+#include "xla/layout_util.h"
+#include "xla/shape_util.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::TensorShape;
+using tensorflow::XlaOpKernelContext;
+using xla::XlaOp;
+
+// A call of a kernel: its operands, and its results, of which some are operands.
+class Call {
+ public:
+  explicit Call(xla::XlaBuilder* builder) : builder_(builder) {}
+
+  void AddOperand(XlaOp operand) { operands_.push_back(operand); }
+
+  void AddResult(xla::PrimitiveType type, const std::vector<std::int64_t>& sizes) {
+    results_.push_back(xla::ShapeUtil::MakeShapeWithDescendingLayout(type, sizes));
+  }
+
+  // An operand that is written to, and so a result.
+  absl::Status AddVariable(XlaOp value) {
+    const auto shape = builder_->GetShape(value);
+    TF_RETURN_IF_ERROR(shape.status());
+    aliases_.emplace_back();
+    aliases_.back().first.push_back(static_cast<std::int64_t>(results_.size()));
+    aliases_.back().second.first = static_cast<std::int64_t>(operands_.size());
+    AddResult(shape->element_type(),
+              {shape->dimensions().begin(), shape->dimensions().end()});
+    AddOperand(value);
+    return absl::OkStatus();
+  }
+
+  // Returns the results. `attributes`: of the handler, as MLIR writes them.
+  absl::StatusOr<std::vector<XlaOp>> Make(const std::string& target,
+                                          const std::string& attributes) const {
+    std::vector<xla::Shape> shapes;
+    for (XlaOp operand : operands_) {
+      const auto shape = builder_->GetShape(operand);
+      TF_RETURN_IF_ERROR(shape.status());
+      shapes.push_back(*shape);
+      xla::LayoutUtil::SetToDefaultLayout(&shapes.back());
+    }
+    const XlaOp call = xla::CustomCallWithLayout(
+        builder_, target, operands_, xla::ShapeUtil::MakeTupleShape(results_), shapes,
+        "{" + attributes + "}", /*has_side_effect=*/false, aliases_,
+        /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
+        xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
+    std::vector<XlaOp> results;
+    for (std::size_t i = 0; i < results_.size(); ++i) {
+      results.push_back(xla::GetTupleElement(call, static_cast<std::int64_t>(i)));
+    }
+    return results;
+  }
+
+ private:
+  xla::XlaBuilder* builder_;
+  std::vector<XlaOp> operands_;
+  std::vector<xla::Shape> results_;
+  std::vector<std::pair<xla::ShapeIndex, std::pair<std::int64_t, xla::ShapeIndex>>>
+      aliases_;
+};
+
+std::string Attribute(const char* name, bool value) {
+  return absl::StrCat(name, " = ", value ? "true" : "false");
+}
+
+std::string Attribute(const char* name, const std::vector<std::int64_t>& values) {
+  return absl::StrCat(name, " = array<i64", values.empty() ? "" : ": ",
+                      absl::StrJoin(values, ", "), ">");
+}
+
+absl::Status ShapeOfInput(XlaOpKernelContext* ctx, int input, TensorShape* shape) {
+  const auto found = ctx->InputXlaShape(input);
+  TF_RETURN_IF_ERROR(found.status());
+  return tensorflow::XLAShapeToTensorShape(*found, shape);
+}
+
+absl::Status ExpectScalar(XlaOpKernelContext* ctx, int input, const char* what) {
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
+  if (shape.dims() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
+}
+
+// The shape of an input that is something of the i-th master.
+absl::Status CheckShape(XlaOpKernelContext* ctx, int input, const char* what, int i,
+                        const TensorShape& expected) {
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
+  if (shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " ", i, " must have the shape of its master. Received: ",
+                   shape.DebugString(), " for ", expected.DebugString()));
+}
+
+class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  explicit CheckGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sums_squares", &sums_squares_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    Call call(ctx->builder());
+    for (int i = 0; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
+    call.AddResult(xla::PRED, {ctx->num_inputs() - 1});
+    call.AddResult(xla::F32, {});
+    const auto results =
+        call.Make(kCheckGradientsCall, Attribute("sums_squares", sums_squares_));
+    OP_REQUIRES_OK(ctx, results.status());
+    for (int i = 0; i < 2; ++i) ctx->SetOutput(i, (*results)[i]);
+  }
+
+ private:
+  bool sums_squares_;
+};
+
+class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  explicit UnscaleGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckResultCount(ctx));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    Call call(ctx->builder());
+    const int count = ctx->num_inputs() - 1;
+    call.AddOperand(ctx->Input(0));
+    for (int i = 0; i < count; ++i) {
+      TensorShape shape;
+      OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, 1 + i, &shape));
+      call.AddOperand(ctx->Input(1 + i));
+      const auto sizes = shape.dim_sizes();
+      call.AddResult(xla::F32, {sizes.begin(), sizes.end()});
+    }
+    call.AddResult(xla::PRED, {count});
+    const auto results = call.Make(kUnscaleGradientsCall, "");
+    OP_REQUIRES_OK(ctx, results.status());
+    for (int i = 0; i <= count; ++i) ctx->SetOutput(i, (*results)[i]);
+  }
+};
+
+// The shape and the value of a variable; a master must be FP32 and a weight not.
+struct Variable {
+  tensorflow::DataType dtype;
+  TensorShape shape;
+  XlaOp value;
+};
+
+absl::Status Read(XlaOpKernelContext* ctx, int input, Variable* variable) {
+  TF_RETURN_IF_ERROR(
+      ctx->GetVariableTypeAndShape(input, &variable->dtype, &variable->shape));
+  return ctx->ReadVariableInput(input, variable->dtype, &variable->shape,
+                                &variable->value);
+}
+
+// Says where one variable stands behind two of the inputs [first, end).
+absl::Status CheckDistinct(XlaOpKernelContext* ctx, int first, int end) {
+  std::set<const tensorflow::XlaResource*> seen;
+  for (int i = first; i < end; ++i) {
+    tensorflow::XlaResource* resource = nullptr;
+    TF_RETURN_IF_ERROR(ctx->GetResourceInput(i, &resource));
+    if (!seen.insert(resource).second) {
+      return absl::InvalidArgumentError(
+          "every master, slot and weight must be a variable of its own. Received: one "
+          "twice");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFits(const char* what, int i, const Variable& variable, bool is_weight,
+                       const TensorShape& expected) {
+  const bool is_16_bits = variable.dtype == tensorflow::DT_HALF ||
+                          variable.dtype == tensorflow::DT_BFLOAT16;
+  const bool is_float = variable.dtype == tensorflow::DT_FLOAT;
+  if (variable.shape == expected && (is_weight ? is_16_bits : is_float)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " ", i, " must fit the master, which is float32. Received: ",
+      tensorflow::DataTypeString(variable.dtype), " ", variable.shape.DebugString(),
+      " for ", expected.DebugString()));
+}
+
+absl::Status Assign(XlaOpKernelContext* ctx, int first_input,
+                    const std::vector<Variable>& variables,
+                    const absl::StatusOr<std::vector<XlaOp>>& results) {
+  TF_RETURN_IF_ERROR(results.status());
+  for (std::size_t i = 0; i < variables.size(); ++i) {
+    TF_RETURN_IF_ERROR(ctx->AssignVariable(first_input + static_cast<int>(i),
+                                           variables[i].dtype, (*results)[i]));
+  }
+  return absl::OkStatus();
+}
+
+// What both ops on masters and their weights share: inputs [masters, weights, ...].
+class PairsXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  explicit PairsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, 0, 2 * count_));
+    std::vector<Variable> variables(2 * count_);
+    Call call(ctx->builder());
+    for (int i = 0; i < 2 * count_; ++i) {
+      OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i]));
+      const bool is_weight = i >= count_;
+      OP_REQUIRES_OK(ctx, CheckFits(is_weight ? "weight" : "master", i % count_,
+                                    variables[i], is_weight,
+                                    variables[i % count_].shape));
+      OP_REQUIRES_OK(ctx, call.AddVariable(variables[i].value));
+    }
+    for (int i = 2 * count_; i < ctx->num_inputs(); ++i) {
+      const int master = i - 2 * count_;
+      OP_REQUIRES_OK(ctx, CheckShape(ctx, i, "uniform", master, variables[master].shape));
+      call.AddOperand(ctx->Input(i));
+    }
+    OP_REQUIRES_OK(ctx, Assign(ctx, 0, variables, call.Make(target(), attributes())));
+  }
+
+ protected:
+  virtual const char* target() const = 0;
+  virtual std::string attributes() const = 0;
+
+  int count_;
+};
+
+class FollowWeightsXlaOp : public PairsXlaOp {
+ public:
+  explicit FollowWeightsXlaOp(OpKernelConstruction* ctx) : PairsXlaOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("is_stochastic", &is_stochastic_));
+  }
+
+ private:
+  const char* target() const override { return kFollowWeightsCall; }
+  std::string attributes() const override {
+    return Attribute("is_stochastic", is_stochastic_);
+  }
+
+  bool is_stochastic_;
+};
+
+class CastMastersXlaOp : public PairsXlaOp {
+ public:
+  explicit CastMastersXlaOp(OpKernelConstruction* ctx) : PairsXlaOp(ctx) {
+    int uniform_count;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("uniform_count", &uniform_count));
+    OP_REQUIRES_OK(ctx, CheckUniformCount(ctx));
+    is_stochastic_ = uniform_count > 0;
+  }
+
+ private:
+  const char* target() const override { return kCastMastersCall; }
+  std::string attributes() const override {
+    return Attribute("is_stochastic", is_stochastic_);
+  }
+
+  bool is_stochastic_;
+};
+
+class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  explicit UpdateVariablesXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, arguments_.Read(ctx));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
+    TensorShape numbers;
+    OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kNumbers, &numbers));
+    OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers));
+    const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
+    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, first, end));
+    std::vector<Variable> variables(end - first);
+    for (int i = first; i < end; ++i) {
+      OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i - first]));
+    }
+    for (int i = 0; i < arguments_.count(); ++i) {
+      OP_REQUIRES_OK(ctx, Check(ctx, i, variables));
+    }
+    Call call(ctx->builder());
+    for (int i = 0; i < first; ++i) call.AddOperand(ctx->Input(i));
+    for (const Variable& variable : variables) {
+      OP_REQUIRES_OK(ctx, call.AddVariable(variable.value));
+    }
+    for (int i = end; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
+    const std::string attributes = absl::StrJoin(
+        {absl::StrCat("rule = ", static_cast<int>(arguments_.rule()), " : i64"),
+         Attribute("is_stochastic", arguments_.is_stochastic()),
+         Attribute("weight_of", arguments_.weight_of()),
+         Attribute("decays", arguments_.decays())},
+        ", ");
+    OP_REQUIRES_OK(
+        ctx, Assign(ctx, first, variables, call.Make(kUpdateVariablesCall, attributes)));
+  }
+
+ private:
+  // The lists of the i-th variable fit together.
+  absl::Status Check(XlaOpKernelContext* ctx, int i,
+                     const std::vector<Variable>& variables) const {
+    const auto at = [&](int input) -> const Variable& {
+      return variables[input - arguments_.first_variable()];
+    };
+    const TensorShape& shape = at(arguments_.master(i)).shape;
+    TF_RETURN_IF_ERROR(CheckFits("master", i, at(arguments_.master(i)), false, shape));
+    for (int k = 0; k < arguments_.slots(); ++k) {
+      TF_RETURN_IF_ERROR(CheckFits("slot", i, at(arguments_.slot(k, i)), false, shape));
+    }
+    if (arguments_.weight(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckFits("weight", i, at(arguments_.weight(i)), true, shape));
+    }
+    if (arguments_.uniform(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckShape(ctx, arguments_.uniform(i), "uniform", i, shape));
+    }
+    return CheckShape(ctx, arguments_.gradient(i), "gradient", i, shape);
+  }
+
+  UpdateArguments arguments_;
+};
+
+#define KERAS_MP_REGISTER_ON(device, name) \
+  REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(device), name##XlaOp)
+#define KERAS_MP_REGISTER_ALL_ON(device)            \
+  KERAS_MP_REGISTER_ON(device, CheckGradients);     \
+  KERAS_MP_REGISTER_ON(device, UnscaleGradients);   \
+  KERAS_MP_REGISTER_ON(device, FollowWeights);      \
+  KERAS_MP_REGISTER_ON(device, CastMasters);        \
+  KERAS_MP_REGISTER_ON(device, UpdateVariables)
+
+KERAS_MP_REGISTER_ALL_ON("XLA_CPU_JIT");
+#ifdef KERAS_MP_HAS_CUDA
+KERAS_MP_REGISTER_ALL_ON("XLA_GPU_JIT");
+#endif
+
+#undef KERAS_MP_REGISTER_ALL_ON
+#undef KERAS_MP_REGISTER_ON
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,91 @@
+// The kernels of the update step as XLA calls them on a CPU.
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "update/on_cpu.h"
+#include "update/xla_handlers.h"
+
+namespace keras_mp {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// The indices of one loop, which any thread takes as they come. Threads that come when
+// all are taken find nothing to do, so only the last index is waited for.
+struct Loop {
+  std::int64_t count;
+  void* context;
+  Parallel::Body body;
+  std::atomic<std::int64_t> next{0};
+  std::int64_t done = 0;
+  std::mutex mutex;
+  std::condition_variable all_done;
+
+  void Work() {
+    std::int64_t mine = 0;
+    for (std::int64_t i; (i = next++) < count; ++mine) body(context, i);
+    if (mine == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    done += mine;
+    if (done == count) all_done.notify_one();
+  }
+
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    all_done.wait(lock, [this] { return done == count; });
+  }
+};
+
+// XLA's threads as the kernels take them.
+Parallel Threads(ffi::ThreadPool& pool) {
+  const auto run = [](void* state, std::int64_t count, void* context,
+                      Parallel::Body body) {
+    auto& pool = *static_cast<ffi::ThreadPool*>(state);
+    const auto loop = std::make_shared<Loop>();
+    loop->count = count;
+    loop->context = context;
+    loop->body = body;
+    for (std::int64_t i = 1; i < std::min(count, pool.num_threads()); ++i) {
+      pool.Schedule([loop] { loop->Work(); });
+    }
+    loop->Work();
+    loop->Wait();
+  };
+  const auto threads = std::max<std::int64_t>(1, pool.num_threads());
+  return {static_cast<int>(threads), &pool, run};
+}
+
+struct HostContext {
+  ffi::ThreadPool pool;
+
+  UpdateOnCpu device() { return UpdateOnCpu(Threads(pool)); }
+};
+
+}  // namespace
+}  // namespace keras_mp
+
+template <>
+struct xla::ffi::CtxDecoding<keras_mp::HostContext> {
+  using Type = keras_mp::HostContext;
+
+  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* ctx,
+                                    DiagnosticEngine& diagnostic) {
+    auto pool = CtxDecoding<ThreadPool>::Decode(api, ctx, diagnostic);
+    if (!pool) return std::nullopt;
+    return Type{*std::move(pool)};
+  }
+};
+
+namespace keras_mp {
+namespace {
+
+KERAS_MP_REGISTER_HANDLERS("Host", HostContext);
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,339 @@
+// The kernels of the update step as XLA calls them. `Context` is what XLA tells of a call,
+// with a CtxDecoding and a device(): UpdateOnCpu or UpdateOnCuda.
+
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "keras_mp/update.h"
+#include "update/arguments.h"
+#include "update/xla_calls.h"
+#include "xla/ffi/api/ffi.h"
+
+// Its header needs one of MLIR, which TensorFlow does not ship.
+namespace xla::ffi {
+const XLA_FFI_Api* GetXlaFfiApi();
+}
+
+namespace keras_mp::update_xla {
+
+namespace ffi = xla::ffi;
+
+inline ffi::Error ToError(const Status& status) {
+  if (status.ok()) return ffi::Error::Success();
+  return ffi::Error::Internal(status.message);
+}
+
+// A call is made by the ops above, or by a crafted module: each handler checks its buffers.
+inline ffi::Error Misfit(const char* call) {
+  return ffi::Error::InvalidArgument(std::string("the buffers must be those of a call of ") +
+                                     call + ". Received: others");
+}
+
+// The operands of a call, or its results.
+class Buffers {
+ public:
+  explicit Buffers(const ffi::RemainingArgs& operands) {
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      buffers_.push_back(*operands.get<ffi::AnyBuffer>(i));
+    }
+  }
+  explicit Buffers(const ffi::RemainingRets& results) {
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      buffers_.push_back(**results.get<ffi::AnyBuffer>(i));
+    }
+  }
+
+  int size() const { return static_cast<int>(buffers_.size()); }
+
+  template <class Number>
+  Number* Data(int i) const {
+    return i < 0 ? nullptr : static_cast<Number*>(buffers_[i].untyped_data());
+  }
+
+  std::int64_t Size(int i) const {
+    return static_cast<std::int64_t>(buffers_[i].element_count());
+  }
+
+  bool Has(int i, ffi::DataType type, std::int64_t size) const {
+    return buffers_[i].element_type() == type && Size(i) == size;
+  }
+
+  // Whether these are buffers of the types and sizes of others, from `first` on.
+  bool AreLike(const Buffers& others, int first) const {
+    bool are = first + size() <= others.size();
+    for (int i = 0; are && i < size(); ++i) {
+      are = others.Has(first + i, buffers_[i].element_type(), Size(i));
+    }
+    return are;
+  }
+
+  bool Has16Bits(int i) const {
+    return buffers_[i].element_type() == ffi::F16 || buffers_[i].element_type() == ffi::BF16;
+  }
+
+  bool HasGradient(int i, std::int64_t size) const {
+    return Has(i, ffi::F32, size) || (Has16Bits(i) && Size(i) == size);
+  }
+
+  // `weight`: -1 for none.
+  bool HasPair(int master, int weight) const {
+    return Has(master, ffi::F32, Size(master)) &&
+           (weight < 0 || (Has16Bits(weight) && Size(weight) == Size(master)));
+  }
+
+  DataType Type(int i) const {
+    if (buffers_[i].element_type() == ffi::F16) return DataType::kHalf;
+    if (buffers_[i].element_type() == ffi::BF16) return DataType::kBfloat16;
+    return DataType::kFloat;
+  }
+
+  Gradient AsGradient(int i) const {
+    Gradient gradient;
+    gradient.size = Size(i);
+    gradient.type = Type(i);
+    gradient.values = Data<void>(i);
+    return gradient;
+  }
+
+  // `weight`: -1 for none.
+  MasterPair AsPair(int master, int weight) const {
+    MasterPair pair;
+    pair.size = Size(master);
+    pair.master = Data<float>(master);
+    if (weight < 0) return pair;
+    pair.type = Type(weight);
+    pair.weight = Data<std::uint16_t>(weight);
+    return pair;
+  }
+
+ private:
+  std::vector<ffi::AnyBuffer> buffers_;
+};
+
+// Says where XLA did not give a variable and its new value the same memory.
+inline ffi::Error CheckInPlace(const Buffers& operands, int first,
+                               const Buffers& results) {
+  for (int i = 0; i < results.size(); ++i) {
+    if (operands.Size(first + i) == 0) continue;
+    if (results.Data<void>(i) != operands.Data<void>(first + i)) {
+      return ffi::Error::Internal("XLA moved a variable that is updated in place");
+    }
+  }
+  return ffi::Error::Success();
+}
+
+// The operands are [scale, gradients...].
+inline bool HasCheck(const Buffers& operands) {
+  bool fits = operands.size() >= 1 && operands.Has(0, ffi::F32, 1);
+  for (int i = 1; fits && i < operands.size(); ++i) {
+    fits = operands.HasGradient(i, operands.Size(i));
+  }
+  return fits;
+}
+
+inline GradientCheck MakeCheck(const Buffers& operands, std::vector<Gradient>* gradients,
+                               bool* overflows) {
+  for (int i = 1; i < operands.size(); ++i) {
+    gradients->push_back(operands.AsGradient(i));
+  }
+  GradientCheck check;
+  check.count = static_cast<std::int64_t>(gradients->size());
+  check.gradients = gradients->data();
+  check.scale = operands.Data<float>(0);
+  check.overflows = overflows;
+  return check;
+}
+
+template <class Context>
+ffi::Error CheckGradients(Context context, ffi::RemainingArgs args,
+                          ffi::RemainingRets rets, bool sums_squares) {
+  const Buffers operands(args), results(rets);
+  if (!HasCheck(operands) || results.size() != 2 ||
+      !results.Has(0, ffi::PRED, operands.size() - 1) || !results.Has(1, ffi::F32, 1)) {
+    return Misfit(kCheckGradientsCall);
+  }
+  std::vector<Gradient> gradients;
+  GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(0));
+  const auto device = context.device();
+  float* const squares = results.Data<float>(1);
+  if (sums_squares) {
+    check.squares = squares;
+  } else {
+    const Status status = device.SetZero(squares);
+    if (!status.ok()) return ToError(status);
+  }
+  return ToError(device.Check(check));
+}
+
+template <class Context>
+ffi::Error UnscaleGradients(Context context, ffi::RemainingArgs args,
+                            ffi::RemainingRets rets) {
+  const Buffers operands(args), results(rets);
+  const int count = operands.size() - 1;
+  bool fits = HasCheck(operands) && results.size() == count + 1 &&
+              results.Has(count, ffi::PRED, count);
+  for (int i = 0; fits && i < count; ++i) {
+    fits = results.Has(i, ffi::F32, operands.Size(1 + i));
+  }
+  if (!fits) return Misfit(kUnscaleGradientsCall);
+  std::vector<Gradient> gradients;
+  const GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(count));
+  std::vector<float*> unscaled;
+  for (int i = 0; i < count; ++i) unscaled.push_back(results.Data<float>(i));
+  return ToError(context.device().Unscale(check, unscaled.data()));
+}
+
+// The operands are [masters, weights, uniforms], the results [masters, weights].
+inline bool HasPairs(const Buffers& operands, const Buffers& results, bool has_uniforms) {
+  const int count = results.size() / 2;
+  bool fits = results.size() == 2 * count && results.AreLike(operands, 0) &&
+              operands.size() == (has_uniforms ? 3 : 2) * count;
+  for (int i = 0; fits && i < count; ++i) {
+    fits = operands.HasPair(i, count + i) &&
+           (!has_uniforms || operands.Has(2 * count + i, ffi::F32, operands.Size(i)));
+  }
+  return fits;
+}
+
+inline std::vector<MasterPair> MakePairs(const Buffers& operands, const Buffers& results) {
+  const int count = results.size() / 2;
+  std::vector<MasterPair> pairs;
+  for (int i = 0; i < count; ++i) pairs.push_back(operands.AsPair(i, count + i));
+  return pairs;
+}
+
+template <class Context>
+ffi::Error FollowWeights(Context context, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                         bool is_stochastic) {
+  const Buffers operands(args), results(rets);
+  if (!HasPairs(operands, results, /*has_uniforms=*/false)) {
+    return Misfit(kFollowWeightsCall);
+  }
+  ffi::Error error = CheckInPlace(operands, 0, results);
+  if (error.failure()) return error;
+  const auto pairs = MakePairs(operands, results);
+  const auto rounding = is_stochastic ? Rounding::kStochastic : Rounding::kNearest;
+  return ToError(context.device().Follow(
+      pairs.data(), static_cast<std::int64_t>(pairs.size()), rounding));
+}
+
+template <class Context>
+ffi::Error CastMasters(Context context, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                       bool is_stochastic) {
+  const Buffers operands(args), results(rets);
+  if (!HasPairs(operands, results, is_stochastic)) return Misfit(kCastMastersCall);
+  ffi::Error error = CheckInPlace(operands, 0, results);
+  if (error.failure()) return error;
+  const auto pairs = MakePairs(operands, results);
+  std::vector<const float*> uniforms;
+  for (int i = results.size(); i < operands.size(); ++i) {
+    uniforms.push_back(operands.Data<float>(i));
+  }
+  return ToError(
+      context.device().Cast(pairs.data(), static_cast<std::int64_t>(pairs.size()),
+                            is_stochastic ? uniforms.data() : nullptr));
+}
+
+inline bool HasUpdate(const Buffers& operands, const Buffers& results,
+                      const UpdateArguments& arguments) {
+  bool fits = operands.size() == arguments.input_count() &&
+              results.size() ==
+                  arguments.end_of_variables() - arguments.first_variable() &&
+              results.AreLike(operands, arguments.first_variable()) &&
+              operands.Has(UpdateArguments::kFinite, ffi::PRED, 1) &&
+              operands.Has(UpdateArguments::kNumbers, ffi::F32,
+                           UpdateArguments::kNumberCount);
+  for (int i = 0; fits && i < arguments.count(); ++i) {
+    const int master = arguments.master(i);
+    const std::int64_t size = operands.Size(master);
+    fits = operands.HasPair(master, arguments.weight(i)) &&
+           operands.HasGradient(arguments.gradient(i), size);
+    for (int k = 0; k < arguments.slots(); ++k) {
+      fits = fits && operands.Has(arguments.slot(k, i), ffi::F32, size);
+    }
+    if (arguments.uniform(i) >= 0) {
+      fits = fits && operands.Has(arguments.uniform(i), ffi::F32, size);
+    }
+  }
+  return fits;
+}
+
+template <class Context>
+ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
+                           ffi::RemainingRets rets, std::int64_t rule, bool is_stochastic,
+                           ffi::Span<const std::int64_t> weight_of,
+                           ffi::Span<const std::int64_t> decays) {
+  const Buffers operands(args), results(rets);
+  const std::vector<std::int64_t> weights = {weight_of.begin(), weight_of.end()};
+  if (rule < 0 || rule >= kUpdateRules ||
+      !UpdateArguments::AreOfMasters(weights, static_cast<int>(decays.size()))) {
+    return Misfit(kUpdateVariablesCall);
+  }
+  const UpdateArguments arguments(static_cast<UpdateRule>(rule), is_stochastic, weights,
+                                  {decays.begin(), decays.end()});
+  if (!HasUpdate(operands, results, arguments)) return Misfit(kUpdateVariablesCall);
+  ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
+  if (error.failure()) return error;
+  std::vector<Parameter> parameters(arguments.count());
+  for (int i = 0; i < arguments.count(); ++i) {
+    Parameter& parameter = parameters[i];
+    parameter.gradient = operands.AsGradient(arguments.gradient(i));
+    parameter.decays = arguments.decays()[i] != 0;
+    parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
+    parameter.uniforms = operands.Data<float>(arguments.uniform(i));
+    for (int k = 0; k < arguments.slots(); ++k) {
+      parameter.slots[k] = operands.Data<float>(arguments.slot(k, i));
+    }
+  }
+  Update update;
+  update.count = arguments.count();
+  update.parameters = parameters.data();
+  update.rule = arguments.rule();
+  if (is_stochastic) update.rounding = Rounding::kStochastic;
+  update.numbers = operands.Data<UpdateNumbers>(UpdateArguments::kNumbers);
+  update.finite = operands.Data<bool>(UpdateArguments::kFinite);
+  return ToError(context.device().Update(update));
+}
+
+// The handlers of one platform.
+template <class Context>
+struct Handlers {
+  static auto Bind() {
+    return ffi::Ffi::Bind().Ctx<Context>().RemainingArgs().RemainingRets();
+  }
+
+  XLA_FFI_DEFINE_HANDLER(kCheckGradients, CheckGradients<Context>,
+                         Bind().template Attr<bool>("sums_squares"));
+  XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients<Context>, Bind());
+  XLA_FFI_DEFINE_HANDLER(kFollowWeights, FollowWeights<Context>,
+                         Bind().template Attr<bool>("is_stochastic"));
+  XLA_FFI_DEFINE_HANDLER(kCastMasters, CastMasters<Context>,
+                         Bind().template Attr<bool>("is_stochastic"));
+  XLA_FFI_DEFINE_HANDLER(kUpdateVariables, UpdateVariables<Context>,
+                         Bind()
+                             .template Attr<std::int64_t>("rule")
+                             .template Attr<bool>("is_stochastic")
+                             .template Attr<ffi::Span<const std::int64_t>>("weight_of")
+                             .template Attr<ffi::Span<const std::int64_t>>("decays"));
+};
+
+#define KERAS_MP_REGISTER_HANDLERS(platform, Context)                              \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCheckGradientsCall, platform,     \
+                           update_xla::Handlers<Context>::kCheckGradients);        \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUnscaleGradientsCall, platform,   \
+                           update_xla::Handlers<Context>::kUnscaleGradients);      \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kFollowWeightsCall, platform,      \
+                           update_xla::Handlers<Context>::kFollowWeights);         \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCastMastersCall, platform,        \
+                           update_xla::Handlers<Context>::kCastMasters);           \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUpdateVariablesCall, platform,    \
+                           update_xla::Handlers<Context>::kUpdateVariables)
+
+}  // namespace keras_mp::update_xla
+
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_

@@ -1,0 +1,291 @@
+// row_norm_cpu.h against double precision, for every instruction set of this machine.
+
+#include "keras_mp/row_norm_cpu.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "common/fixture.h"
+
+namespace keras_mp {
+namespace {
+
+constexpr double kSum = 0x1p-17;      // of a sum over a row, relative to sum |.|
+constexpr double kRowsSum = 0x1p-15;  // of one over the rows
+constexpr RowNormKind kKinds[] = {RowNormKind::kLayer, RowNormKind::kRootMeanSquare,
+                                  RowNormKind::kUnitLength};
+
+// Both functions, with a guard behind what is written.
+struct Case {
+  static constexpr std::uint16_t kGuard = 0xa5a5;
+  static constexpr float kFloatGuard = -12345.0f;
+
+  std::int64_t rows, size;
+  DataType type;
+  RowNormKind kind;
+  float epsilon;
+  std::vector<std::uint16_t> x, of_y, y, of_x;
+  std::vector<float> gamma, beta, of_gamma, of_beta;
+
+  Case(std::int64_t rows, std::int64_t size, DataType type, RowNormKind kind,
+       std::mt19937& random)
+      : rows(rows), size(size), type(type), kind(kind) {
+    epsilon = kind == RowNormKind::kUnitLength ? 1e-12f : 1e-3f;
+    x = Numbers(type, rows * size, 3, 1, random);
+    of_y = Numbers(type, rows * size, 0, 1, random);
+    y.assign(rows * size + 1, kGuard);
+    of_x = y;
+    gamma = Floats(size, 1, 0.25f, random);
+    beta = Floats(size, 0, 1, random);
+    of_gamma.assign(size + 1, kFloatGuard);
+    of_beta = of_gamma;
+  }
+
+  // Without gamma and beta, and their gradients, where `plain`.
+  void Run(Isa isa, int threads, bool plain = false) {
+    const Parallel parallel = {threads, &threads, RunOnThreads};
+    if (plain) {
+      std::fill(gamma.begin(), gamma.end(), 1.0f);
+      std::fill(beta.begin(), beta.end(), 0.0f);
+    }
+    RowNorm norm;
+    norm.rows = rows;
+    norm.size = size;
+    norm.type = type;
+    norm.kind = kind;
+    norm.epsilon = epsilon;
+    norm.x = x.data();
+    norm.gamma = plain ? nullptr : gamma.data();
+    norm.beta = plain ? nullptr : beta.data();
+    norm.y = y.data();
+    const Status forward = RowNormCpu(norm, parallel, isa);
+    EXPECT(forward.ok(), "%s", forward.message);
+    RowNormGradient gradient;
+    gradient.rows = rows;
+    gradient.size = size;
+    gradient.type = type;
+    gradient.kind = kind;
+    gradient.epsilon = epsilon;
+    gradient.x = x.data();
+    gradient.of_y = of_y.data();
+    gradient.gamma = norm.gamma;
+    gradient.of_x = of_x.data();
+    gradient.of_gamma = plain ? nullptr : of_gamma.data();
+    gradient.of_beta = plain ? nullptr : of_beta.data();
+    const Status backward = RowNormGradientCpu(gradient, parallel, isa);
+    EXPECT(backward.ok(), "%s", backward.message);
+  }
+
+  double At(const std::vector<std::uint16_t>& matrix, std::int64_t row,
+            std::int64_t i) const {
+    return From16(type, matrix[row * size + i]);
+  }
+
+  // Mean and inverse deviation of a row, and how far they may be off.
+  struct Scale {
+    double mean = 0, inverse = 0, of_mean = 0, relative = 0;
+    double count = 0;
+  };
+
+  Scale ScaleOf(std::int64_t row) const {
+    Scale scale;
+    scale.count = kind == RowNormKind::kUnitLength ? 1 : size;
+    double sum = 0, magnitude = 0, squares = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      sum += At(x, row, i);
+      magnitude += std::abs(At(x, row, i));
+    }
+    if (kind == RowNormKind::kLayer) {
+      scale.mean = sum / size;
+      scale.of_mean = kSum * magnitude / size;
+    }
+    for (std::int64_t i = 0; i < size; ++i) {
+      squares += std::pow(At(x, row, i) - scale.mean, 2);
+    }
+    const double added = kind == RowNormKind::kUnitLength ? 0 : epsilon;
+    const double variance = squares / scale.count + added;
+    scale.inverse = 1 / std::sqrt(variance);
+    const double of_variance = kSum * variance + 2 * scale.of_mean * std::sqrt(variance) +
+                               scale.of_mean * scale.of_mean;
+    scale.relative = of_variance / (2 * variance) + 0x1p-22;
+    return scale;
+  }
+
+  void Check(Isa isa) const {
+    std::vector<double> gammas(size), betas(size), of_gammas(size), of_betas(size);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const Scale scale = ScaleOf(row);
+      double sum = 0, sum_size = 0, product = 0, product_size = 0, of_product = 0;
+      for (std::int64_t i = 0; i < size; ++i) {
+        const double z = (At(x, row, i) - scale.mean) * scale.inverse;
+        const double of_z = std::abs(z) * (scale.relative + 0x1p-22) +
+                            scale.of_mean * scale.inverse;
+        const double d = At(of_y, row, i), h = d * gamma[i];
+        const double expected = gamma[i] * z + beta[i];
+        Expect(isa, "y", i, At(y, row, i), expected,
+               Rounded(type, expected,
+                       std::abs(gamma[i]) * of_z +
+                           0x1p-22 * (std::abs(gamma[i] * z) + std::abs(beta[i]))));
+        sum += h;
+        sum_size += std::abs(h);
+        product += h * z;
+        product_size += std::abs(h * z);
+        of_product += std::abs(h) * of_z;
+        gammas[i] += d * z;
+        of_gammas[i] += std::abs(d) * of_z + kRowsSum * std::abs(d * z);
+        betas[i] += d;
+        of_betas[i] += kRowsSum * std::abs(d);
+      }
+      const bool centered = kind == RowNormKind::kLayer;
+      of_product += kSum * product_size;
+      for (std::int64_t i = 0; i < size; ++i) {
+        const double z = (At(x, row, i) - scale.mean) * scale.inverse;
+        const double of_z = std::abs(z) * (scale.relative + 0x1p-22) +
+                            scale.of_mean * scale.inverse;
+        const double h = At(of_y, row, i) * gamma[i];
+        const double through_mean = centered ? sum / size : 0;
+        const double slope =
+            scale.inverse * (h - through_mean - z * product / scale.count);
+        const double terms = std::abs(h) + std::abs(through_mean) +
+                             std::abs(z * product) / scale.count;
+        const double error =
+            scale.inverse * ((scale.relative + 0x1p-21) * terms +
+                             (centered ? kSum * sum_size / size : 0) +
+                             (of_z * std::abs(product) + std::abs(z) * of_product) /
+                                 scale.count);
+        Expect(isa, "of_x", i, At(of_x, row, i), slope, Rounded(type, slope, error));
+      }
+    }
+    if (of_gamma[0] != kFloatGuard) {
+      for (std::int64_t i = 0; i < size; ++i) {
+        Expect(isa, "of_gamma", i, of_gamma[i], gammas[i], of_gammas[i]);
+        Expect(isa, "of_beta", i, of_beta[i], betas[i], of_betas[i]);
+      }
+    }
+    EXPECT(y.back() == kGuard && of_x.back() == kGuard, "wrote behind a result");
+    EXPECT(of_gamma.back() == kFloatGuard && of_beta.back() == kFloatGuard,
+           "wrote behind a gradient");
+  }
+
+  void Expect(Isa isa, const char* what, std::int64_t i, double actual, double expected,
+              double tolerance) const {
+    EXPECT(std::abs(actual - expected) <= tolerance,
+           "%s kind %d [%ld, %ld] %s at %ld: %.9g, expected %.9g within %.3g", Name(isa),
+           static_cast<int>(kind), rows, size, what, i, actual, expected, tolerance);
+  }
+};
+
+void TestSizes(Isa isa) {
+  std::mt19937 random(1);
+  for (DataType type : kTypes) {
+    for (RowNormKind kind : kKinds) {
+      for (std::int64_t size : {1, 7, 16, 17, 64, 111, 217, 989, 1025}) {
+        for (std::int64_t rows : {1, 17, 300}) {
+          const bool plain = random() % 3 == 0;
+          Case one(rows, size, type, kind, random);
+          one.Run(isa, 1 + random() % 3, plain);
+          one.Check(isa);
+        }
+      }
+    }
+  }
+}
+
+// In FP16 the squares are inf.
+void TestLargeNumbers(Isa isa) {
+  std::mt19937 random(2);
+  for (RowNormKind kind : kKinds) {
+    Case one(3, 1000, DataType::kHalf, kind, random);
+    one.x = Numbers(DataType::kHalf, 3000, 3000, 10000, random);
+    one.Run(isa, 1);
+    one.Check(isa);
+  }
+}
+
+void TestARowOfZeros(Isa isa) {
+  std::mt19937 random(3);
+  Case one(2, 21, DataType::kHalf, RowNormKind::kUnitLength, random);
+  std::fill_n(one.x.begin(), 21, std::uint16_t{0});
+  one.Run(isa, 1, /*plain=*/true);
+  for (int i = 0; i < 21; ++i) {
+    EXPECT(HalfToFloat(one.y[i]) == 0 && HalfToFloat(one.of_x[i]) == 0, "%s", Name(isa));
+    EXPECT(HalfToFloat(one.y[21 + i]) != 0, "%s", Name(isa));
+  }
+}
+
+// bfloat16 has lengths below epsilon: there y is x / epsilon.
+void TestAShortRow(Isa isa) {
+  std::mt19937 random(7);
+  Case one(1, 2, DataType::kBfloat16, RowNormKind::kUnitLength, random);
+  one.x = {To16(one.type, 3e-13f), To16(one.type, 4e-13f)};
+  one.of_y = {To16(one.type, 1), To16(one.type, 0)};
+  one.Run(isa, 1, /*plain=*/true);
+  EXPECT(std::abs(From16(one.type, one.y[1]) - 0.4f) < 0.01f, "%s", Name(isa));
+  EXPECT(std::abs(From16(one.type, one.of_x[0]) / 1e12f - 1) < 0.01f, "%s", Name(isa));
+  EXPECT(one.of_x[1] == 0, "%s", Name(isa));
+}
+
+void TestANanStaysInItsRow(Isa isa) {
+  for (RowNormKind kind : kKinds) {
+    for (float bad : {std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity()}) {
+      std::mt19937 random(4);
+      Case one(3, 21, DataType::kHalf, kind, random);
+      one.x[21 + 20] = FloatToHalf(bad);
+      one.Run(isa, 1);
+      for (std::int64_t row = 0; row < 3; ++row) {
+        // A finite number over an infinite length is 0.
+        const std::uint16_t last = one.y[row * 21 + 20];
+        EXPECT(std::isnan(HalfToFloat(last)) == (row == 1), "%s", Name(isa));
+      }
+    }
+  }
+}
+
+void TestThreadsDoNotChangeBits(Isa isa) {
+  std::mt19937 random(5), again(5);
+  Case one(989, 217, DataType::kHalf, RowNormKind::kLayer, random);
+  Case other(989, 217, DataType::kHalf, RowNormKind::kLayer, again);
+  one.Run(isa, 1);
+  other.Run(isa, 3);
+  EXPECT(one.y == other.y && one.of_x == other.of_x && one.of_gamma == other.of_gamma,
+         "%s", Name(isa));
+}
+
+void TestNothing(Isa isa) {
+  std::mt19937 random(6);
+  Case rows(0, 3, DataType::kHalf, RowNormKind::kLayer, random);
+  rows.Run(isa, 2);
+  EXPECT(rows.of_gamma[0] == 0 && rows.of_beta[2] == 0, "%s", Name(isa));
+  Case(3, 0, DataType::kHalf, RowNormKind::kLayer, random).Run(isa, 2);
+}
+
+void TestErrors() {
+  RowNorm norm;
+  norm.size = -1;
+  EXPECT(RowNormCpu(norm).code == StatusCode::kInvalidArgument, "negative size");
+  RowNormGradient gradient;
+  gradient.type = DataType::kFloat;
+  EXPECT(RowNormGradientCpu(gradient).code == StatusCode::kInvalidArgument, "FP32");
+}
+
+}  // namespace
+}  // namespace keras_mp
+
+int main() {
+  using namespace keras_mp;
+  TestErrors();
+  for (Isa isa : SupportedIsas()) {
+    std::printf("%s\n", Name(isa));
+    TestSizes(isa);
+    TestLargeNumbers(isa);
+    TestARowOfZeros(isa);
+    TestAShortRow(isa);
+    TestANanStaysInItsRow(isa);
+    TestThreadsDoNotChangeBits(isa);
+    TestNothing(isa);
+  }
+  return Report();
+}

@@ -1,0 +1,113 @@
+// When the route by cuBLASLt leaves a product to another one, with a library that fails as
+// it is told. Needs no GPU: what is asked of CUDA is the current device.
+//
+// Argument: the path of fake_cublaslt, whose name for the loader is libcublasLt.so.13.
+
+#include "cuda/gemm/cublaslt.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+extern "C" cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+namespace keras_mp::cuda {
+namespace {
+
+int failures = 0;
+
+void Expect(bool ok, const std::string& what) {
+  if (ok) return;
+  ++failures;
+  std::printf("%s\n", what.c_str());
+}
+
+// A product that no call before asked for: choices are cached by size.
+Gemm Next() {
+  static std::int64_t size = 0;
+  static std::uint16_t numbers[1] = {};
+  Gemm gemm;
+  gemm.m = gemm.n = gemm.k = gemm.lda = gemm.ldb = gemm.ldc = ++size;
+  gemm.a = gemm.b = gemm.c = numbers;
+  return gemm;
+}
+
+StatusCode Run(const Gemm& gemm) {
+  return CublasLtProduct(gemm, 0, 0, nullptr, nullptr, 0, nullptr).code;
+}
+
+class Fake {
+ public:
+  explicit Fake(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {}
+
+  bool ok() const { return handle_ != nullptr; }
+  cublasStatus_t& create() { return Find<cublasStatus_t>("fake_create"); }
+  cublasStatus_t& heuristic() { return Find<cublasStatus_t>("fake_heuristic"); }
+  cublasStatus_t& product() { return Find<cublasStatus_t>("fake_product"); }
+  int& products() { return Find<int>("fake_products"); }
+
+ private:
+  template <class T>
+  T& Find(const char* name) {
+    return *static_cast<T*>(dlsym(handle_, name));
+  }
+
+  void* handle_;
+};
+
+int Main(const char* path) {
+  const char* why = nullptr;
+  if (CublasLtIsAvailable(&why)) {
+    std::printf("skipped: this machine has a cuBLASLt of its own\n");
+    return 77;
+  }
+  Expect(why != nullptr && *why != '\0', "it does not say why there is none");
+  Expect(Run(Next()) == StatusCode::kUnimplemented, "no library: another route may do it");
+
+  // As TensorFlow does with its first GPU.
+  Fake fake(path);
+  Expect(fake.ok(), "the fake cannot be loaded");
+  if (!fake.ok()) return EXIT_FAILURE;
+  why = nullptr;
+  const bool found = CublasLtIsAvailable(&why);
+  Expect(found, "a library that came later is not found");
+  if (!found) return EXIT_FAILURE;
+
+  fake.create() = CUBLAS_STATUS_NOT_INITIALIZED;
+  Expect(Run(Next()) == StatusCode::kUnimplemented, "no handle: another route may do it");
+  fake.create() = CUBLAS_STATUS_SUCCESS;
+  Expect(Run(Next()) == StatusCode::kOk && fake.products() == 1, "not run");
+
+  for (const cublasStatus_t status :
+       {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE,
+        CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INTERNAL_ERROR}) {
+    fake.heuristic() = status;
+    const Gemm gemm = Next();
+    Expect(Run(gemm) == StatusCode::kUnimplemented,
+           "heuristic " + std::to_string(status) + ": another route may do it");
+    fake.heuristic() = CUBLAS_STATUS_SUCCESS;
+  }
+  Expect(fake.products() == 1, "a product was run without an algorithm");
+
+  const auto product = [&](cublasStatus_t status) {
+    fake.product() = status;
+    return Run(Next());
+  };
+  Expect(product(CUBLAS_STATUS_NOT_SUPPORTED) == StatusCode::kUnimplemented, "refused");
+  Expect(product(CUBLAS_STATUS_ARCH_MISMATCH) == StatusCode::kUnimplemented, "too old");
+  // The stream may be broken: to go on with another kernel would hide it.
+  Expect(product(CUBLAS_STATUS_EXECUTION_FAILED) == StatusCode::kInternal, "failed");
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace keras_mp::cuda
+
+int main(int, char** arguments) { return keras_mp::cuda::Main(arguments[1]); }

@@ -1,0 +1,96 @@
+// update_cuda.h on the first CUDA device.
+
+#include "keras_mp/update_cuda.h"
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "common/update_suite.h"
+
+namespace keras_mp {
+namespace {
+
+void CheckCuda(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::printf("CUDA: %s\n", cudaGetErrorString(error));
+  std::exit(1);  // an error of a kernel stays: every later call would fail
+}
+
+// Memory that the host and the device see.
+template <class Number>
+struct ManagedAllocator {
+  using value_type = Number;
+
+  ManagedAllocator() = default;
+  template <class Other>
+  ManagedAllocator(const ManagedAllocator<Other>&) {}
+
+  Number* allocate(std::size_t count) {
+    void* memory = nullptr;
+    CheckCuda(cudaMallocManaged(&memory, count * sizeof(Number)));
+    return static_cast<Number*>(memory);
+  }
+  void deallocate(Number* memory, std::size_t) { CheckCuda(cudaFree(memory)); }
+
+  bool operator==(const ManagedAllocator&) const { return true; }
+  bool operator!=(const ManagedAllocator&) const { return false; }
+};
+
+class OnDevice {
+ public:
+  template <class Number>
+  using Allocator = ManagedAllocator<Number>;
+
+  const char* Name() const { return "CUDA"; }
+  Status Check(const GradientCheck& check) {
+    const Workspace workspace(CheckWorkspaceBytes(check));
+    return Wait(CheckGradientsCuda(check, workspace.memory, nullptr));
+  }
+  Status Unscale(const GradientCheck& check, float* const* to) {
+    const Workspace workspace(CheckWorkspaceBytes(check));
+    return Wait(UnscaleGradientsCuda(check, to, workspace.memory, nullptr));
+  }
+  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
+    return Wait(FollowWeightsCuda(pairs, count, rounding, nullptr));
+  }
+  Status Cast(const MasterPair* pairs, std::int64_t count, const float* const* uniforms) {
+    return Wait(CastMastersCuda(pairs, count, uniforms, nullptr));
+  }
+  Status Update(const keras_mp::Update& update) {
+    return Wait(UpdateCuda(update, nullptr));
+  }
+
+ private:
+  struct Workspace {
+    explicit Workspace(std::size_t bytes) {
+      if (bytes > 0) CheckCuda(cudaMalloc(&memory, bytes));
+    }
+    ~Workspace() { CheckCuda(cudaFree(memory)); }
+    void* memory = nullptr;
+  };
+
+  static Status Wait(const Status& status) {
+    CheckCuda(cudaDeviceSynchronize());
+    return status;
+  }
+};
+
+}  // namespace
+}  // namespace keras_mp
+
+int main(int argc, char** argv) {
+  using namespace keras_mp;
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("needs a GPU\n");
+    return 77;
+  }
+  UpdateSuite suite(OnDevice{});
+  suite.TestAll();
+  suite.TestManyLists(argc > 1 ? std::atoi(argv[1]) : 100);
+  return Report();
+}

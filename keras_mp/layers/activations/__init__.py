@@ -1,0 +1,1 @@
+"""Activations that compute in FP32."""

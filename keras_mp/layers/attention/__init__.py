@@ -1,0 +1,1 @@
+"""Attention whose products and softmax accumulate in FP32."""

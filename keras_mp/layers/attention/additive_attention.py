@@ -1,0 +1,53 @@
+"""AdditiveAttention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention.attention import apply_scores
+from keras_mp.layers.precision import recomputed, stored, uses_ops
+
+
+def _sum_of_tanh(query: Any, key: Any, *scales: Any) -> Any:
+    """Returns `sum(scale * tanh(query + key))` for each query and key, in FP32."""
+    query = ops.cast(ops.expand_dims(query, -2), "float32")
+    key = ops.cast(ops.expand_dims(key, -3), "float32")
+    terms = ops.tanh(query + key)
+    for scale in scales:
+        terms = ops.cast(scale, "float32") * terms
+    return ops.sum(terms, axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class AdditiveAttention(keras.layers.AdditiveAttention):
+    """`keras.layers.AdditiveAttention`, whose scores and softmax are FP32.
+
+    `sum(scale * tanh(query + key))` of 16-bit queries and keys is computed in FP32 and
+    stays there through mask and softmax; the weights are rounded, and their product
+    with the values accumulates in FP32.
+
+    Args: those of `keras.layers.AdditiveAttention`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.AdditiveAttention(use_scale=False, dtype="float16")
+    >>> query, value = np.zeros((1, 1, 2)), np.array([[[1.0, 2.0], [1.0, 4.0]]])
+    >>> layer([query, value, np.zeros((1, 2, 2))]).numpy()
+    array([[[1., 3.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        if not uses_ops(self, query, key):
+            return super()._calculate_scores(query, key)
+        scales = [] if self.scale is None else [stored(self.scale)]
+        return recomputed(_sum_of_tanh, query, key, *scales)
+
+    def _apply_scores(
+        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        if not uses_ops(self, value):
+            return super()._apply_scores(scores, value, scores_mask, training)
+        return apply_scores(self, scores, value, scores_mask, training)

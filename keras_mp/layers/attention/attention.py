@@ -1,0 +1,88 @@
+"""Attention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention.attention_weights import weights_of
+from keras_mp.layers.precision import gemm, recomputed, stored, uses_ops
+
+
+def apply_scores(
+    layer: Any, scores: Any, value: Any, mask: Any, training: bool
+) -> tuple[Any, Any]:
+    """Returns the weighted values, and the weights, in the dtype of `value`.
+
+    Args:
+        layer: `keras.layers.Attention`, for its dropout.
+        scores: `[batch, queries, values]` in FP32.
+        value: `[batch, values, size]` of 16 bits.
+        mask: bool, `[batch, values]`, `[batch, 1 or queries, values]`, or None.
+        training: bool.
+    """
+    if mask is not None and len(mask.shape) == 2:
+        mask = ops.expand_dims(mask, axis=-2)
+    weights = weights_of(scores, mask, dtype=layer.compute_dtype)
+    if training and layer.dropout > 0:
+        weights = keras.random.dropout(
+            weights, layer.dropout, seed=layer.seed_generator
+        )
+    return gemm(weights, value), weights
+
+
+def _product(query: Any, key: Any, *scales: Any) -> Any:
+    """Returns `scale * query @ key.T` in FP32."""
+    scores = gemm(query, key, transpose_b=True, output_dtype="float32")
+    for scale in scales:
+        scores = ops.cast(scale, "float32") * scores
+    return scores
+
+
+def _sum_of_tanh(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
+    """Returns `weight * sum(tanh(scale * (query + key)))` in FP32."""
+    query = ops.cast(ops.expand_dims(query, -2), "float32")
+    key = ops.cast(ops.expand_dims(key, -3), "float32")
+    terms = query + key
+    for scale in scales:
+        terms = ops.cast(scale, "float32") * terms
+    return ops.cast(weight, "float32") * ops.sum(ops.tanh(terms), axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Attention(keras.layers.Attention):
+    """`keras.layers.Attention`, whose scores and softmax are FP32.
+
+    The scores of 16-bit queries and keys accumulate in FP32 and stay there through
+    scale, mask and softmax: a product of 65,504 and more, which is inf in FP16 and NaN
+    after the softmax, is a number. The weights are rounded, and their product with the
+    values accumulates in FP32.
+
+    Args: those of `keras.layers.Attention`.
+
+    Example:
+
+    >>> query = np.full((1, 1, 2), 300.0, "float16")    # 300 * 300 * 2 = 180000
+    >>> keras_mp.layers.Attention(dtype="float16")([query, query]).numpy()
+    array([[[300., 300.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        if not uses_ops(self, query, key):
+            return super()._calculate_scores(query, key)
+        scales = [] if self.scale is None else [stored(self.scale)]
+        if self.score_mode == "dot":
+            if not scales:
+                return _product(query, key)
+            return recomputed(_product, query, key, *scales)
+        weight = stored(self.concat_score_weight)
+        return recomputed(_sum_of_tanh, query, key, weight, *scales)
+
+    def _apply_scores(
+        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        if not uses_ops(self, value):
+            return super()._apply_scores(scores, value, scores_mask, training)
+        return apply_scores(self, scores, value, scores_mask, training)

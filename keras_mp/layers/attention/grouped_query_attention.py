@@ -1,0 +1,66 @@
+"""GroupQueryAttention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention.attention_weights import weights_of
+from keras_mp.layers.attention.projections import FP32Projections
+from keras_mp.layers.core.contraction import contract, parse
+from keras_mp.layers.precision import uses_ops
+
+
+# Keras exports its own under another name; layers and weights are named after this one.
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
+    """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
+
+    As in `keras_mp.layers.MultiHeadAttention`: a score of 65,504 and more is a number,
+    and the projections are those of `keras_mp.layers.EinsumDense`.
+
+    Args: those of `keras.layers.GroupQueryAttention`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GroupQueryAttention(
+    ...     2, 1, 1, kernel_initializer="ones", dtype="float16")
+    >>> x = np.full((1, 1, 2), 200.0, "float16")    # q.k = 2 * 400**2 = 320000
+    >>> layer(x, x).numpy()
+    array([[[800., 800.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+    ) -> tuple[Any, Any]:
+        if self._flash_attention or not uses_ops(self, query, key, value):
+            return super()._compute_attention(
+                query, key, value, attention_mask, training
+            )
+        scores = contract(
+            *parse(self._dot_product_equation, 4),
+            query,
+            key,
+            output_dtype="float32",
+            alpha=self._inverse_sqrt_head_dim,
+        )
+        mask = attention_mask
+        if mask is not None:
+            if len(mask.shape) < 4:
+                mask = ops.expand_dims(mask, -3)
+            mask = ops.cast(mask, "bool")
+        weights = weights_of(scores, mask, dtype=self.compute_dtype)
+        if mask is not None and (self.dropout > 0.0 or self._return_attention_scores):
+            # Here, not elsewhere, Keras has a query without keys attend to nothing.
+            weights = ops.where(mask, weights, 0.0)
+        dropped = weights
+        if self.dropout > 0.0:
+            dropped = self._dropout_layer(weights, training=training)
+        return contract(*parse(self._combine_equation, 4), dropped, value), weights

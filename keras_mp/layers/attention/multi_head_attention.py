@@ -1,0 +1,88 @@
+"""MultiHeadAttention, its scores in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.attention.attention_weights import weights_of
+from keras_mp.layers.attention.projections import FP32Projections
+from keras_mp.layers.core.contraction import contract, parse
+from keras_mp.layers.precision import uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
+    """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
+
+    The scores of 16-bit queries and keys accumulate in FP32 and stay there through
+    scale, mask and softmax, so that one of 65,504 and more is a number; Keras has inf,
+    and NaN after it. The projections are those of `keras_mp.layers.EinsumDense`.
+
+    Args: those of `keras.layers.MultiHeadAttention`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.MultiHeadAttention(
+    ...     1, 2, kernel_initializer="ones", dtype="float16")
+    >>> x = np.full((1, 1, 2), 200.0, "float16")    # q.k = 2 * 400**2 = 320000
+    >>> layer(x, x).numpy()
+    array([[[800., 800.]]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> tuple[Any, Any]:
+        if self._flash_attention or not uses_ops(self, query, key, value):
+            return super()._compute_attention(
+                query,
+                key,
+                value,
+                attention_mask,
+                training,
+                return_attention_scores,
+                # Keras 3.12 does not know it.
+                **({"use_causal_mask": True} if use_causal_mask else {}),
+            )
+        rank = len(query.shape)
+        scores = contract(
+            *parse(self._dot_product_equation, rank),
+            key,
+            query,
+            output_dtype="float32",
+            alpha=self._inverse_sqrt_key_dim,
+        )
+        axes = range(-len(self._attention_axes), 0)
+        mask = self._mask_for(scores, attention_mask)
+        if use_causal_mask:
+            causal = self._mask_for(scores, self._compute_causal_mask(query, value))
+            mask = causal if mask is None else ops.logical_and(mask, causal)
+        weights = weights_of(scores, mask, axes, self.compute_dtype)
+        if mask is not None and (
+            self._dropout > 0.0 or return_attention_scores or rank != 4
+        ):
+            # Here, not elsewhere, Keras has a query without keys attend to nothing.
+            weights = ops.where(mask, weights, 0.0)
+        dropped = weights
+        if self._dropout > 0.0:
+            dropped = self._dropout_layer(weights, training=training)
+        equation = parse(self._combine_equation, len(weights.shape))
+        return contract(*equation, dropped, value), weights
+
+    def _mask_for(self, scores: Any, mask: Any) -> Any:
+        """Returns the mask with a dimension for the heads, or None."""
+        if mask is None:
+            return None
+        heads = -2 * len(self._attention_axes) - 1
+        for _ in range(len(scores.shape) - len(mask.shape)):
+            mask = ops.expand_dims(mask, heads)
+        return ops.cast(mask, "bool")

@@ -1,0 +1,1 @@
+"""Conversion of the layers of a model to those of `keras_mp`, and back."""

@@ -1,0 +1,257 @@
+"""`convert`: the layers of a model become those of `keras_mp.layers`; `to_keras`."""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+
+from keras_mp.layers.conversion.conversion_report import conversion_report, every_layer
+from keras_mp.layers.conversion.counterparts import (
+    COUNTERPARTS,
+    PLAIN,
+    counterpart,
+    is_converted,
+    plain,
+)
+from keras_mp.layers.precision import HALVES, FP32Weights
+
+
+def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
+    """Makes each layer inside a model one of `keras_mp.layers`, in place.
+
+    A layer of the class `keras.layers.X` becomes a `keras_mp.layers.X`, if there is
+    one, at any depth: in nested models, in Keras's wrappers, in layers and models of
+    your own and of other packages. Only its class changes. What it holds stays: names,
+    dtype policies, weights, seeds, adapted tables, quantization and LoRA, and so does
+    all that refers to it: the functional graph, the compiled losses and metrics, the
+    optimizer with its state. A subclass of `keras.layers.X` is given the arithmetic of
+    `keras_mp.layers.X` below its own methods; it stays as it is if it defines one of
+    those that this would replace, such as `call`, or would no longer call, such as
+    `convolution_op`.
+
+    Under the policies `float16` and `bfloat16` the weights of normalizations, of 16
+    bits in Keras, are replaced by FP32 ones with the same values, names and order. So
+    convert the outermost model: another one that holds the same layers, and has been
+    trained, goes on with the old weights until it is compiled again.
+
+    A file saved from the model holds `keras_mp.layers.X` where the model's config has
+    the layer. A layer that makes others in its constructor makes those of Keras again
+    when it is loaded: call `convert` after `load_model`. Functions that you have traced
+    with `tf.function` before go on as they were; those of `fit`, `evaluate` and
+    `predict` are traced again.
+
+    Args:
+        model: `keras.Model`, or a layer.
+        verbose: bool, whether to print the `conversion_report`. Defaults to False;
+            then one warning says what is left that computes 16-bit products or sums.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: `model` is not a layer.
+        ValueError: normalizations need FP32 weights, and an optimizer already holds
+            state for those of 16 bits.
+        RuntimeError: Keras is on another backend than TensorFlow.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    >>> type(keras_mp.convert(model).layers[0])
+    <class 'keras_mp.layers.dense.Dense'>
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    _check(model, "convert")
+    layers = every_layer(model)
+    changes = [(layer, counterpart(type(layer))) for layer in layers]
+    changes = [(layer, cls) for layer, cls in changes if cls is not None]
+    replaced = [
+        (layer, halves)
+        for layer, cls in changes
+        if issubclass(cls, FP32Weights) and (halves := _half_weights(layer))
+    ]
+    if replaced:
+        _check_optimizers(layers)
+    for layer, cls in changes:
+        _change_class(layer, cls)
+    for layer, halves in replaced:
+        _store_in_fp32(layer, halves)
+    _forget_traces(layers)
+    report = conversion_report(model)
+    if verbose:
+        print(report)
+    elif report.left:
+        warnings.warn(
+            "What `convert` leaves computes 16-bit products and sums as Keras does. "
+            f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
+            "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
+            "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "
+            "warn.",
+            stacklevel=2,
+        )
+    return model
+
+
+def to_keras(model: keras.Layer) -> keras.Layer:
+    """Makes each layer of `keras_mp.layers` inside a model that of Keras, in place.
+
+    The inverse of `convert`: weights, names and everything else stay. What is exported
+    or saved then needs nothing of keras_mp. Normalizations keep their FP32 weights
+    under the policy `float16` too.
+
+    Args:
+        model: `keras.Model`, or a layer.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: `model` is not a layer.
+        ValueError: it has a subclass of a layer of keras_mp, or an operation of
+            `keras_mp.ops`, for which Keras has nothing.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Dense(2)
+    >>> model = keras.Sequential([keras.Input((3,)), layer])
+    >>> type(keras_mp.to_keras(model).layers[0]) is keras.layers.Dense
+    True
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    _check(model, "to_keras")
+    layers = every_layer(model)
+    ours = [layer for layer in layers if is_converted(type(layer))]
+    strange = [layer for layer in ours if plain(type(layer)) is None]
+    strange += [
+        operation
+        for layer in layers
+        for operation in getattr(layer, "operations", [])
+        if type(operation).__module__.startswith("keras_mp.ops")
+    ]
+    if strange:
+        names = [f"{x.name!r} ({type(x).__name__})" for x in strange]
+        raise ValueError(
+            "`to_keras` takes what `convert` makes and the layers of keras_mp; Keras "
+            "has no equal of a subclass of one, nor of what is in `keras_mp.ops`. "
+            f"Received: {', '.join(names)}. Build the model without."
+        )
+    for layer in ours:
+        _change_class(layer, plain(type(layer)))
+    _forget_traces(layers)
+    return model
+
+
+def _check(model: Any, function: str) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"`{function}` needs Keras on the TensorFlow backend: on others the layers "
+            "of keras_mp compute as those of Keras. "
+            f"Received: backend={keras.backend.backend()!r}. Leave the model as it is, "
+            "or set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if not isinstance(model, keras.Layer):
+        raise TypeError(
+            f"`{function}` takes a model or a layer. Received: {model!r}. Call it for "
+            "each of several models."
+        )
+
+
+def _change_class(layer: Any, cls: Any) -> None:
+    layer.__class__ = cls
+    if "quantize" in vars(cls):
+        # Keras has bound that of the class which made the layer, for no subclass.
+        layer.quantize = functools.partial(_quantize, layer, layer.quantize)
+
+
+def _quantize(
+    layer: Any, bound: Any, mode: Any = None, type_check: bool = True, **options: Any
+) -> None:
+    is_subclass = type(layer) not in (*PLAIN, *COUNTERPARTS)
+    bound(mode, type_check=type_check and is_subclass, **options)
+
+
+def _half_weights(layer: Any) -> list[Any]:
+    """Returns the 16-bit weights of a layer's own, without those of layers inside."""
+    inside = {id(w) for part in layer._layers for w in part.variables}
+    return [
+        value
+        for value in vars(layer).values()
+        if isinstance(value, keras.Variable)
+        and value.dtype in HALVES
+        and id(value) not in inside
+    ]
+
+
+def _check_optimizers(layers: list[Any]) -> None:
+    for layer in layers:
+        for name, value in _held_by(layer):
+            if isinstance(value, keras.optimizers.Optimizer) and value.built:
+                raise ValueError(
+                    "Normalizations of a 16-bit policy get FP32 weights, for which "
+                    "an optimizer that is built has no state. Received: "
+                    f"{layer.name!r}, whose {name!r} is built. Convert before the "
+                    "first step; or `compile` with a new optimizer, then convert."
+                )
+
+
+def _held_by(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of a layer, and then what lists and dicts in them hold."""
+    yield from vars(layer).items()
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            for one in value:
+                yield name, one
+
+
+def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
+    """Replaces 16-bit weights of a layer by FP32 ones, in their places."""
+    trained, others = layer._trainable_variables, layer._non_trainable_variables
+    own = [(w, True) for w in trained] + [(w, False) for w in others]
+    was_locked = layer._tracker.locked
+    layer._tracker.unlock()
+    for old, _ in own:
+        layer._untrack_variable(old)
+    # In their order, which is that of files; a frozen one stays among the trained.
+    for old, is_trained in own:
+        is_half = any(old is half for half in halves)
+        new = _fp32_copy(old) if is_half else old
+        new.trainable = is_trained
+        layer._track_variable(new)
+        if is_half:
+            names = [name for name, value in vars(layer).items() if value is old]
+            for name in names:
+                setattr(layer, name, new)
+        new.trainable = old.trainable
+    if was_locked:
+        layer._tracker.lock()
+
+
+def _fp32_copy(old: Any) -> Any:
+    *scopes, name = old.path.split("/")
+    with ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        new = keras.Variable(
+            keras.ops.cast(old.value, "float32"),
+            dtype="float32",
+            autocast=old._autocast,
+            aggregation=old.aggregation,
+            name=name,
+        )
+    for attribute in ("regularizer", "constraint", "overwrite_with_gradient"):
+        setattr(new, attribute, getattr(old, attribute))
+    return new
+
+
+def _forget_traces(layers: list[Any]) -> None:
+    for layer in layers:
+        if isinstance(layer, keras.Model):
+            for name in ("train_function", "test_function", "predict_function"):
+                setattr(layer, name, None)

@@ -1,0 +1,304 @@
+"""Which layer of Keras has which counterpart, and why the others have none."""
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_mp.layers.activations.activation import Activation
+from keras_mp.layers.activations.softmax import Softmax
+from keras_mp.layers.attention.additive_attention import AdditiveAttention
+from keras_mp.layers.attention.attention import Attention
+from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
+from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.conversion.own_code import nested
+from keras_mp.layers.convolutional.conv1d import Conv1D
+from keras_mp.layers.convolutional.conv1d_transpose import Conv1DTranspose
+from keras_mp.layers.convolutional.conv2d import Conv2D
+from keras_mp.layers.convolutional.conv2d_transpose import Conv2DTranspose
+from keras_mp.layers.convolutional.conv3d import Conv3D
+from keras_mp.layers.convolutional.conv3d_transpose import Conv3DTranspose
+from keras_mp.layers.convolutional.depthwise_conv1d import DepthwiseConv1D
+from keras_mp.layers.convolutional.depthwise_conv2d import DepthwiseConv2D
+from keras_mp.layers.convolutional.separable_conv1d import SeparableConv1D
+from keras_mp.layers.convolutional.separable_conv2d import SeparableConv2D
+from keras_mp.layers.core.dense import Dense
+from keras_mp.layers.core.einsum_dense import EinsumDense
+from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
+from keras_mp.layers.merging.add import Add
+from keras_mp.layers.merging.average import Average
+from keras_mp.layers.merging.dot import Dot
+from keras_mp.layers.normalization.batch_normalization import BatchNormalization
+from keras_mp.layers.normalization.group_normalization import GroupNormalization
+from keras_mp.layers.normalization.layer_normalization import LayerNormalization
+from keras_mp.layers.normalization.rms_normalization import RMSNormalization
+from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
+from keras_mp.layers.normalization.unit_normalization import UnitNormalization
+from keras_mp.layers.pooling.average_pooling1d import AveragePooling1D
+from keras_mp.layers.pooling.average_pooling2d import AveragePooling2D
+from keras_mp.layers.pooling.average_pooling3d import AveragePooling3D
+from keras_mp.layers.pooling.global_average_pooling1d import GlobalAveragePooling1D
+from keras_mp.layers.pooling.global_average_pooling2d import GlobalAveragePooling2D
+from keras_mp.layers.pooling.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.rnn.gru import GRU
+from keras_mp.layers.rnn.gru_cell import GRUCell
+from keras_mp.layers.rnn.lstm import LSTM
+from keras_mp.layers.rnn.lstm_cell import LSTMCell
+from keras_mp.layers.rnn.simple_rnn import SimpleRNN
+from keras_mp.layers.rnn.simple_rnn_cell import SimpleRNNCell
+
+# A new layer is one line here.
+COUNTERPARTS: dict[Any, Any] = {
+    keras.layers.Activation: Activation,
+    keras.layers.Add: Add,
+    keras.layers.AdditiveAttention: AdditiveAttention,
+    keras.layers.Attention: Attention,
+    keras.layers.Average: Average,
+    keras.layers.AveragePooling1D: AveragePooling1D,
+    keras.layers.AveragePooling2D: AveragePooling2D,
+    keras.layers.AveragePooling3D: AveragePooling3D,
+    keras.layers.BatchNormalization: BatchNormalization,
+    keras.layers.Conv1D: Conv1D,
+    keras.layers.Conv1DTranspose: Conv1DTranspose,
+    keras.layers.Conv2D: Conv2D,
+    keras.layers.Conv2DTranspose: Conv2DTranspose,
+    keras.layers.Conv3D: Conv3D,
+    keras.layers.Conv3DTranspose: Conv3DTranspose,
+    keras.layers.Dense: Dense,
+    keras.layers.DepthwiseConv1D: DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D: DepthwiseConv2D,
+    keras.layers.Dot: Dot,
+    keras.layers.EinsumDense: EinsumDense,
+    keras.layers.GRU: GRU,
+    keras.layers.GRUCell: GRUCell,
+    keras.layers.GlobalAveragePooling1D: GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D: GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D: GlobalAveragePooling3D,
+    keras.layers.GroupNormalization: GroupNormalization,
+    keras.layers.GroupQueryAttention: GroupedQueryAttention,
+    keras.layers.LSTM: LSTM,
+    keras.layers.LSTMCell: LSTMCell,
+    keras.layers.LayerNormalization: LayerNormalization,
+    keras.layers.MultiHeadAttention: MultiHeadAttention,
+    keras.layers.RMSNormalization: RMSNormalization,
+    keras.layers.ReversibleEmbedding: ReversibleEmbedding,
+    keras.layers.SeparableConv1D: SeparableConv1D,
+    keras.layers.SeparableConv2D: SeparableConv2D,
+    keras.layers.SimpleRNN: SimpleRNN,
+    keras.layers.SimpleRNNCell: SimpleRNNCell,
+    keras.layers.Softmax: Softmax,
+    keras.layers.SpectralNormalization: SpectralNormalization,
+    keras.layers.UnitNormalization: UnitNormalization,
+}
+# Layers that compute 16-bit products or sums and have no counterpart, by name: not
+# every release of Keras has all of them.
+_FOREIGN = "it runs code that is not Keras's"
+_OF_IMAGES = "it sums pixels in its dtype: give an augmentation dtype='float32'"
+_OF_SIGNALS = "it sums in its dtype: give preprocessing dtype='float32'"
+LEFT = {
+    "AdaptiveAveragePooling1D": "it averages in its dtype",
+    "AdaptiveAveragePooling2D": "it averages in its dtype",
+    "AdaptiveAveragePooling3D": "it averages in its dtype",
+    "AugMix": _OF_IMAGES,
+    "ContrastLimitedAdaptiveHistogramEqualization": _OF_IMAGES,
+    "ConvLSTM1D": "it convolves in its dtype",
+    "ConvLSTM2D": "it convolves in its dtype",
+    "ConvLSTM3D": "it convolves in its dtype",
+    "Equalization": _OF_IMAGES,
+    "FlaxLayer": _FOREIGN,
+    "JaxLayer": _FOREIGN,
+    "MelSpectrogram": _OF_SIGNALS,
+    "RandAugment": _OF_IMAGES,
+    "RandomColorJitter": _OF_IMAGES,
+    "RandomContrast": _OF_IMAGES,
+    "RandomElasticTransform": _OF_IMAGES,
+    "RandomGaussianBlur": _OF_IMAGES,
+    "RandomPerspective": _OF_IMAGES,
+    "RandomSharpness": _OF_IMAGES,
+    "STFTSpectrogram": _OF_SIGNALS,
+    "TFSMLayer": _FOREIGN,
+    "TorchModuleWrapper": _FOREIGN,
+}
+# Layers without a 16-bit product or sum of their own: what they do is done element by
+# element, or by moving, choosing or drawing numbers, or by the layers inside.
+NOTHING_TO_CONVERT = frozenset(
+    {
+        "ActivityRegularization",
+        "AdaptiveMaxPooling1D",
+        "AdaptiveMaxPooling2D",
+        "AdaptiveMaxPooling3D",
+        "AlphaDropout",
+        "AutoContrast",
+        "Bidirectional",
+        "CategoryEncoding",
+        "CenterCrop",
+        "Concatenate",
+        "Cropping1D",
+        "Cropping2D",
+        "Cropping3D",
+        "CutMix",
+        "Discretization",
+        "Dropout",
+        "ELU",
+        "Embedding",
+        "Flatten",
+        "GaussianDropout",
+        "GaussianNoise",
+        "GlobalMaxPooling1D",
+        "GlobalMaxPooling2D",
+        "GlobalMaxPooling3D",
+        "HashedCrossing",
+        "Hashing",
+        "Identity",
+        "InputLayer",
+        "IntegerLookup",
+        "Lambda",
+        "Layer",
+        "LeakyReLU",
+        "Masking",
+        "MaxNumBoundingBoxes",
+        "MaxPooling1D",
+        "MaxPooling2D",
+        "MaxPooling3D",
+        "Maximum",
+        "Minimum",
+        "MixUp",
+        "Multiply",
+        "Normalization",
+        "PReLU",
+        "Permute",
+        "Pipeline",
+        "RNN",
+        "RandomBrightness",
+        "RandomColorDegeneration",
+        "RandomCrop",
+        "RandomErasing",
+        "RandomFlip",
+        "RandomGrayscale",
+        "RandomHue",
+        "RandomInvert",
+        "RandomPosterization",
+        "RandomRotation",
+        "RandomSaturation",
+        "RandomShear",
+        "RandomTranslation",
+        "RandomZoom",
+        "ReLU",
+        "RepeatVector",
+        "Rescaling",
+        "Reshape",
+        "Resizing",
+        "Solarization",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "SpatialDropout3D",
+        "StackedRNNCells",
+        "StringLookup",
+        "Subtract",
+        "TextVectorization",
+        "TimeDistributed",
+        "UpSampling1D",
+        "UpSampling2D",
+        "UpSampling3D",
+        "Wrapper",
+        "ZeroPadding1D",
+        "ZeroPadding2D",
+        "ZeroPadding3D",
+    }
+)
+PLAIN = {ours: plain for plain, ours in COUNTERPARTS.items()}
+
+
+def counterpart(cls: Any) -> Any:
+    """Returns the class that computes as `cls` but in FP32, or None.
+
+    That of a subclass of a Keras layer stands between the two, so that whatever the
+    subclass defines goes on to count. There is none where it defines a method that the
+    counterpart would replace.
+
+    Args:
+        cls: class of a layer.
+    """
+    base = plain_base(cls)
+    if base is None or overridden(cls):
+        return None
+    ours = COUNTERPARTS[base]
+    if cls is base:
+        return ours
+    try:
+        return _between(cls, ours)
+    except TypeError:
+        return None  # what a class says in `__init_subclass__`
+
+
+def plain_base(cls: Any) -> Any:
+    """Returns the Keras layer with a counterpart that `cls` is or extends, or None."""
+    if is_converted(cls):
+        return None
+    return next((base for base in cls.__mro__ if base in COUNTERPARTS), None)
+
+
+def overridden(cls: Any) -> list[str]:
+    """Returns the methods of a subclass that its base's counterpart does not call.
+
+    It has its own instead; or the base calls them in one of those, such as a
+    convolution's `convolution_op` in `call`.
+    """
+    base = plain_base(cls)
+    of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
+    own = _methods(set(cls.__mro__) - set(base.__mro__))
+    ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
+    called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
+    unused = called - _called(ours.values(), {})
+    return sorted(own.keys() & (ours.keys() | unused))
+
+
+def _methods(classes: set[Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for cls in classes
+        for name, value in vars(cls).items()
+        if callable(value)
+    }
+
+
+def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
+    """Returns the names that functions refer to, and those methods that they name."""
+    waiting, found = list(functions), set[str]()
+    while waiting:
+        code = getattr(inspect.unwrap(waiting.pop()), "__code__", None)
+        names = {name for part in nested(code) for name in part.co_names}
+        waiting += [methods[name] for name in (names - found) & methods.keys()]
+        found |= names
+    return found
+
+
+def is_converted(cls: Any) -> bool:
+    """Tells whether a class is a counterpart, or extends one."""
+    return any(base in PLAIN for base in cls.__mro__)
+
+
+def plain(cls: Any) -> Any:
+    """Returns the class that `cls` is the counterpart of, or None."""
+    return PLAIN.get(cls) or vars(cls).get(_EXTENDED)
+
+
+_EXTENDED = "_keras_mp_counterpart_of"
+
+
+@functools.cache
+def _between(cls: Any, ours: Any) -> Any:
+    """Returns `cls` with `ours` between itself and the Keras layer.
+
+    It bears the name of `cls`, under which it is saved: a file holds what `cls` saves.
+    """
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names} | {_EXTENDED: cls}
+    made = type(cls.__name__, (cls, ours), members)
+    package, separator, name = keras.saving.get_registered_name(cls).partition(">")
+    if separator:
+        for each in (made, cls):  # the last one is what the name is loaded as
+            keras.saving.register_keras_serializable(package, name)(each)
+    return made

@@ -1,0 +1,1 @@
+"""Convolutions that accumulate in FP32."""

@@ -1,0 +1,235 @@
+"""What the convolutions share: FP32 sums between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import (
+    HALVES,
+    activated,
+    finish,
+    fused,
+    gemm,
+    recomputed,
+    rounds_first,
+    stored,
+)
+
+
+class FP32OnCPU:
+    """Mixed into a Keras convolution: computes a 16-bit one in FP32 on a CPU.
+
+    TensorFlow's own takes about ten times as long there as the one in FP32. The choice
+    is made when the layer is called or traced, for the machine: where TensorFlow sees
+    a GPU or TPU, Keras's own convolution runs, which accumulates in FP32 there. It is
+    the same with XLA and without.
+
+    Inputs and weights are 16-bit numbers, converted; products, bias and activation are
+    FP32, and the result is rounded once. The gradients of FP32 weights are FP32. The
+    inputs are held for the backward pass in their 16 bits, and converted once more.
+
+    On a CPU that multiplies bfloat16 itself, TensorFlow's own convolution takes them as
+    they are and sums in FP32, in half the time: there the result of the convolution is
+    rounded before the bias, and the gradient of a kernel once, to bfloat16.
+    """
+
+    # Each subclass has `convolve(inputs, *kernels)`, which returns the convolution
+    # alone, in the dtype of both. The weights that it takes, in order:
+    kernel_names: tuple[str, ...] = ("kernel",)
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not _in_fp32(self, inputs):
+            return super().call(inputs)  # type: ignore[misc]
+        kernels = [
+            stored(lambda name=name: getattr(self, name)) for name in self.kernel_names
+        ]
+        biases = [stored(self.bias)] if self.use_bias else []
+        is_direct = _multiplies_bfloat16(self)
+        as_half = ops.cast if is_direct else _as_half
+        inner_dtype = self.compute_dtype if is_direct else "float32"
+        rounds = rounds_first(self.activation)
+        dtype = self.compute_dtype if rounds else "float32"
+
+        def compute(inputs: Any, *weights: Any) -> Any:
+            halves = [as_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
+            inputs = ops.cast(inputs, inner_dtype)
+            outputs = self.convolve(inputs, *halves)
+            for bias in weights[len(kernels) :]:
+                outputs = _add_bias(outputs, bias, self.data_format)
+            return ops.cast(outputs, dtype)
+
+        outputs = recomputed(compute, inputs, *kernels, *biases)
+        return finish(outputs, self.activation, self.compute_dtype)
+
+
+class PlainFP32OnCPU(FP32OnCPU):
+    """Mixed into a convolution of Keras that is neither transposed nor depthwise.
+
+    One that looks at a single position is a product of matrices, for which there is an
+    op that takes 16-bit numbers.
+    """
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not (_in_fp32(self, inputs) and _is_product(self)):
+            return super().call(inputs)
+        kernel = stored(lambda: self.kernel)
+        matrix = ops.reshape(kernel, kernel.shape[-2:])
+        activation = fused(self.activation)
+        outputs = gemm(inputs, matrix, bias=stored(self.bias), activation=activation)
+        return outputs if activation else activated(self.activation, outputs)
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        padding = self.padding
+        if padding == "causal":
+            pad = [[0, 0]] * 3
+            time = 1 if self.data_format == "channels_last" else 2
+            pad[time] = [self.dilation_rate[0] * (self.kernel_size[0] - 1), 0]
+            inputs, padding = ops.pad(inputs, pad), "valid"
+        (kernel,) = kernels
+        channels = inputs.shape[-1 if self.data_format == "channels_last" else 1]
+        compute = _grouped if channels != kernel.shape[-2] else ops.conv
+        return compute(
+            inputs,
+            kernel,
+            strides=list(self.strides),
+            padding=padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+class TransposedFP32OnCPU(FP32OnCPU):
+    """Mixed into a transposed convolution of Keras."""
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.conv_transpose(
+            inputs,
+            *kernels,
+            strides=list(self.strides),
+            padding=self.padding,
+            output_padding=self.output_padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+class DepthwiseFP32OnCPU(FP32OnCPU):
+    """Mixed into a depthwise convolution of Keras."""
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.depthwise_conv(
+            inputs,
+            *kernels,
+            strides=self.strides,
+            padding=self.padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+class SeparableFP32OnCPU(FP32OnCPU):
+    """Mixed into a separable convolution of Keras."""
+
+    kernel_names = ("depthwise_kernel", "pointwise_kernel")
+
+    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+        return ops.separable_conv(
+            inputs,
+            *kernels,
+            strides=self.strides,
+            padding=self.padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+
+def _grouped(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
+    """Returns a convolution in groups of channels, by TensorFlow's own kernels.
+
+    Keras compiles it with XLA: on a CPU that takes 30 times as long as a depthwise
+    convolution, and what the gradient does not need of it is computed all the same.
+    """
+    if data_format == "channels_first":
+        inputs = ops.moveaxis(inputs, 1, -1)
+    options["data_format"] = "channels_last"
+    groups = inputs.shape[-1] // kernel.shape[-2]
+    if _is_depthwise(kernel, options["strides"], options["dilation_rate"]):
+        kernel = ops.reshape(kernel, (*kernel.shape[:-2], groups, -1))
+        options["strides"] = tuple(options["strides"])
+        outputs = ops.depthwise_conv(inputs, kernel, **options)
+    else:
+        pairs = zip(
+            ops.split(inputs, groups, axis=-1),
+            ops.split(kernel, groups, axis=-1),
+            strict=True,
+        )
+        parts = [ops.conv(x, part, **options) for x, part in pairs]
+        outputs = ops.concatenate(parts, axis=-1)
+    return ops.moveaxis(outputs, -1, 1) if data_format == "channels_first" else outputs
+
+
+def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
+    """Tells whether TensorFlow has a depthwise convolution of this kind."""
+    is_plain = len(set(strides)) == 1 and 1 in (max(strides), max(dilation_rate))
+    return kernel.shape[-2] == 1 and len(kernel.shape) < 5 and is_plain
+
+
+def _in_fp32(layer: Any, inputs: Any) -> bool:
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    if layer.compute_dtype not in HALVES or dtype != layer.compute_dtype:
+        return False
+    if keras.backend.backend() != "tensorflow":
+        return False
+    from keras_mp.ops.kernels.dispatch import has_accelerator
+
+    return not has_accelerator()
+
+
+def _is_product(layer: Any) -> bool:
+    sizes = {*layer.kernel_size, *layer.strides, layer.groups}
+    return sizes == {1} and layer.data_format == "channels_last"
+
+
+def _multiplies_bfloat16(layer: Any) -> bool:
+    from keras_mp.ops.kernels.dispatch import multiplies_bfloat16
+
+    return layer.compute_dtype == "bfloat16" and multiplies_bfloat16()
+
+
+def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
+    """Adds a bias to the channels; its gradient is summed in FP32.
+
+    oneDNN does so within the convolution, before it rounds.
+    """
+    import tensorflow as tf
+
+    from keras_mp.ops import sum as sum_in_fp32
+
+    is_last = data_format == "channels_last"
+    rank = len(outputs.shape)
+    others = [*range(rank - 1)] if is_last else [0, *range(2, rank)]
+
+    @tf.custom_gradient
+    def added(outputs: Any, bias: Any) -> tuple[Any, Any]:
+        def gradient(upstream: Any) -> tuple[Any, Any]:
+            of_bias = sum_in_fp32(upstream, others, output_dtype="float32")
+            return upstream, tf.cast(of_bias, bias.dtype)
+
+        layout = "N...C" if is_last else "NC..."
+        return tf.nn.bias_add(outputs, tf.cast(bias, outputs.dtype), layout), gradient
+
+    return added(outputs, bias)
+
+
+def _as_half(kernel: Any, dtype: str) -> Any:
+    """Rounds a kernel to a 16-bit format, and not its gradient; both are FP32 here."""
+
+    @ops.custom_gradient
+    def rounded(kernel: Any) -> tuple[Any, Any]:
+        def gradient(*args: Any, upstream: Any = None) -> Any:
+            return args[0] if upstream is None else upstream
+
+        return ops.cast(ops.cast(kernel, dtype), "float32"), gradient
+
+    return rounded(ops.cast(kernel, "float32"))

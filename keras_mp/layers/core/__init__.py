@@ -1,0 +1,1 @@
+"""Dense layers, whose products accumulate in FP32."""

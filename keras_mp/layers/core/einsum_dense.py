@@ -1,0 +1,57 @@
+"""EinsumDense, its product accumulated in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.core.contraction import contract, is_product, parse
+from keras_mp.layers.precision import activated, finish, fused, stored, uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class EinsumDense(keras.layers.EinsumDense):
+    """`keras.layers.EinsumDense`, whose 16-bit product accumulates in FP32.
+
+    `round(activation(einsum(equation, inputs, kernel) + bias))`, with what is said of
+    `keras_mp.layers.Dense`. An equation that is no matrix product (one that takes a
+    diagonal, or sums an operand alone) is computed as in Keras.
+
+    Args: those of `keras.layers.EinsumDense`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.EinsumDense(
+    ...     "abc,cde->abde", (None, 2, 3), kernel_initializer="ones", dtype="float16")
+    >>> outputs = layer(np.full((1, 2, 5000), 0.1, "float16"))
+    >>> outputs.shape, float(outputs[0, 0, 0, 0])    # float64: 499.88
+    (TensorShape([1, 2, 2, 3]), 500.0)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs, training=training)
+        a, b, output = parse(self.equation, len(inputs.shape))
+        if not is_product(a, b, output):
+            return super().call(inputs, training=training)
+        kernel = stored(lambda: self.kernel)
+        bias = stored(self.bias)
+        if bias is None or set(self.bias_axes) == set(output) - set(a):
+            activation = fused(self.activation)
+            outputs = contract(
+                a, b, output, inputs, kernel, bias, activation=activation
+            )
+            return outputs if activation else activated(self.activation, outputs)
+        outputs = contract(a, b, output, inputs, kernel, output_dtype="float32")
+        return finish(
+            outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype
+        )
+
+    def quantize(
+        self, mode: Any = None, type_check: bool = True, **options: Any
+    ) -> None:
+        # Keras quantizes its own class only, and what it then computes is its own.
+        is_subclass = type_check and type(self) is not EinsumDense
+        super().quantize(mode, type_check=is_subclass, **options)

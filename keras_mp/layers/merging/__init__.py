@@ -1,0 +1,1 @@
+"""Layers that join several inputs in FP32."""

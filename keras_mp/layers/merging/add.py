@@ -1,0 +1,31 @@
+"""Add, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.layers.merging.merging import sum_in_fp32
+from keras_mp.layers.precision import uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Add(keras.layers.Add):
+    """`keras.layers.Add`, which adds three and more in FP32 and rounds once.
+
+    The sum of two 16-bit numbers is that of Keras: it has one rounding.
+
+    Args: those of `keras.layers.Add`.
+
+    Example:
+
+    >>> x = np.full((1, 1), 6e4, "float16")    # 2 * 6e4 is inf in FP16
+    >>> keras_mp.layers.Add(dtype="float16")([x, x, -x]).numpy()
+    array([[6.e+04]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _merge_function(self, inputs: Any) -> Any:
+        if len(inputs) < 3 or not uses_ops(self, *inputs):
+            return super()._merge_function(inputs)
+        return keras.ops.cast(sum_in_fp32(inputs), self.compute_dtype)

@@ -1,0 +1,60 @@
+"""Dot, its product accumulated in FP32."""
+
+from string import ascii_letters
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.core.contraction import contract
+from keras_mp.layers.precision import uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Dot(keras.layers.Dot):
+    """`keras.layers.Dot`, whose 16-bit product accumulates in FP32.
+
+    With `normalize=True` the lengths are computed in FP32, and what is divided by them
+    is rounded before the product.
+
+    Args: those of `keras.layers.Dot`.
+
+    Example:
+
+    >>> x, y = np.full((1, 5000), 0.1, "float16"), np.ones((1, 5000), "float16")
+    >>> keras_mp.layers.Dot(axes=1, dtype="float16")([x, y]).numpy()  # float64: 499.88
+    array([[500.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def _merge_function(self, inputs: Any) -> Any:
+        if len(inputs) != 2 or not uses_ops(self, *inputs):
+            return super()._merge_function(inputs)
+        axes = self.axes if isinstance(self.axes, list | tuple) else [self.axes] * 2
+        axes = [axis % len(x.shape) for axis, x in zip(axes, inputs, strict=True)]
+        if self.normalize:
+            inputs = [
+                _of_unit_length(x, axis) for x, axis in zip(inputs, axes, strict=True)
+            ]
+        a, b, output = _labels(*(len(x.shape) for x in inputs), *axes)
+        result = contract(a, b, output, *inputs)
+        return ops.expand_dims(result, -1) if len(output) == 1 else result
+
+
+def _labels(a_rank: int, b_rank: int, a_axis: int, b_axis: int) -> tuple[str, str, str]:
+    """Returns the terms of the einsum that sums over an axis of each operand."""
+    batch, inner, *others = list(ascii_letters)
+    a = [batch, *others[: a_rank - 1]]
+    b = [batch, *others[a_rank - 1 : a_rank + b_rank - 2]]
+    a[a_axis] = b[b_axis] = inner
+    free = [label for label in a[1:] + b[1:] if label != inner]
+    return "".join(a), "".join(b), "".join([batch, *free])
+
+
+def _of_unit_length(x: Any, axis: int) -> Any:
+    from keras_mp.ops import row_normalization
+
+    return row_normalization.normalize_rows(
+        x, axis, row_normalization.UNIT_LENGTH, epsilon=1e-12
+    )

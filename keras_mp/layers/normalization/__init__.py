@@ -1,0 +1,1 @@
+"""Normalizations, with statistics and arithmetic in FP32."""

@@ -1,0 +1,1 @@
+"""Average pooling that sums in FP32."""

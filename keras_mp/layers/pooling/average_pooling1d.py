@@ -1,0 +1,24 @@
+"""AveragePooling1D, in FP32 between 16-bit inputs and outputs."""
+
+import keras
+
+from keras_mp.layers.pooling.pooling import FP32AveragePooling
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class AveragePooling1D(FP32AveragePooling, keras.layers.AveragePooling1D):
+    """`keras.layers.AveragePooling1D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.AveragePooling1D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.AveragePooling1D(2, dtype="float16")
+    >>> x = np.full((1, 2, 1), 4e4, "float16")    # the sum is inf in FP16
+    >>> float(keras.ops.max(layer(x)))
+    40000.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """

@@ -1,0 +1,43 @@
+"""GlobalAveragePooling1D, in FP32 between 16-bit inputs and outputs."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.pooling.pooling import inner_axes
+from keras_mp.layers.precision import uses_ops
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
+    """`keras.layers.GlobalAveragePooling1D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.GlobalAveragePooling1D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GlobalAveragePooling1D(dtype="float16")
+    >>> layer(np.full((1, 100_000, 1), 3.0, "float16")).numpy()
+    array([[3.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        if not uses_ops(self, inputs):
+            return super().call(inputs, mask=mask)
+        from keras_mp.ops import mean, sum
+
+        axes = inner_axes(self, inputs)
+        if mask is None:
+            return mean(inputs, axes, self.keepdims)
+        mask = ops.cast(mask, "bool")
+        mask = ops.expand_dims(mask, 2 if self.data_format == "channels_last" else 1)
+        total, count = (
+            sum(x, axes, self.keepdims, "float32")
+            for x in (ops.where(mask, inputs, 0), ops.cast(mask, "float32"))
+        )
+        return ops.cast(total / count, inputs.dtype)

@@ -1,0 +1,23 @@
+"""GlobalAveragePooling3D, in FP32 between 16-bit inputs and outputs."""
+
+import keras
+
+from keras_mp.layers.pooling.pooling import FP32GlobalPooling
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GlobalAveragePooling3D(FP32GlobalPooling, keras.layers.GlobalAveragePooling3D):
+    """`keras.layers.GlobalAveragePooling3D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.GlobalAveragePooling3D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GlobalAveragePooling3D(dtype="float16")
+    >>> layer(np.full((1, 50, 50, 50, 1), 3.0, "float16")).numpy()
+    array([[3.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """

@@ -1,0 +1,1 @@
+"""Recurrent layers whose gates are summed in FP32."""

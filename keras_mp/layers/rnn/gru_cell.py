@@ -1,0 +1,142 @@
+"""GRUCell, its products and gates in FP32."""
+
+from typing import Any
+
+import keras
+from keras import activations, ops
+
+from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.rnn.recurrence import RecurrentKernel, project, recurrent_masks
+
+# Activations that take each number for itself, whatever the shape.
+_ELEMENTWISE = (
+    activations.sigmoid,
+    activations.hard_sigmoid,
+    activations.tanh,
+    activations.relu,
+    activations.linear,
+)
+
+
+class GRUStep:
+    """One time step, from the projected inputs on, for as many steps as one likes.
+
+    Args:
+        cell: `keras.layers.GRUCell`.
+        h: a state, for the shape of the dropout masks.
+        training: bool.
+    """
+
+    def __init__(self, cell: Any, h: Any, training: bool) -> None:
+        self.state_size = cell.state_size
+        self._cell = cell
+        self._masks = recurrent_masks(cell, h, training)
+        kernel = stored(cell.recurrent_kernel)
+        if self._masks is not None:
+            kernels = ops.split(kernel, 3, axis=1)
+        elif cell.reset_after:
+            kernels = [kernel]
+        else:
+            kernels = ops.split(kernel, [2 * cell.units], axis=1)
+        self._kernels = [RecurrentKernel(part, cell.compute_dtype) for part in kernels]
+        self._bias = None
+        if cell.reset_after and cell.use_bias:
+            self._bias = ops.cast(stored(cell.bias)[1], "float32")
+
+    def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
+        """Returns the output and the states `[h]`, rounded once.
+
+        Args:
+            projected: `[batch, 3 * units]` in FP32.
+            states: `[h]` of 16 bits.
+        """
+        (h,) = states
+        activation = self._cell.activation
+        x_gates, x_candidate = ops.split(projected, [2 * self._cell.units], axis=-1)
+        if self._cell.reset_after:
+            h_gates, h_candidate = self._after(h)
+            z, r = self._gates(x_gates + h_gates)
+            candidate = activation(x_candidate + r * h_candidate)
+        else:
+            z, r = self._gates(x_gates + self._before(h))
+            candidate = activation(x_candidate + self._reset(r, h))
+        mixed = z * ops.cast(h, "float32") + (1.0 - z) * candidate
+        h = ops.cast(mixed, self._cell.compute_dtype)
+        return h, [h]
+
+    __call__ = call
+
+    def _gates(self, x: Any) -> list[Any]:
+        """Returns z and r.
+
+        One call for both where that is the same: of two, XLA would put r into the loop
+        of the candidate, which then takes twice as long.
+        """
+        activation = self._cell.recurrent_activation
+        if any(activation is known for known in _ELEMENTWISE):
+            return list(ops.split(activation(x), 2, axis=-1))
+        return [activation(part) for part in ops.split(x, 2, axis=-1)]
+
+    def _after(self, h: Any) -> list[Any]:
+        """Returns what the state adds to the two gates, and to the candidate."""
+        if self._masks is None:
+            recurrent = self._kernels[0].product(h)
+        else:
+            pairs = zip(self._kernels, self._masks, strict=True)
+            parts = [kernel.product(h * mask) for kernel, mask in pairs]
+            recurrent = ops.concatenate(parts, axis=-1)
+        if self._bias is not None:
+            recurrent = recurrent + self._bias
+        return list(ops.split(recurrent, [2 * self._cell.units], axis=-1))
+
+    def _before(self, h: Any) -> Any:
+        """Returns what the state adds to the two gates, with `reset_after=False`."""
+        if self._masks is None:
+            return self._kernels[0].product(h)
+        pairs = zip(self._kernels[:2], self._masks[:2], strict=True)
+        return ops.concatenate([k.product(h * mask) for k, mask in pairs], axis=-1)
+
+    def _reset(self, r: Any, h: Any) -> Any:
+        """Returns what the state that was reset adds to the candidate."""
+        masked = h if self._masks is None else h * self._masks[2]
+        reset = ops.cast(r * ops.cast(masked, "float32"), h.dtype)
+        return self._kernels[-1].product(reset)
+
+
+def project_gru(cell: Any, x: Any, training: bool) -> Any:
+    """Returns what the inputs add to the two gates and the candidate, in FP32."""
+    bias = stored(cell.bias)
+    if bias is not None and cell.reset_after:
+        bias = bias[0]
+    return project(cell, 3, x, bias, training)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GRUCell(keras.layers.GRUCell):
+    """`keras.layers.GRUCell`, whose 16-bit products accumulate in FP32.
+
+    Products, biases and gates are FP32; the state is rounded once, when it is written.
+    The gradients of FP32 weights are FP32. `keras_mp.layers.GRU` rounds its kernels
+    once for all time steps; this cell, in `keras.layers.RNN`, at each step.
+
+    Args: those of `keras.layers.GRUCell`.
+
+    Example:
+
+    >>> cell = keras_mp.layers.GRUCell(2, dtype="float16")
+    >>> states = cell.get_initial_state(batch_size=1)
+    >>> output, states = cell(np.ones((1, 3), "float16"), states)
+    >>> output.shape, [state.dtype.name for state in states]
+    (TensorShape([1, 2]), ['float16'])
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+        is_nested = isinstance(states, list | tuple)
+        h = states[0] if is_nested else states
+        if not uses_ops(self, inputs, h):
+            return super().call(inputs, states, training=training)
+        step = GRUStep(self, h, training)
+        output, states = step.call(project_gru(self, inputs, training), [h])
+        return output, states if is_nested else output

@@ -1,0 +1,83 @@
+"""LSTMCell, its products and gates in FP32."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.rnn.recurrence import RecurrentKernel, project, recurrent_masks
+
+
+class LSTMStep:
+    """One time step, from the projected inputs on, for as many steps as one likes.
+
+    Args:
+        cell: `keras.layers.LSTMCell`.
+        h: a state, for the shape of the dropout masks.
+        training: bool.
+    """
+
+    def __init__(self, cell: Any, h: Any, training: bool) -> None:
+        self.state_size = cell.state_size
+        self._cell = cell
+        self._masks = recurrent_masks(cell, h, training)
+        kernel = stored(cell.recurrent_kernel)
+        kernels = [kernel] if self._masks is None else ops.split(kernel, 4, axis=1)
+        self._kernels = [RecurrentKernel(part, cell.compute_dtype) for part in kernels]
+
+    def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
+        """Returns the output and the states `[h, c]`, each rounded once.
+
+        Args:
+            projected: `[batch, 4 * units]` in FP32.
+            states: `[h, c]` of 16 bits.
+        """
+        h, c = states
+        dtype = self._cell.compute_dtype
+        i, f, candidate, o = ops.split(projected + self._recurrent(h), 4, axis=-1)
+        gate, activation = self._cell.recurrent_activation, self._cell.activation
+        c = gate(f) * ops.cast(c, "float32") + gate(i) * activation(candidate)
+        h = ops.cast(gate(o) * activation(c), dtype)
+        return h, [h, ops.cast(c, dtype)]
+
+    __call__ = call
+
+    def _recurrent(self, h: Any) -> Any:
+        if self._masks is None:
+            return self._kernels[0].product(h)
+        pairs = zip(self._kernels, self._masks, strict=True)
+        return ops.concatenate([k.product(h * mask) for k, mask in pairs], axis=-1)
+
+
+def project_lstm(cell: Any, x: Any, training: bool) -> Any:
+    """Returns what the inputs add to the four gates, in FP32."""
+    return project(cell, 4, x, stored(cell.bias), training)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class LSTMCell(keras.layers.LSTMCell):
+    """`keras.layers.LSTMCell`, whose 16-bit products accumulate in FP32.
+
+    Products, bias and gates are FP32; the two states are rounded once, when they are
+    written. The gradients of FP32 weights are FP32. `keras_mp.layers.LSTM` rounds its
+    kernels once for all time steps; this cell, in `keras.layers.RNN`, at each step.
+
+    Args: those of `keras.layers.LSTMCell`.
+
+    Example:
+
+    >>> cell = keras_mp.layers.LSTMCell(2, dtype="float16")
+    >>> states = cell.get_initial_state(batch_size=1)
+    >>> output, states = cell(np.ones((1, 3), "float16"), states)
+    >>> output.shape, [state.dtype.name for state in states]
+    (TensorShape([1, 2]), ['float16', 'float16'])
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+        if not uses_ops(self, inputs, *states):
+            return super().call(inputs, states, training=training)
+        step = LSTMStep(self, states[0], training)
+        return step.call(project_lstm(self, inputs, training), states)

@@ -1,0 +1,1 @@
+"""The native library: how it is loaded, and when its kernels run."""

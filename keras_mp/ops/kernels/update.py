@@ -1,0 +1,202 @@
+"""The ops of the update step: all variables in one call of a kernel.
+
+They run on CPUs and on CUDA devices, outside and inside XLA, on a single replica. What
+they compute is told in custom_ops/include/keras_mp/update.h.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mp.ops.kernels import native
+
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+def takes_variables(variables: Sequence[Any]) -> bool:
+    """Tells whether the ops are there for these variables: all on one device.
+
+    Args:
+        variables: list of `keras.Variable` or `tf.Variable`.
+    """
+    if native.library() is None:
+        return False
+    devices = {variable.device for variable in _natives(variables)}
+    if len(devices) != 1:
+        return False
+    kind = tf.DeviceSpec.from_string(devices.pop()).device_type
+    return kind == "CPU" or (kind == "GPU" and native.has_cuda())
+
+
+def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
+    """Returns what to call ops in that read no variable: the device of these.
+
+    Args:
+        variables: as for `takes_variables`, which was true.
+    """
+    return tf.device(_natives(variables)[0].device)
+
+
+def takes(gradient: Any) -> bool:
+    """Tells whether the ops take a gradient, or the values of a sparse one."""
+    return values_of(gradient).dtype in _DTYPES
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """Returns the numbers of a gradient; of a `tf.IndexedSlices`, those of its rows."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values
+    return tf.convert_to_tensor(gradient)
+
+
+def check_gradients(
+    gradients: Sequence[Any], scale: Any, sums_squares: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tells which of `gradients / scale` are not finite.
+
+    Args:
+        gradients: list of tensors or `tf.IndexedSlices`.
+        scale: scalar float32 tensor.
+        sums_squares: whether to add up the squares of `gradients / scale`.
+
+    Returns:
+        bool tensor, `[len(gradients)]`; scalar float32 tensor, the sum, or 0.
+    """
+    return native.library().keras_mp_check_gradients(
+        scale=scale,
+        gradients=[values_of(gradient) for gradient in gradients],
+        sums_squares=sums_squares,
+    )
+
+
+def unscale_gradients(
+    gradients: Sequence[Any], scale: Any
+) -> tuple[list[Any], tf.Tensor]:
+    """Divides gradients by the scale in FP32, and tells which are not finite.
+
+    Args:
+        gradients: as for `check_gradients`.
+        scale: as for `check_gradients`.
+
+    Returns:
+        List like `gradients`, float32; bool tensor, `[len(gradients)]`.
+    """
+    unscaled, overflows = native.library().keras_mp_unscale_gradients(
+        scale=scale,
+        gradients=[values_of(gradient) for gradient in gradients],
+        count=len(gradients),
+    )
+
+    def like(gradient: Any, values: tf.Tensor) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return values
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    return [like(g, v) for g, v in zip(gradients, unscaled, strict=True)], overflows
+
+
+def follow_weights(
+    masters: Sequence[Any], weights: Sequence[Any], rounding: str
+) -> None:
+    """Gives masters what someone else wrote to their weights.
+
+    Args:
+        masters: list of float32 variables.
+        weights: list of their 16-bit weights.
+        rounding: `"nearest"` or `"stochastic"`.
+    """
+    native.library().keras_mp_follow_weights(
+        masters=_handles(masters),
+        weights=_handles(weights),
+        is_stochastic=rounding == "stochastic",
+    )
+
+
+def cast_masters(
+    masters: Sequence[Any], weights: Sequence[Any], uniforms: Sequence[tf.Tensor]
+) -> None:
+    """Rounds masters into their weights.
+
+    Args:
+        masters: list of float32 variables.
+        weights: list of their 16-bit weights.
+        uniforms: for stochastic rounding, float32 tensors of numbers from [0, 1), of
+            the shapes of the weights; empty for rounding to nearest even.
+    """
+    native.library().keras_mp_cast_masters(
+        masters=_handles(masters), weights=_handles(weights), uniforms=list(uniforms)
+    )
+
+
+def update_variables(
+    finite: Any,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+    slots: Sequence[Any],
+    weights: Sequence[Any],
+    uniforms: Sequence[tf.Tensor],
+    decays: Sequence[bool],
+    *,
+    rule: str,
+    numbers: dict[str, Any],
+) -> None:
+    """Moves masters and slots by the gradients and rounds masters into weights.
+
+    Args:
+        finite: scalar bool tensor: if false, nothing changes.
+        gradients: list of tensors.
+        masters: list of float32 variables, one for each gradient.
+        slots: list of float32 variables: the first of each master, then the second,
+            as many as the rule has.
+        weights: list of 16-bit variables, or None where the master is the weight.
+        uniforms: as for `cast_masters`, for the weights that there are.
+        decays: list of bool: which masters decay.
+        rule: the name of an `UpdateRule` of update.h, such as `"adam"`.
+        numbers: scalars by name, those of `UpdateNumbers`; what is missing has its
+            default.
+    """
+    weight_of = [i for i, weight in enumerate(weights) if weight is not None]
+    defaults = {
+        "scale": 1.0,
+        "clip_value": 0.0,
+        "clip_factor": 1.0,
+        "weight_decay": 0.0,
+        "rate": 0.0,
+        "momentum": 0.0,
+        "alpha": 0.0,
+        "beta_1": 0.0,
+        "one_minus_beta_1": 0.0,
+        "beta_2": 0.0,
+        "one_minus_beta_2": 0.0,
+        "epsilon": 0.0,
+        "m_factor": 0.0,
+        "m_divisor": 0.0,
+        "g_factor": 0.0,
+        "g_divisor": 0.0,
+        "v_divisor": 0.0,
+    }
+    native.library().keras_mp_update_variables(
+        finite=finite,
+        numbers=tf.stack(
+            [tf.cast(x, tf.float32) for x in ({**defaults, **numbers}).values()]
+        ),
+        gradients=list(gradients),
+        masters=_handles(masters),
+        slots=_handles(slots),
+        weights=_handles([weights[i] for i in weight_of]),
+        uniforms=list(uniforms),
+        weight_of=weight_of,
+        decays=list(decays),
+        rule=rule,
+    )
+
+
+def _natives(variables: Sequence[Any]) -> list[tf.Variable]:
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:
+    return [variable.handle for variable in _natives(variables)]

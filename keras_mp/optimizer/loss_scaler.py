@@ -1,0 +1,153 @@
+"""The state of a loss scale, as variables, and the rule that moves it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
+from keras_mp.optimizer.step_notes import StepNotes
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class LossScaler:
+    """Holds a `LossScaleState` in variables and asks a rule for the next one.
+
+    Optimizers that share it take a step together: a round, which lasts until one that
+    has taken part in it takes part again. The scale moves once a round, from where it
+    stood before, and a round is finite if all of its steps are. Alone, an optimizer
+    counts no rounds: each of its steps is one.
+
+    Args:
+        rule: `LossScale`.
+
+    Attributes:
+        rule: `LossScale`.
+        state: `LossScaleState` of scalar variables, there as soon as it has a user.
+        variables: list of all its variables.
+        notes: list of the `StepNotes` of its users.
+        has_scaled: bool, whether any of them has scaled a loss.
+    """
+
+    def __init__(self, rule: LossScale) -> None:
+        self.rule = rule
+        self.state: LossScaleState
+        self.variables: list[Any] = []
+        self.notes: list[StepNotes] = []
+        self.has_scaled = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one optimizer uses it."""
+        return len(self.notes) > 1
+
+    def add_user(
+        self,
+        notes: StepNotes,
+        add_variable: Callable[..., Any],
+        track_variable: Callable[[Any], None],
+    ) -> Any:
+        """Takes an optimizer in; the first creates the variables, the others save them.
+
+        Args:
+            notes: `StepNotes` of the optimizer.
+            add_variable: its `add_variable`.
+            track_variable: has it save a variable of another.
+
+        Returns:
+            The variable that it gives to `advance`: its last round.
+        """
+        self.notes.append(notes)
+        if not self.variables:
+            self._create_variables(add_variable)
+            return add_scalar(add_variable, "last_round", 0)
+        for variable in self.variables:
+            track_variable(variable)
+        # As if it had taken part in the last round: its first step begins another.
+        return add_scalar(
+            add_variable, "last_round", int(ops.convert_to_numpy(self._round))
+        )
+
+    def _create_variables(self, add_variable: Callable[..., Any]) -> None:
+        values = self.rule.initial_state()._asdict().items()
+        self.state, self._before = (
+            LossScaleState(
+                *(add_scalar(add_variable, prefix + n, v) for n, v in values)
+            )
+            for prefix in ("", "before_")
+        )
+        self._round = add_scalar(add_variable, "round", 0)
+        self.variables = [*self.state, *self._before, self._round]
+
+    def restart(self, rule: LossScale) -> None:
+        """Starts anew with another rule."""
+        self.rule = rule
+        for state in (self.state, self._before):
+            _assign(state, rule.initial_state())
+
+    def advance(self, finite: Any, last_round: Any) -> None:
+        """Moves to the state after a step.
+
+        Args:
+            finite: scalar bool tensor. Whether every gradient was finite.
+            last_round: the variable that `add_user` returned to the optimizer.
+        """
+        state = _copies(self.state)
+        if not self.is_shared:
+            _assign(self.state, self.rule.update(state, finite))
+            return
+        begins = ops.equal(ops.copy(self._round), ops.copy(last_round))
+        before = _where(begins, state, _copies(self._before))
+        # The first overflow of a round takes back what its finite steps did.
+        overflows_first = ops.logical_and(
+            ops.logical_not(finite), ops.equal(state.consecutive_skips, 0)
+        )
+        moves = ops.logical_or(begins, overflows_first)
+        _assign(self.state, _where(moves, self.rule.update(before, finite), state))
+        _assign(self._before, before)
+        self._round.assign_add(ops.cast(begins, self._round.dtype))
+        last_round.assign(ops.copy(self._round))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, serialized."""
+        return {"rule": keras.saving.serialize_keras_object(self.rule)}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "LossScaler":
+        """Returns one with the same rule, and without users."""
+        return cls(as_loss_scale(config["rule"], custom_objects))
+
+
+def _copies(variables: LossScaleState) -> LossScaleState:
+    return LossScaleState(*(ops.copy(variable) for variable in variables))
+
+
+def _where(condition: Any, x: LossScaleState, y: LossScaleState) -> LossScaleState:
+    return LossScaleState(
+        *(ops.where(condition, *each) for each in zip(x, y, strict=True))
+    )
+
+
+def _assign(variables: LossScaleState, values: LossScaleState) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def add_scalar(add_variable: Callable[..., Any], name: str, value: float) -> Any:
+    """Returns a new scalar variable, the same on all replicas.
+
+    Args:
+        add_variable: the `add_variable` of an optimizer.
+        name: str.
+        value: the first value; a float makes it float32, an int makes it int.
+    """
+    return add_variable(
+        shape=(),
+        initializer=keras.initializers.Constant(value),
+        dtype="float32" if isinstance(value, float) else "int",
+        aggregation="only_first_replica",
+        name=name,
+    )

@@ -1,0 +1,194 @@
+"""FP32 masters of 16-bit weights, and the traffic between the two.
+
+A master is the weight's value in FP32, at the weight's name and path. It is
+authoritative except where someone else wrote to the weight: there the weight no
+longer is a rounding of its master, and the master takes the weight's value.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops, random
+
+from keras_mp.optimizer.backend import (
+    assign_on_all_replicas,
+    can_update,
+    have_values,
+    outside_functions,
+)
+from keras_mp.optimizer.rounding import (
+    differs,
+    draw_uniforms,
+    is_half,
+    round_nearest,
+    round_stochastic,
+)
+
+
+def needs_master(variable: Any) -> bool:
+    """Tells whether `variable` is stored in less than FP32."""
+    return is_half(keras.backend.standardize_dtype(variable.dtype))
+
+
+def are_distinct(variables: Sequence[Any]) -> bool:
+    """Tells whether no variable is listed twice."""
+    return len({id(variable) for variable in variables}) == len(variables)
+
+
+def create_masters(variables: Sequence[Any]) -> list[Any]:
+    """Returns the master of each variable: itself, unless it is stored in 16 bits."""
+    masters = {id(v): create_master(v) if needs_master(v) else v for v in variables}
+    return [masters[id(variable)] for variable in variables]
+
+
+def create_master(weight: Any) -> keras.Variable:
+    """Returns a float32 variable with the name, path and hooks of `weight`, and zeros.
+
+    Not with its value: where a traced function creates the weight too, that has none
+    before the trace ends.
+
+    Args:
+        weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
+
+    Returns:
+        `keras.Variable`, float32, not trainable.
+    """
+    path = getattr(weight, "path", weight.name.split(":")[0])
+    parent, _, name = path.rpartition("/")
+    grandparent, _, scope = parent.rpartition("/")
+    with keras.name_scope(scope, override_parent=grandparent):
+        master = keras.Variable(
+            "zeros",
+            shape=weight.shape,
+            dtype="float32",
+            trainable=False,
+            aggregation=_aggregation(weight),
+            layout=getattr(weight, "_layout", None),
+            name=name,
+        )
+    master.constraint = getattr(weight, "constraint", None)
+    master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)
+    return master
+
+
+def _aggregation(variable: Any) -> str:
+    """Returns how replicas are joined, by Keras's name for it."""
+    if isinstance(variable, keras.Variable):
+        return variable.aggregation
+    return variable.aggregation.name.lower()
+
+
+class MasterWeights:
+    """The weights that have a master of their own, and how the two are kept equal.
+
+    Args:
+        variables: list of all trainable variables.
+        masters: list of the master of each: itself, unless it is stored in 16 bits.
+        rounding: `"nearest"` or `"stochastic"`.
+        seed: `keras.random.SeedGenerator` of stochastic rounding.
+        strategy: the `tf.distribute.Strategy` they were created in.
+    """
+
+    def __init__(
+        self,
+        variables: list[Any],
+        masters: list[Any],
+        rounding: str,
+        seed: random.SeedGenerator,
+        strategy: Any,
+    ) -> None:
+        self.all = masters
+        both = zip(variables, masters, strict=True)
+        pairs = {id(w): (w, m) for w, m in both if w is not m}
+        self.pairs = list(pairs.values())
+        self.rounding = rounding
+        self.seed = seed
+        self.strategy = strategy
+        self._empty = True
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that changes where weights and masters do."""
+        weights = [weight for weight, _ in self.pairs]
+        return [*self.all, *weights, self.seed.state]
+
+    def of(self, masters: Sequence[Any]) -> "MasterWeights":
+        """Returns those whose master is among `masters`."""
+        wanted = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
+        weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
+        return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
+
+    def fill(self) -> None:
+        """Gives the masters their first values, as soon as the weights have theirs."""
+        weights = [weight for weight, _ in self.pairs]
+        if self._empty and have_values(weights):
+            self._empty = False
+            outside_functions(lambda: self.pick_up({}))
+
+    def pick_up(self, rows: Mapping[int, Any]) -> None:
+        """Gives masters what someone else wrote to their weights.
+
+        Args:
+            rows: int tensors by `id` of the master: the only rows of it that matter.
+        """
+        whole = self._update_whole(rows)
+        if whole:
+            from keras_mp.ops.kernels import update
+
+            weights, masters = zip(*whole, strict=True)
+            update.follow_weights(masters, weights, self.rounding)
+        for weight, master in self._one_by_one(whole):
+            self._assign(master, self._followed, weight, rows.get(id(master)))
+
+    def values(self) -> dict[int, Any]:
+        """Returns the float32 value of every weight, by the weight's `id`."""
+        read = ops.convert_to_tensor
+        return {id(w): self._followed(read(m), read(w)) for w, m in self.pairs}
+
+    def _followed(self, master: Any, weight: Any) -> Any:
+        changed = differs(weight, master, self.rounding)
+        return ops.where(changed, ops.cast(weight, "float32"), master)
+
+    def write_back(self, rows: Mapping[int, Any]) -> None:
+        """Rounds masters into their weights.
+
+        Args:
+            rows: as for `pick_up`.
+        """
+        whole = self._update_whole(rows)
+        if whole:
+            from keras_mp.ops.kernels import update
+
+            weights, masters = zip(*whole, strict=True)
+            update.cast_masters(masters, weights, self.uniforms(weights))
+
+        def rounded(weight: Any, master: Any) -> Any:
+            dtype = keras.backend.standardize_dtype(weight.dtype)
+            if self.rounding == "stochastic":
+                return round_stochastic(master, dtype, self.seed)
+            return round_nearest(master, dtype)
+
+        for weight, master in self._one_by_one(whole):
+            self._assign(weight, rounded, master, rows.get(id(master)))
+
+    def uniforms(self, weights: Sequence[Any]) -> list[Any]:
+        """Returns what stochastic rounding of these weights draws: none for nearest."""
+        if self.rounding == "nearest":
+            return []
+        return [draw_uniforms(weight, self.seed) for weight in weights]
+
+    def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
+        """Returns the pairs that an op does in one call: those of all rows."""
+        whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
+        fits = whole and can_update([variable for pair in whole for variable in pair])
+        return whole if fits else []
+
+    def _one_by_one(self, whole: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        done = {id(master) for _, master in whole}
+        return [(w, m) for w, m in self.pairs if id(m) not in done]
+
+    def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
+        """Assigns `value(variable, source)` to all rows or to some."""
+        assign_on_all_replicas(self.strategy, variable, value, source, rows)

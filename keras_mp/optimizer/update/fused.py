@@ -1,0 +1,155 @@
+"""The whole update in one pass, for the optimizers that a kernel knows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.optimizer.backend import can_update, is_sparse
+from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
+from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
+
+
+def fused_part(
+    optimizer: Any,
+    rule: FusedRule | None,
+    own_masters: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+) -> list[int]:
+    """Returns the indices of the variables that the kernel is to update.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        rule: its `FusedRule`, or None.
+        own_masters: `MasterWeights`.
+        gradients: list of tensors, `tf.IndexedSlices` or None.
+        masters: list of their variables.
+    """
+    # The kernel updates a variable once; listed twice, it is to be updated twice.
+    if rule is None or not are_distinct(masters):
+        return []
+    if not can_update(_written(rule.slots, own_masters, masters)):
+        return []
+    pairs = list(enumerate(zip(gradients, masters, strict=True)))
+    fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
+    given = sum(gradient is not None for gradient in gradients)
+    # A norm over all gradients is not computed by halves.
+    return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
+
+
+def _written(
+    slot_lists: Sequence[Sequence[Any]],
+    own_masters: MasterWeights,
+    masters: Sequence[Any],
+) -> list[Any]:
+    slots = [slot for slots in slot_lists for slot in slots if slot is not None]
+    weights = [weight for weight, _ in own_masters.pairs]
+    return [*masters, *weights, *slots]
+
+
+def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
+    from keras_mp.ops.kernels import update
+
+    return (
+        not is_sparse(gradient)
+        and update.takes(gradient)
+        and keras.backend.standardize_dtype(master.dtype) == "float32"
+        and getattr(master, "constraint", None) is None
+        and not optimizer._overwrite_variable_with_gradient(master)
+    )
+
+
+@dataclass
+class FusedUpdate:
+    """The step of an optimizer that has a `FusedRule`, as one pass over all variables.
+
+    Attributes:
+        optimizer: `keras.optimizers.Optimizer`.
+        rule: its `FusedRule`.
+        own_masters: `MasterWeights`.
+        gradients: list of tensors, of the scaled loss.
+        masters: list of their float32 variables.
+        scale: scalar float32 tensor that the gradients are divided by.
+        counts_the_step: bool, whether `apply` advances the optimizer's iterations.
+    """
+
+    optimizer: Any
+    rule: FusedRule
+    own_masters: MasterWeights
+    gradients: Sequence[Any]
+    masters: Sequence[Any]
+    scale: Any
+    counts_the_step: bool
+
+    @property
+    def given(self) -> list[Any]:
+        """The masters that have a gradient: all."""
+        return list(self.masters)
+
+    def check(self) -> Any:
+        """Returns which gradients are not finite: a bool tensor, one for each."""
+        from keras_mp.ops.kernels import update
+
+        clips = self._clip_norm() is not None
+        with update.beside(self.masters):
+            overflows, squares = update.check_gradients(
+                self.gradients, self.scale, clips
+            )
+        self._norm = ops.sqrt(squares)
+        return overflows
+
+    def apply(self, finite: Any) -> None:
+        """Updates slots, masters and weights if `finite` is true.
+
+        Args:
+            finite: scalar bool tensor.
+        """
+        if self.own_masters.rounding == "stochastic":
+            # A step that is skipped must not draw numbers.
+            ops.cond(finite, lambda: self._update(True), lambda: None)
+        else:
+            self._update(finite)
+        if self.counts_the_step:
+            count_step(self.optimizer, finite)
+
+    def _update(self, finite: Any) -> None:
+        from keras_mp.ops.kernels import update
+
+        weight_of = {id(master): weight for weight, master in self.own_masters.pairs}
+        weights = [weight_of.get(id(master)) for master in self.masters]
+        own = [weight for weight in weights if weight is not None]
+        indices = [self.optimizer._get_variable_index(m) for m in self.masters]
+        update.update_variables(
+            finite,
+            self.gradients,
+            self.masters,
+            [slots[i] for slots in self.rule.slots for i in indices],
+            weights,
+            self.own_masters.uniforms(own),
+            [self._decays(master) for master in self.masters],
+            rule=self.rule.name,
+            numbers={
+                "scale": self.scale,
+                **self._clipping(),
+                "weight_decay": self.optimizer.weight_decay or 0.0,
+                "rate": ops.cast(self.optimizer.learning_rate, "float32"),
+                **self.rule.numbers(self.optimizer),
+            },
+        )
+
+    def _decays(self, master: Any) -> bool:
+        optimizer = self.optimizer
+        return bool(optimizer.weight_decay) and optimizer._use_weight_decay(master)
+
+    def _clip_norm(self) -> float | None:
+        return self.optimizer.global_clipnorm or None
+
+    def _clipping(self) -> dict[str, Any]:
+        clip_norm = self._clip_norm()
+        if clip_norm is None:
+            return {"clip_value": max(self.optimizer.clipvalue or 0.0, 0.0)}
+        # As in Keras, but for the order in which the squares were added up.
+        return {"clip_factor": clip_norm * ops.minimum(1 / self._norm, 1 / clip_norm)}

@@ -1,0 +1,233 @@
+"""The optimizers that a kernel knows: with which options, slots and numbers."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@dataclass(frozen=True)
+class FusedRule:
+    """How the kernel does the step of an optimizer.
+
+    Attributes:
+        name: str, as `keras_mp.ops.kernels.update.update_variables` takes it.
+        slots: list of lists of slots, each as long as the optimizer's variables.
+        numbers: from the optimizer to the numbers of the rule by name, but for those
+            of every rule. They are computed as its `update_step` does, to the bit: in
+            FP32 where it casts an option first, and else in Python.
+    """
+
+    name: str
+    slots: list[list[Any]]
+    numbers: Callable[[Any], dict[str, Any]]
+
+
+def rule_of(optimizer: Any) -> FusedRule | None:
+    """Returns the rule of an optimizer, or None where the kernel knows not all of it.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, built.
+    """
+    # Not isinstance: a subclass may do anything, and so may a method of an instance.
+    known = _KNOWN.get(type(optimizer))
+    if known is None or "update_step" in vars(optimizer):
+        return None
+    if not _is_default(optimizer, {*_OF_ALL, *known[0]}):
+        return None
+    if not all(_is_number(getattr(optimizer, name)) for name in _NUMBERS):
+        return None
+    return known[1](optimizer)
+
+
+def count_step(optimizer: Any, finite: Any) -> None:
+    """Advances what counts the steps of an optimizer, if `finite` is true.
+
+    Args:
+        optimizer: one that has a rule.
+        finite: scalar bool tensor.
+    """
+    if type(optimizer) is keras.optimizers.Nadam:
+        product = optimizer._u_product
+        product.assign(ops.where(finite, _next_product(optimizer), product))
+    iterations = optimizer.iterations
+    iterations.assign_add(ops.cast(finite, iterations.dtype))
+
+
+def _is_number(option: Any) -> bool:
+    return option is None or isinstance(option, int | float)
+
+
+def _is_default(optimizer: Any, known: set[str]) -> bool:
+    """Tells whether all options but those that are known have their default."""
+    options = inspect.signature(type(optimizer)).parameters
+    return all(
+        getattr(optimizer, name, inspect.Parameter.empty) == option.default
+        for name, option in options.items()
+        if name not in known
+    )
+
+
+def _sgd(optimizer: Any) -> FusedRule:
+    if not optimizer.momentum:
+        return FusedRule("sgd", [], lambda optimizer: {})
+    name = "nesterov" if optimizer.nesterov else "momentum"
+    return FusedRule(
+        name,
+        [optimizer.momentums],
+        lambda optimizer: {"momentum": optimizer.momentum},
+    )
+
+
+def _adam(optimizer: Any) -> FusedRule:
+    slots = [optimizer._momentums, optimizer._velocities]
+    if optimizer.amsgrad:
+        slots.append(optimizer._velocity_hats)
+    return FusedRule("amsgrad" if optimizer.amsgrad else "adam", slots, _adam_numbers)
+
+
+def _adam_numbers(optimizer: Any) -> dict[str, Any]:
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    power_1, power_2 = _powers(optimizer)
+    return {
+        "alpha": rate * ops.sqrt(1 - power_2) / (1 - power_1),
+        "one_minus_beta_1": 1 - optimizer.beta_1,
+        "one_minus_beta_2": 1 - optimizer.beta_2,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _powers(optimizer: Any) -> list[Any]:
+    """Returns each beta to the power of the step's number."""
+    step = ops.cast(optimizer.iterations + 1, "float32")
+    betas = (optimizer.beta_1, optimizer.beta_2)
+    return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
+
+
+def _nadam(optimizer: Any) -> FusedRule:
+    slots = [optimizer._momentums, optimizer._velocities]
+    return FusedRule("nadam", slots, _nadam_numbers)
+
+
+def _nadam_numbers(optimizer: Any) -> dict[str, Any]:
+    beta_1 = ops.cast(optimizer.beta_1, "float32")
+    beta_2 = ops.cast(optimizer.beta_2, "float32")
+    decay = ops.cast(0.96, "float32")
+
+    def momentum(steps: int) -> Any:
+        step = ops.cast(optimizer.iterations + steps, "float32")
+        return beta_1 * (1.0 - 0.5 * ops.power(decay, step))
+
+    product = ops.cast(_next_product(optimizer), "float32")
+    this, following = momentum(1), momentum(2)
+    return {
+        "one_minus_beta_1": 1 - beta_1,
+        "one_minus_beta_2": 1 - beta_2,
+        "m_factor": following,
+        "m_divisor": 1 - product * following,
+        "g_factor": 1 - this,
+        "g_divisor": 1 - product,
+        "v_divisor": 1 - _powers(optimizer)[1],
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _next_product(optimizer: Any) -> Any:
+    """Returns the product of Nadam's momentums, that of this step included."""
+    product = optimizer._u_product
+    step = ops.cast(optimizer.iterations + 1, product.dtype)
+    return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
+
+
+def _adamax(optimizer: Any) -> FusedRule:
+    return FusedRule("adamax", [optimizer._m, optimizer._u], _adamax_numbers)
+
+
+def _adamax_numbers(optimizer: Any) -> dict[str, Any]:
+    return {
+        "one_minus_beta_1": 1 - optimizer.beta_1,
+        "beta_2": optimizer.beta_2,
+        "m_divisor": 1 - _powers(optimizer)[0],
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _lion(optimizer: Any) -> FusedRule:
+    return FusedRule("lion", [optimizer._momentums], _lion_numbers)
+
+
+def _lion_numbers(optimizer: Any) -> dict[str, Any]:
+    beta_1 = ops.cast(optimizer.beta_1, "float32")
+    beta_2 = ops.cast(optimizer.beta_2, "float32")
+    return {
+        "beta_1": beta_1,
+        "one_minus_beta_1": 1.0 - beta_1,
+        "beta_2": beta_2,
+        "one_minus_beta_2": 1.0 - beta_2,
+    }
+
+
+def _adagrad(optimizer: Any) -> FusedRule:
+    return FusedRule(
+        "adagrad",
+        [optimizer._accumulators],
+        lambda optimizer: {"epsilon": optimizer.epsilon},
+    )
+
+
+def _adadelta(optimizer: Any) -> FusedRule:
+    slots = [optimizer._accumulated_grads, optimizer._accumulated_delta_vars]
+    return FusedRule("adadelta", slots, _rho_numbers)
+
+
+def _rmsprop(optimizer: Any) -> FusedRule:
+    name, slots = "rmsprop", [optimizer._velocities]
+    if optimizer.centered:
+        name = "centered_rmsprop"
+        slots.append(optimizer._average_gradients)
+    if optimizer.momentum > 0:
+        name += "_momentum"
+        slots.append(optimizer._momentums)
+
+    def numbers(optimizer: Any) -> dict[str, Any]:
+        return {**_rho_numbers(optimizer), "momentum": optimizer.momentum}
+
+    return FusedRule(name, slots, numbers)
+
+
+def _rho_numbers(optimizer: Any) -> dict[str, Any]:
+    return {
+        "beta_2": optimizer.rho,
+        "one_minus_beta_2": 1 - optimizer.rho,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+# Options of every optimizer that the kernel, or what calls it, takes into account.
+_OF_ALL = {
+    "learning_rate",
+    "weight_decay",
+    "clipvalue",
+    "global_clipnorm",
+    "name",
+    "kwargs",  # must be empty
+}
+# Those whose value decides what is computed: of a tensor it is not known.
+_NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
+_BETAS = {"beta_1", "beta_2", "epsilon"}
+# The other options that a rule takes into account, and the rule. What is not listed, or
+# comes with another version of Keras, is left to the optimizer where it is used.
+_KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
+    keras.optimizers.SGD: ({"momentum", "nesterov"}, _sgd),
+    keras.optimizers.Adam: ({*_BETAS, "amsgrad"}, _adam),
+    keras.optimizers.AdamW: ({*_BETAS, "amsgrad"}, _adam),
+    keras.optimizers.Nadam: (_BETAS, _nadam),
+    keras.optimizers.Adamax: (_BETAS, _adamax),
+    keras.optimizers.Lion: ({"beta_1", "beta_2"}, _lion),
+    keras.optimizers.Adagrad: ({"initial_accumulator_value", "epsilon"}, _adagrad),
+    keras.optimizers.Adadelta: ({"rho", "epsilon"}, _adadelta),
+    keras.optimizers.RMSprop: ({"rho", "momentum", "epsilon", "centered"}, _rmsprop),
+}

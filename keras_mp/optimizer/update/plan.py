@@ -1,0 +1,62 @@
+"""Which part of a step a kernel does, and which the inner optimizer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
+from keras_mp.optimizer.update.fused_rules import rule_of
+from keras_mp.optimizer.update.unfused import InnerUpdate
+
+
+def plan(
+    optimizer: Any,
+    own_masters: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+    scale: Any,
+    replicas: int,
+    run: Callable[..., None],
+) -> list[FusedUpdate | InnerUpdate]:
+    """Returns the parts of a step: one by a kernel, one by the optimizer, or both.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`.
+        own_masters: `MasterWeights`.
+        gradients: list of tensors, `tf.IndexedSlices` or None, of the scaled loss.
+        masters: list of their variables.
+        scale: scalar float32 tensor that the gradients are divided by, or None.
+        replicas: int, how many do this step.
+        run: how they do it, as for `cond_on_all_replicas`.
+    """
+    rule = rule_of(optimizer)
+    fused = fused_part(optimizer, rule, own_masters, gradients, masters)
+    if len(fused) == sum(gradient is not None for gradient in gradients):
+        # As the optimizer would, this tells which gradients are missing.
+        gradients, masters = optimizer._filter_empty_gradients(gradients, masters)
+        fused, rest = list(range(len(gradients))), []
+    else:
+        rest = sorted(set(range(len(gradients))) - set(fused))
+
+    def those(indices: list[int]) -> tuple[list[Any], list[Any]]:
+        return [gradients[i] for i in indices], [masters[i] for i in indices]
+
+    parts: list[FusedUpdate | InnerUpdate] = []
+    if rule is not None and fused:
+        divisor = ops.ones(()) if scale is None else scale
+        parts.append(
+            FusedUpdate(
+                optimizer,
+                rule,
+                own_masters,
+                *those(fused),
+                divisor,
+                counts_the_step=not rest,
+            )
+        )
+    if rest:
+        own = own_masters.of(those(rest)[1]) if fused else own_masters
+        parts.append(InnerUpdate(optimizer, own, *those(rest), scale, replicas, run))
+    return parts

@@ -1,0 +1,219 @@
+"""The convolutions: what the contract's table has no column for."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp import layers
+from keras_mp.ops.kernels import dispatch
+
+# Name: options, shape of the inputs.
+LAYERS = {
+    "Conv1D": ({"filters": 2, "kernel_size": 2}, (1, 3, 2)),
+    "Conv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "Conv3D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 3, 2)),
+    "Conv2DTranspose": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "SeparableConv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
+    "DepthwiseConv2D": ({"kernel_size": 2}, (1, 3, 3, 2)),
+}
+EACH = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu():
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("needs a machine without a GPU")
+
+
+def types_of_convolutions(graph):
+    operations = graph.get_operations()
+    return {
+        op.get_attr("T") for op in operations if op.type.startswith(("Conv", "Dep"))
+    }
+
+
+@EACH
+def test_it_computes_in_fp32(name):
+    options, shape = LAYERS[name]
+    layer = getattr(layers, name)(dtype="mixed_float16", **options)
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec(shape, tf.float16))
+    assert types_of_convolutions(graph.graph) == {tf.float32}
+
+
+@EACH
+def test_small_gradients_of_a_kernel_are_not_flushed(name):
+    # 2**-15 * 2**-15, for each of the places where the kernel is applied.
+    options, shape = LAYERS[name]
+    x = tf.fill(shape, tf.constant(2.0**-15, "float16"))
+    layer = getattr(layers, name)(dtype="mixed_float16", use_bias=False, **options)
+    layer(x)
+    layer.set_weights([np.ones(w.shape) for w in layer.weights])
+    with tf.GradientTape() as tape:
+        y = layer(x)
+    slopes = tf.fill(y.shape, tf.constant(2.0**-15, "float16"))
+    gradients = tape.gradient(y, layer.trainable_variables, slopes)
+    for gradient in gradients:
+        assert gradient.dtype == tf.float32
+        assert np.min(gradient) >= 2.0**-30
+
+
+def test_a_kernel_is_rounded_to_16_bits():
+    # 1 + 2**-11 is between two FP16 numbers; times 2048 it would be 2049, then 2048.
+    layer = layers.Conv1D(1, 2, use_bias=False, dtype="mixed_float16")
+    layer.build((None, 2, 1))
+    layer.set_weights([np.full((2, 1, 1), 1 + 2.0**-12)])
+    x = np.float16([[[2048], [-2047]]])
+    assert layer(x).numpy().item() == 1.0
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_a_bias_of_either_data_format(data_format):
+    # Under XLA, which has both on a CPU.
+    shape = (1, 3, 3, 2) if data_format == "channels_last" else (1, 2, 3, 3)
+    layer = layers.Conv2D(
+        2, 3, data_format=data_format, kernel_initializer="zeros", dtype="float16"
+    )
+    layer.build(shape)
+    layer.bias.assign([1.0, 2.0])
+    run = tf.function(layer, jit_compile=True)
+    assert run(tf.ones(shape, "float16")).numpy().ravel().tolist() == [1.0, 2.0]
+
+
+def test_lora_is_that_of_keras():
+    x = np.float16(np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 2)))
+    made = [
+        package.Conv2D(2, 2, lora_rank=1, dtype="mixed_float16")
+        for package in (keras.layers, layers)
+    ]
+    for layer in made:
+        layer.build(x.shape)
+        layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
+    theirs, ours = (layer(x) for layer in made)
+    # Of numbers of few bits; at most a rounding of a result, in each.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 8 * 2.0**-11)
+
+
+@pytest.mark.parametrize("data_format", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_do_not_ask_for_the_global_data_format(groups, data_format):
+    layer = layers.Conv2D(
+        4, 1, groups=groups, data_format=data_format, dtype="mixed_float16"
+    )
+    is_first = data_format == "channels_first"
+    x = np.arange(4.0).reshape((1, 4, 1, 1) if is_first else (1, 1, 1, 4))
+    x = np.broadcast_to(x, (1, 4, 3, 5) if is_first else (1, 3, 5, 4))
+    expected = layer(x)
+    usual = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        found = layer(x)
+    finally:
+        keras.config.set_image_data_format(usual)
+    assert found.shape == x.shape
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
+    """The gradient computes it again, and TensorFlow drops what nothing reads there.
+
+    Not so what Keras compiles with XLA, which is a call of a function.
+    """
+    layer = layers.Conv2D(4, 2, groups=groups, use_bias=False, dtype="mixed_float16")
+    x = tf.ones((1, 3, 3, 4), "float16")
+    layer(x)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tape.gradient(y, [x, layer.kernel.value])
+
+    graph = step.get_concrete_function(x).graph
+    kinds = [operation.type for operation in graph.get_operations()]
+    assert not [kind for kind in kinds if "Call" in kind]
+    assert any(kind in ("Conv2D", "DepthwiseConv2dNative") for kind in kinds)
+
+
+@EACH
+def test_bfloat16_is_left_to_a_cpu_that_multiplies_it(name, monkeypatch):
+    monkeypatch.setattr(dispatch, "multiplies_bfloat16", lambda: True)
+    options, shape = LAYERS[name]
+    layer = getattr(layers, name)(dtype="mixed_bfloat16", **options)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return tape.gradient(y, layer.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec(shape, tf.bfloat16))
+    assert types_of_convolutions(graph.graph) == {tf.bfloat16}
+    assert {gradient.dtype for gradient in graph.structured_outputs} == {tf.float32}
+
+
+def test_sums_of_bfloat16_are_fp32():
+    # In bfloat16 a sum of ones ends at 256, and 3,000 is between two numbers.
+    layer = layers.Conv2D(1, 3, kernel_initializer="ones", dtype="mixed_bfloat16")
+    x = tf.ones((3, 22, 52, 512), "bfloat16")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return y, tape.gradient(y, layer.bias)
+
+    y, of_bias = step(x)
+    np.testing.assert_array_equal(tf.cast(y, "float32"), 9 * 512)
+    assert of_bias.numpy() == [3000.0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "instructions", "expected"),
+    [
+        ({}, "avx512_bf16", True),
+        ({}, "avx512", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "avx512_bf16", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "False"}, "avx512_bf16", False),
+        ({"TF_ENABLE_ONEDNN_OPTS": "1"}, "avx512_bf16", True),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx512_bf16", False),
+        ({"DNNL_MAX_CPU_ISA": "AVX2"}, "avx512_bf16", False),
+    ],
+    ids=str,
+)
+def test_which_cpu_multiplies_bfloat16(
+    environment, instructions, expected, monkeypatch
+):
+    for name in ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dispatch.native, "library", object)
+    monkeypatch.setattr(dispatch.native, "cpu_instructions", lambda: instructions)
+    assert dispatch.multiplies_bfloat16() is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "is_product"),
+    [
+        ({}, True),
+        ({"padding": "same", "dilation_rate": 2}, True),
+        ({"kernel_size": (1, 2)}, False),
+        ({"strides": 2}, False),
+        ({"groups": 2}, False),
+        ({"data_format": "channels_first"}, False),
+    ],
+    ids=str,
+)
+def test_a_convolution_of_one_position_is_a_product(options, is_product):
+    options = {"filters": 4, "kernel_size": 1} | options
+    layer = layers.Conv2D(**options, dtype="mixed_float16")
+    graph = tf.function(layer).get_concrete_function(
+        tf.TensorSpec((None, 6, 6, 6), "float16")
+    )
+    ops = {operation.type for operation in graph.graph.get_operations()}
+    products = {"KerasMp>Fp16Gemm", "MatMul", "BatchMatMulV2"}
+    assert bool(ops & products) == is_product
+    assert ("Conv2D" in ops) != is_product

@@ -1,0 +1,196 @@
+"""The native library: found, refused or missing, and what is said then."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+from keras_mp.ops import build_info, fp16_gemm
+from keras_mp.ops.kernels import native
+
+ONES = np.ones((1, 1), "float16")
+
+
+@pytest.fixture
+def library_at(monkeypatch, tmp_path):
+    """Uses another file as the library, made from the bytes of the real one."""
+
+    def use(change):
+        path = tmp_path / "_keras_mp_ops.so"
+        contents = change(native.LIBRARY.read_bytes())
+        if contents is not None:
+            path.write_bytes(contents)
+        load, facts = native.load, native.build_facts
+        monkeypatch.setattr(native, "LIBRARY", path)
+        monkeypatch.setattr(native, "load", lambda: load(path))
+        monkeypatch.setattr(native, "build_facts", lambda at=path: facts(at))
+        return path
+
+    return use
+
+
+def of_another_tensorflow(contents):
+    here = f'"tensorflow": "{tf.__version__}"'.encode()
+    assert contents.count(here) == 1
+    return contents.replace(here, here.replace(tf.__version__.encode(), b"1.99.0"))
+
+
+# Name: what happens to the file, and what the message says of it.
+BROKEN = {
+    "missing": (lambda contents: None, "is missing"),
+    "another-tensorflow": (of_another_tensorflow, "built for 1.99.0"),
+    "cut-off": (lambda contents: contents[:1000], "must say what it was built for"),
+    "empty": (lambda contents: b"", "must say what it was built for"),
+    "damaged-header": (lambda contents: bytes(8) + contents[8:], "cannot be loaded"),
+    "damaged-facts": (
+        lambda contents: contents.replace(b'{"tensorflow"', b'{"tensor\\xff'),
+        "must say what it was built for",
+    ),
+    "half-the-facts": (
+        lambda contents: contents.replace(b'"compiler"', b'"computer"'),
+        "must say what it was built for",
+    ),
+}
+EACH = pytest.mark.parametrize("name", BROKEN)
+
+
+@EACH
+def test_auto_warns_once_and_uses_the_reference(ops_mode, library_at, name):
+    change, reason = BROKEN[name]
+    path = library_at(change)
+    ops_mode("auto")
+    with pytest.warns(UserWarning) as warned:
+        assert fp16_gemm(ONES, ONES).numpy() == 1
+    (message,) = (str(warning.message) for warning in warned)
+    for part in ("keras_mp.ops.fp16_gemm", str(path), reason, "pip install", "CMake"):
+        assert part in message
+    assert "KERAS_MP_OPS=reference" in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fp16_gemm(ONES, ONES).numpy() == 1
+
+
+@EACH
+def test_native_raises_every_time(ops_mode, library_at, name):
+    change, reason = BROKEN[name]
+    path = library_at(change)
+    ops_mode("native")
+    for _ in range(2):
+        with pytest.raises(native.NativeLibraryError) as error:
+            fp16_gemm(ONES, ONES)
+        for part in (str(path), reason, "pip install"):
+            assert part in str(error.value)
+    assert isinstance(error.value, ImportError)
+
+
+@EACH
+def test_reference_does_not_look(ops_mode, library_at, name):
+    library_at(BROKEN[name][0])
+    ops_mode("reference")
+    assert fp16_gemm(ONES, ONES).numpy() == 1
+
+
+@EACH
+def test_build_info_tells_why_a_route_is_missing(ops_mode, library_at, name):
+    change, reason = BROKEN[name]
+    library_at(change)
+    ops_mode("auto")
+    info = build_info()
+    assert info["route"] == "reference"
+    assert reason in info["missing"]
+    built_for = {"another-tensorflow": "1.99.0", "damaged-header": tf.__version__}
+    assert info.get("built_for") == built_for.get(name)
+
+
+def test_the_other_tensorflow_is_named_beside_this_one(ops_mode, library_at):
+    library_at(of_another_tensorflow)
+    ops_mode("native")
+    with pytest.raises(native.NativeLibraryError) as error:
+        fp16_gemm(ONES, ONES)
+    assert tf.__version__ in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["cuda", "Native"])
+def test_an_unknown_mode_is_refused(ops_mode, mode):
+    ops_mode(mode)
+    with pytest.raises(ValueError, match="KERAS_MP_OPS") as error:
+        fp16_gemm(ONES, ONES)
+    assert f"Received: KERAS_MP_OPS={mode!r}" in str(error.value)
+    for allowed in native.MODES:
+        assert repr(allowed) in str(error.value)
+
+
+def test_auto_is_the_default(ops_mode, monkeypatch):
+    ops_mode("auto")
+    monkeypatch.delenv("KERAS_MP_OPS")
+    assert native.mode() == "auto"
+    assert native.library() is native.load()
+
+
+def test_an_empty_mode_is_the_default(ops_mode):
+    ops_mode("")
+    assert native.mode() == "auto"
+
+
+def test_the_library_is_loaded_when_an_op_is_called():
+    """Not on import: a program that needs no op works where the library is broken."""
+    code = (
+        "import keras_mp; from keras_mp.ops.kernels import native;"
+        "assert native.library.cache_info().currsize == 0;"
+        "assert native.load.cache_info().currsize == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_build_info_with_the_library(ops_mode):
+    ops_mode("native")
+    info = build_info()
+    assert info["route"] == info["mode"] == "native"
+    assert info["tensorflow"] == info["built_for"] == tf.__version__
+    assert Path(info["library"]) == native.LIBRARY
+    assert info["cpu"] in ("portable", "neon", "avx2", "avx512", "avx512_bf16")
+    assert info["compiler"] and info["cuda"]
+    assert "missing" not in info
+
+
+def test_build_info_with_the_reference(ops_mode):
+    ops_mode("reference")
+    info = build_info()
+    assert info["route"] == info["mode"] == "reference"
+    assert "cpu" not in info
+
+
+def test_build_info_refuses_an_unknown_mode(ops_mode):
+    ops_mode("cuda")
+    with pytest.raises(ValueError, match="KERAS_MP_OPS"):
+        build_info()
+
+
+def run_info(mode):
+    """What `python -m keras_mp.info` prints: texts by name."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "keras_mp.info"],
+        env=os.environ | {"KERAS_MP_OPS": mode},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    pairs = (line.split(":", 1) for line in done.stdout.splitlines())
+    return {name: text.strip() for name, text in pairs}
+
+
+def test_info():
+    info = run_info("native")
+    assert info["keras_mp"] == keras_mp.__version__
+    assert info["tensorflow"] == tf.__version__
+    assert info["route"] == "native"
+    assert {"python", "keras", "machine", "library", "compiler", "cpu", "cuda"} <= set(
+        info
+    )

@@ -1,0 +1,319 @@
+"""The rules of CONTRIBUTING.md that a program can check."""
+
+import ast
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import keras_mp
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
+
+# In each chain a module may import those of the ranks before its own; a package, such
+# as layers, also its own modules. No chain imports from another. `keras_mp` itself,
+# the table of contents, imports anything.
+CHAINS = (
+    (
+        ("arguments",),
+        ("serialization",),
+        ("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
+        (
+            "optimizer.inner_optimizer",
+            "optimizer.master_weights",
+            "optimizer.penalties",
+            "optimizer.step_notes",
+        ),
+        ("optimizer.loss_scaler",),
+        ("optimizer.update",),
+        ("optimizer.loss_scale_properties", "optimizer.shared_loss_scale"),
+        ("optimizer",),
+        ("callbacks", "checkpoints", "export"),
+    ),
+    (
+        ("ops.checks",),
+        ("ops.kernels",),
+        ("ops",),
+        ("layers.precision",),
+        ("layers.core",),
+        (
+            "layers.activations",
+            "layers.attention",
+            "layers.convolutional",
+            "layers.merging",
+            "layers.normalization",
+            "layers.pooling",
+            "layers.rnn",
+        ),
+        ("layers.conversion",),
+        ("info", "layers", "registration"),
+    ),
+)
+MAY_IMPORT = {
+    f"keras_mp.{module}": [
+        f"keras_mp.{name}" for name in (*sum(chain[:rank], ()), module)
+    ]
+    for chain in CHAINS
+    for rank, modules in enumerate(chain)
+    for module in modules
+}
+# The one bridge between the chains: the update step has a kernel.
+for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
+    MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
+
+
+@dataclass
+class Source:
+    """A parsed file: its path below the root, and the public names of keras_mp."""
+
+    path: str
+    tree: ast.Module
+    public: tuple[str, ...]
+
+    @property
+    def module(self):
+        """The dotted name: `keras_mp.ops` for keras_mp/ops/__init__.py."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def within(name, package):
+    return name == package or name.startswith(package + ".")
+
+
+def row_of(module):
+    rows = [row for row in MAY_IMPORT if within(module, row)]
+    return max(rows, key=len, default=None)
+
+
+def imported(source, node):
+    """Yields the absolute dotted names that an import statement brings in."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            is_package = source.path.endswith("/__init__.py")
+            up = node.level - is_package
+            parents = source.module.split(".")
+            base = ".".join([*parents[: len(parents) - up], *base.split(".")])
+            base = base.rstrip(".")
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def dotted(node):
+    """The text of a chain such as `keras.src.ops`, or "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{base}.{node.attr}" if (base := dotted(node.value)) else ""
+    return ""
+
+
+def references(source):
+    """Yields `(line, dotted name)` of every import and every attribute chain."""
+    for node in ast.walk(source.tree):
+        names = [*imported(source, node), dotted(node)]
+        yield from ((node.lineno, name) for name in names if name)
+
+
+def private_imports_of_the_host(source):
+    for line, name in references(source):
+        if any(within(name, p) for p in ("keras.src", "tensorflow.python")):
+            yield line, f"{name} is private to its project"
+
+
+def imports_against_the_layers(source):
+    if not source.path.startswith("keras_mp/") or source.module == "keras_mp":
+        return
+    row = row_of(source.module)
+    if row is None:
+        yield 1, f"{source.module} has no place in CHAINS: give it one"
+        return
+    for node in ast.walk(source.tree):
+        for name in imported(source, node):
+            if not within(name, "keras_mp"):
+                continue
+            if not any(within(name, allowed) for allowed in MAY_IMPORT[row]):
+                yield node.lineno, f"{source.module} may not import {name}"
+
+
+def internals_in_examples(source):
+    if not source.path.startswith(("examples/", "benchmarks/")):
+        return
+    for line, name in references(source):
+        package, _, rest = name.partition(".")
+        if package == "keras_mp" and rest and rest.split(".")[0] not in source.public:
+            yield line, f"{name} is not a public name"
+
+
+def tensorflow_at_the_top(source):
+    if not source.path.startswith("keras_mp/") or within(source.module, "keras_mp.ops"):
+        return
+    pending = list(source.tree.body)
+    for node in pending:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if any(within(name, "tensorflow") for name in imported(source, node)):
+            yield node.lineno, "import tensorflow in the function that needs it"
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def asserts_in_the_library(source):
+    for node in ast.walk(source.tree):
+        if source.path.startswith("keras_mp/") and isinstance(node, ast.Assert):
+            yield node.lineno, "raise an error that names the fix instead of assert"
+
+
+def globals_in_the_library(source):
+    for node in ast.walk(source.tree):
+        if source.path.startswith("keras_mp/") and isinstance(node, ast.Global):
+            yield node.lineno, "keep state in an object instead of a global"
+
+
+def bare_excepts(source):
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "name the exception"
+
+
+RULES = (
+    private_imports_of_the_host,
+    imports_against_the_layers,
+    internals_in_examples,
+    tensorflow_at_the_top,
+    asserts_in_the_library,
+    globals_in_the_library,
+    bare_excepts,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sources_keep_the_rule(rule):
+    paths = [path for top in SOURCES for path in sorted((ROOT / top).rglob("*.py"))]
+    broken = []
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        name = path.relative_to(ROOT).as_posix()
+        source = Source(name, tree, tuple(keras_mp.__all__))
+        broken += [f"{name}:{line}: {message}" for line, message in rule(source)]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "code"),
+    [
+        (private_imports_of_the_host, "tests/x.py", "import keras.src"),
+        (private_imports_of_the_host, "tests/x.py", "from keras import src"),
+        (private_imports_of_the_host, "tests/x.py", "from keras.src.ops import a"),
+        (private_imports_of_the_host, "tests/x.py", "import keras\nkeras.src.a.b()"),
+        (private_imports_of_the_host, "tests/x.py", "from tensorflow import python"),
+        (imports_against_the_layers, "keras_mp/new.py", ""),
+        (
+            imports_against_the_layers,
+            "keras_mp/optimizer/rounding.py",
+            "import keras_mp",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "from .. import ops",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "import keras_mp.ops",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "def f():\n  from keras_mp.callbacks import a",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/layers/core/dense.py",
+            "from ...optimizer import wrap",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/layers/__init__.py",
+            "from .. import optimizer",
+        ),
+        (
+            imports_against_the_layers,
+            "keras_mp/ops/kernels/native.py",
+            "from ..gemm import a",
+        ),
+        (internals_in_examples, "examples/x.py", "from keras_mp import _a"),
+        (
+            internals_in_examples,
+            "examples/x.py",
+            "from keras_mp.optimizer.fp32_master_optimizer import wrap",
+        ),
+        (
+            internals_in_examples,
+            "benchmarks/x.py",
+            "import keras_mp.optimizer.fp32_master_optimizer",
+        ),
+        (
+            internals_in_examples,
+            "benchmarks/x.py",
+            "keras_mp.optimizer.fp32_master_optimizer.wrap(1)",
+        ),
+        (tensorflow_at_the_top, "keras_mp/a.py", "import tensorflow as tf"),
+        (tensorflow_at_the_top, "keras_mp/a.py", "from tensorflow import math"),
+        (
+            tensorflow_at_the_top,
+            "keras_mp/a.py",
+            "try:\n  import tensorflow\nexcept ImportError:\n  pass",
+        ),
+        (asserts_in_the_library, "keras_mp/a.py", "assert True"),
+        (globals_in_the_library, "keras_mp/a.py", "def f():\n  global a\n  a = 1"),
+        (bare_excepts, "tests/x.py", "try:\n  pass\nexcept:\n  pass"),
+    ],
+)
+def test_rule_sees_what_breaks_it(rule, path, code):
+    assert list(rule(Source(path, ast.parse(code), ("wrap",))))
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("tests/x.py", "from keras import ops\nimport keras_mp.loss_scale\nassert 1"),
+        ("keras_mp/__init__.py", "from keras_mp.callbacks import LossScaleCallback"),
+        (
+            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "from .loss_scaler import LossScaler",
+        ),
+        ("keras_mp/ops/gemm.py", "import tensorflow\nfrom .kernels import native"),
+        ("keras_mp/layers/core/dense.py", "from keras_mp.ops.gemm import fp16_gemm"),
+        ("keras_mp/callbacks.py", "def f():\n  import tensorflow"),
+        ("examples/x.py", "import keras_mp\nkeras_mp.wrap(1).scale_loss(2)"),
+        ("examples/x.py", "from keras_mp import wrap"),
+    ],
+)
+def test_rules_pass_good_code(path, code):
+    source = Source(path, ast.parse(code), ("wrap",))
+    assert [found for rule in RULES for found in rule(source)] == []
+
+
+def test_public_names_are_sorted():
+    assert list(keras_mp.__all__) == sorted(keras_mp.__all__)
+
+
+def public_objects(module):
+    """Yields `(name, object)` of what `__all__` lists, and of the modules in it."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            yield from public_objects(value)
+        else:
+            yield f"{module.__name__}.{name}", value
+
+
+@pytest.mark.parametrize(("name", "value"), list(public_objects(keras_mp)))
+def test_public_name_has_an_example(name, value):
+    docstring = inspect.cleandoc(value.__doc__ or "")
+    _, example, code = docstring.partition("\nExample:\n")
+    assert example and ">>> " in code, f"{name} needs an `Example:` that doctest runs"

@@ -1,0 +1,110 @@
+"""Makefile: whether the CUDA kernels are built, and what is said where they are not."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HIDDEN = ("CUDACXX", "CUDA_PATH", "KERAS_MP_CUDA", "MAKEFLAGS", "MAKEOVERRIDES")
+# What the Makefile calls, and not what else is in the same folders: an nvcc.
+COMMANDS = ("echo", "find", "rm", "sh", "test")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs make where only what is in `tmp_path/bin` is found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in COMMANDS:
+        (folder / name).symlink_to(shutil.which(name))
+    environment = {k: v for k, v in os.environ.items() if k not in HIDDEN}
+
+    def run(*arguments, **variables):
+        return subprocess.run(
+            [shutil.which("make"), "--no-print-directory", *arguments],
+            cwd=ROOT,
+            env=environment | {"PATH": str(folder)} | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def program(path, text=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+SHOW = ("--eval", "show: ; @echo $$KERAS_MP_CUDA", "show")
+GPU = "GPU=/dev/nvidia0"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nvcc", "given", "expected"),
+    [
+        ("GPU=", "bin/nvcc", None, "OFF"),
+        (GPU, None, None, "OFF"),
+        (GPU, "bin/nvcc", None, "ON"),
+        (GPU, "CUDACXX", None, "ON"),
+        (GPU, "CUDA_PATH", None, "ON"),
+        (GPU, "bin/nvcc", "OFF", "OFF"),
+        ("GPU=", None, "ON", "ON"),
+    ],
+)
+def test_cuda_is_on_where_there_are_a_gpu_and_nvcc(
+    gpu, nvcc, given, expected, make, tmp_path
+):
+    variables = {} if given is None else {"KERAS_MP_CUDA": given}
+    if nvcc == "bin/nvcc":
+        program(tmp_path / nvcc)
+    elif nvcc == "CUDACXX":
+        variables[nvcc] = program(tmp_path / "nvcc-13")
+    elif nvcc == "CUDA_PATH":
+        program(tmp_path / "cuda" / "bin" / "nvcc")
+        variables[nvcc] = str(tmp_path / "cuda")
+    assert make(*SHOW, gpu, **variables).stdout == f"{expected}\n"
+
+
+def build(make, tmp_path, setup, *arguments):
+    """Runs the rule of the native library, with another program for setup.py."""
+    library = tmp_path / "library.so"
+    python = program(tmp_path / "python", setup)
+    variables = (f"NATIVE={library}", f"RUN={python}", "SOURCES=")
+    return make(str(library), *variables, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([GPU], True),
+        (["GPU="], False),
+        ([GPU, "CUDACXX=/opt/nvcc"], False),
+        ([GPU, "KERAS_MP_CUDA=OFF"], False),
+    ],
+    ids=["no-nvcc", "no-gpu", "nvcc", "asked-for"],
+)
+def test_a_gpu_without_nvcc_is_told_of_once(arguments, told, make, tmp_path):
+    result = build(make, tmp_path, f"echo > {tmp_path}/library.so", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("a GPU but no nvcc") == told
+
+
+@pytest.mark.parametrize(
+    "setup",
+    ["echo 'Received: no CMake' >&2", "echo 'Received: CUDA 11' >&2; exit 1"],
+    ids=["missing", "failed"],
+)
+def test_a_missing_library_is_an_error_that_names_no_other_reason(
+    setup, make, tmp_path
+):
+    result = build(make, tmp_path, setup)
+    assert result.returncode != 0
+    assert "Received: " in result.stderr
+    assert "g++" not in result.stdout + result.stderr
