@@ -1,4 +1,4 @@
-"""What stands in for TensorFlow's functions on other backends has the same functions."""
+"""What stands in for TensorFlow on other backends has the same functions."""
 
 import inspect
 
