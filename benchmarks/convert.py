@@ -5,7 +5,8 @@
 it is installed, and models as users write them. The error is the largest one of an
 output in inference, over the largest output in FP32, under `mixed_float16`. The time is
 that of the forward and backward pass outside of XLA, or of the whole step of a model
-that has its own. Names as arguments choose models; `--rounds` is how many steps count.
+that has its own. Names as arguments choose models; `--rounds` is how many steps count,
+and `--size` another one of the images.
 """
 
 import os
@@ -177,7 +178,10 @@ def main():
         names += BACKBONES
     parser.add_argument("names", nargs="*", default=names)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=int)
     arguments = parser.parse_args()
+    if arguments.size:
+        APPLICATIONS.update(dict.fromkeys(APPLICATIONS, arguments.size))
     print(machine(), end="\n\n")
     print(
         "| model | converted | left | error, Keras | ours | FP32, ms | Keras | ours |"

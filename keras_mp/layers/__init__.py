@@ -1,5 +1,7 @@
 """Keras layers whose 16-bit products and sums accumulate in FP32."""
 
+import keras
+
 from keras_mp.layers.activations.activation import Activation
 from keras_mp.layers.activations.softmax import Softmax
 from keras_mp.layers.attention.additive_attention import AdditiveAttention
@@ -44,6 +46,7 @@ from keras_mp.layers.pooling.average_pooling3d import AveragePooling3D
 from keras_mp.layers.pooling.global_average_pooling1d import GlobalAveragePooling1D
 from keras_mp.layers.pooling.global_average_pooling2d import GlobalAveragePooling2D
 from keras_mp.layers.pooling.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.rnn.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from keras_mp.layers.rnn.gru import GRU
 from keras_mp.layers.rnn.gru_cell import GRUCell
 from keras_mp.layers.rnn.lstm import LSTM
@@ -69,6 +72,9 @@ __all__ = [
     "Conv2DTranspose",
     "Conv3D",
     "Conv3DTranspose",
+    "ConvLSTM1D",
+    "ConvLSTM2D",
+    "ConvLSTM3D",
     "Dense",
     "DepthwiseConv1D",
     "DepthwiseConv2D",
@@ -93,3 +99,16 @@ __all__ = [
     "SpectralNormalization",
     "UnitNormalization",
 ]
+
+if hasattr(keras.layers, "AdaptiveAveragePooling1D"):  # Keras 3.12 has none
+    from keras_mp.layers.pooling.adaptive_average_pooling import (
+        AdaptiveAveragePooling1D as AdaptiveAveragePooling1D,
+    )
+    from keras_mp.layers.pooling.adaptive_average_pooling import (
+        AdaptiveAveragePooling2D as AdaptiveAveragePooling2D,
+    )
+    from keras_mp.layers.pooling.adaptive_average_pooling import (
+        AdaptiveAveragePooling3D as AdaptiveAveragePooling3D,
+    )
+
+    __all__ += [f"AdaptiveAveragePooling{rank}D" for rank in (1, 2, 3)]

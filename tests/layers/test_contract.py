@@ -81,10 +81,24 @@ def recurrent(name, **options):
     return Case(name, options, [(2, 5, 3)], call, roundings=12)
 
 
+def convolved(rank, **options):
+    """3 steps of at most 2 rounded states each, and the rounding of an input."""
+    call = called(mask=MASK[:, :3]) if options.pop("masked", False) else called()
+    options = {
+        "filters": 3,
+        "kernel_size": 2,
+        "padding": "same",
+        "recurrent_initializer": "glorot_uniform",
+    } | options
+    shape = (2, 3, *(4, 3, 2)[:rank], 2)
+    return Case(f"ConvLSTM{rank}D", options, [shape], call, roundings=8)
+
+
 def once(name, options, shape, **arguments):
     """A layer of one input that is computed in FP32 and rounded once."""
     # TensorFlow has no AvgPool3D of float64.
-    reference = "float32" if name == "AveragePooling3D" else "float64"
+    no_float64 = ("AveragePooling3D", "AdaptiveAveragePooling3D")
+    reference = "float32" if name in no_float64 else "float64"
     return Case(name, options, [shape], called(**arguments), None, reference)
 
 
@@ -138,6 +152,16 @@ CASES = {
         f"simple-{name}": recurrent("SimpleRNN", **RNN_OPTIONS[name])
         for name in ("plain", "masked", "states", "backwards", "no-bias")
     },
+    "conv-lstm1d": convolved(1),
+    "conv-lstm1d-masked": convolved(1, masked=True, return_sequences=True),
+    "conv-lstm2d": convolved(2),
+    "conv-lstm2d-valid": convolved(2, padding="valid", strides=(2, 1)),
+    "conv-lstm2d-dilated": convolved(2, dilation_rate=2, use_bias=False),
+    "conv-lstm2d-states": convolved(
+        2, return_state=True, return_sequences=True, masked=True, go_backwards=True
+    ),
+    "conv-lstm2d-unrolled": convolved(2, unroll=True, activation="relu"),
+    "conv-lstm3d": convolved(3),
     "simple-cell": Case(
         "SimpleRNNCell",
         {"units": 7, "recurrent_initializer": "glorot_uniform", "activation": "relu"},
@@ -488,6 +512,21 @@ CASES = {
         "AveragePooling3D",
         {"pool_size": (1, 2, 3), "strides": 1, "data_format": "channels_first"},
         (1, 2, 3, 4, 5),
+    ),
+    "adaptive-pool1d": once("AdaptiveAveragePooling1D", {"output_size": 3}, (2, 7, 3)),
+    "adaptive-pool1d-longer": once(
+        "AdaptiveAveragePooling1D", {"output_size": 7}, (2, 5, 3)
+    ),
+    "adaptive-pool2d": once(
+        "AdaptiveAveragePooling2D", {"output_size": (2, 3)}, (2, 4, 7, 2)
+    ),
+    "adaptive-pool2d-channels-first": once(
+        "AdaptiveAveragePooling2D",
+        {"output_size": 2, "data_format": "channels_first"},
+        (2, 2, 5, 4),
+    ),
+    "adaptive-pool3d": once(
+        "AdaptiveAveragePooling3D", {"output_size": (2, 1, 3)}, (1, 3, 2, 5, 2)
     ),
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -49,6 +49,9 @@ CONVOLUTIONS = {
     "SeparableConv2D": ({"filters": 5, **SAME}, IMAGES),
 }
 OTHERS = {
+    "AdaptiveAveragePooling1D": ({"output_size": 3}, SEQUENCES),
+    "AdaptiveAveragePooling2D": ({"output_size": 3}, IMAGES),
+    "AdaptiveAveragePooling3D": ({"output_size": 3}, VOLUMES),
     "AveragePooling1D": ({"pool_size": 2}, SEQUENCES),
     "AveragePooling2D": ({"pool_size": 2}, IMAGES),
     "AveragePooling3D": ({"pool_size": 2}, VOLUMES),

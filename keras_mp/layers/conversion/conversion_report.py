@@ -17,6 +17,7 @@ from keras_mp.layers.conversion.counterparts import (
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
 from keras_mp.layers.precision import HALVES
+from keras_mp.layers.rnn.recurrence import runs_cell_of_keras
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,7 @@ _WITH_CELLS = tuple(base for base in COUNTERPARTS if issubclass(base, keras.laye
 
 def _runs_its_cell(layer: Any) -> bool:
     """Tells whether the cell holds weights alone: our loop computes what it would."""
-    return isinstance(layer, _WITH_CELLS) and type(layer.cell) in (
-        *COUNTERPARTS,
-        *COUNTERPARTS.values(),
-    )
+    return isinstance(layer, _WITH_CELLS) and runs_cell_of_keras(layer)
 
 
 def _reason(layer: Any) -> str:

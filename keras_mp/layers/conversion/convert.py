@@ -61,7 +61,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
 
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> type(keras_mp.convert(model).layers[0])
-    <class 'keras_mp.layers.dense.Dense'>
+    <class 'keras_mp.layers.core.dense.Dense'>
 
     Reference: Mixed Precision Training, section 3.3.
     """

@@ -42,6 +42,7 @@ from keras_mp.layers.pooling.average_pooling3d import AveragePooling3D
 from keras_mp.layers.pooling.global_average_pooling1d import GlobalAveragePooling1D
 from keras_mp.layers.pooling.global_average_pooling2d import GlobalAveragePooling2D
 from keras_mp.layers.pooling.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.rnn.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from keras_mp.layers.rnn.gru import GRU
 from keras_mp.layers.rnn.gru_cell import GRUCell
 from keras_mp.layers.rnn.lstm import LSTM
@@ -66,6 +67,9 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.Conv2DTranspose: Conv2DTranspose,
     keras.layers.Conv3D: Conv3D,
     keras.layers.Conv3DTranspose: Conv3DTranspose,
+    keras.layers.ConvLSTM1D: ConvLSTM1D,
+    keras.layers.ConvLSTM2D: ConvLSTM2D,
+    keras.layers.ConvLSTM3D: ConvLSTM3D,
     keras.layers.Dense: Dense,
     keras.layers.DepthwiseConv1D: DepthwiseConv1D,
     keras.layers.DepthwiseConv2D: DepthwiseConv2D,
@@ -92,20 +96,26 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.SpectralNormalization: SpectralNormalization,
     keras.layers.UnitNormalization: UnitNormalization,
 }
+if hasattr(keras.layers, "AdaptiveAveragePooling1D"):  # Keras 3.12 has none
+    from keras_mp.layers.pooling.adaptive_average_pooling import (
+        AdaptiveAveragePooling1D,
+        AdaptiveAveragePooling2D,
+        AdaptiveAveragePooling3D,
+    )
+
+    COUNTERPARTS |= {
+        keras.layers.AdaptiveAveragePooling1D: AdaptiveAveragePooling1D,
+        keras.layers.AdaptiveAveragePooling2D: AdaptiveAveragePooling2D,
+        keras.layers.AdaptiveAveragePooling3D: AdaptiveAveragePooling3D,
+    }
 # Layers that compute 16-bit products or sums and have no counterpart, by name: not
 # every release of Keras has all of them.
 _FOREIGN = "it runs code that is not Keras's"
 _OF_IMAGES = "it sums pixels in its dtype: give an augmentation dtype='float32'"
 _OF_SIGNALS = "it sums in its dtype: give preprocessing dtype='float32'"
 LEFT = {
-    "AdaptiveAveragePooling1D": "it averages in its dtype",
-    "AdaptiveAveragePooling2D": "it averages in its dtype",
-    "AdaptiveAveragePooling3D": "it averages in its dtype",
     "AugMix": _OF_IMAGES,
     "ContrastLimitedAdaptiveHistogramEqualization": _OF_IMAGES,
-    "ConvLSTM1D": "it convolves in its dtype",
-    "ConvLSTM2D": "it convolves in its dtype",
-    "ConvLSTM3D": "it convolves in its dtype",
     "Equalization": _OF_IMAGES,
     "FlaxLayer": _FOREIGN,
     "JaxLayer": _FOREIGN,

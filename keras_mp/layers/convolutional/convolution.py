@@ -46,13 +46,13 @@ class FP32OnCPU:
         ]
         biases = [stored(self.bias)] if self.use_bias else []
         is_direct = _multiplies_bfloat16(self)
-        as_half = ops.cast if is_direct else _as_half
+        to_half = ops.cast if is_direct else as_half
         inner_dtype = self.compute_dtype if is_direct else "float32"
         rounds = rounds_first(self.activation)
         dtype = self.compute_dtype if rounds else "float32"
 
         def compute(inputs: Any, *weights: Any) -> Any:
-            halves = [as_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
+            halves = [to_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
             inputs = ops.cast(inputs, inner_dtype)
             outputs = self.convolve(inputs, *halves)
             for bias in weights[len(kernels) :]:
@@ -222,7 +222,7 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
     return added(outputs, bias)
 
 
-def _as_half(kernel: Any, dtype: str) -> Any:
+def as_half(kernel: Any, dtype: str) -> Any:
     """Rounds a kernel to a 16-bit format, and not its gradient; both are FP32 here."""
 
     @ops.custom_gradient

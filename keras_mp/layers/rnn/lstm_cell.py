@@ -16,15 +16,25 @@ class LSTMStep:
         cell: `keras.layers.LSTMCell`.
         h: a state, for the shape of the dropout masks.
         training: bool.
+        recurrent: what makes of a recurrent kernel and a dtype its products with `h`.
+        axis: that of the gates.
     """
 
-    def __init__(self, cell: Any, h: Any, training: bool) -> None:
+    def __init__(
+        self,
+        cell: Any,
+        h: Any,
+        training: bool,
+        recurrent: Any = RecurrentKernel,
+        axis: int = -1,
+    ) -> None:
         self.state_size = cell.state_size
         self._cell = cell
         self._masks = recurrent_masks(cell, h, training)
         kernel = stored(cell.recurrent_kernel)
-        kernels = [kernel] if self._masks is None else ops.split(kernel, 4, axis=1)
-        self._kernels = [RecurrentKernel(part, cell.compute_dtype) for part in kernels]
+        kernels = [kernel] if self._masks is None else ops.split(kernel, 4, axis=-1)
+        self._kernels = [recurrent(part, cell.compute_dtype) for part in kernels]
+        self._axis = axis
 
     def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
         """Returns the output and the states `[h, c]`, each rounded once.
@@ -35,7 +45,8 @@ class LSTMStep:
         """
         h, c = states
         dtype = self._cell.compute_dtype
-        i, f, candidate, o = ops.split(projected + self._recurrent(h), 4, axis=-1)
+        sums = projected + self._recurrent(h)
+        i, f, candidate, o = ops.split(sums, 4, axis=self._axis)
         gate, activation = self._cell.recurrent_activation, self._cell.activation
         c = gate(f) * ops.cast(c, "float32") + gate(i) * activation(candidate)
         h = ops.cast(gate(o) * activation(c), dtype)
@@ -47,7 +58,7 @@ class LSTMStep:
         if self._masks is None:
             return self._kernels[0].product(h)
         pairs = zip(self._kernels, self._masks, strict=True)
-        return ops.concatenate([k.product(h * mask) for k, mask in pairs], axis=-1)
+        return ops.concatenate([k.product(h * mask) for k, mask in pairs], self._axis)
 
 
 def project_lstm(cell: Any, x: Any, training: bool) -> Any:

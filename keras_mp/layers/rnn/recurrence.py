@@ -92,6 +92,12 @@ def runs_cell_of(layer: Any, *classes: Any) -> bool:
     return type(layer.cell) in classes
 
 
+def runs_cell_of_keras(layer: Any) -> bool:
+    """Tells whether the cell of a layer is of a class of Keras, or one of ours."""
+    package = type(layer.cell).__module__.partition(".")[0]
+    return package in ("keras", "keras_mp")
+
+
 def keeps_cudnn(layer: Any, reset_after: bool = True) -> bool:
     """Tells whether Keras would run this layer in cuDNN, or refuse to run it."""
     import tensorflow as tf

@@ -225,3 +225,101 @@ def test_windows_that_skip_numbers(rank, jit):
     first = (0, slice(None), *[0] * rank)
     np.testing.assert_array_equal(y.numpy()[first], [0.5, 3.5])
     np.testing.assert_array_equal(gradient.numpy()[first], [0.5, 0.5, 0, 0.5, 0.5])
+
+
+# Adaptive pooling.
+ADAPTIVE = {
+    "one": ("AdaptiveAveragePooling1D", 1, (1, 7, 2)),
+    "1d": ("AdaptiveAveragePooling1D", 3, (1, 8192, 2)),
+    "2d": ("AdaptiveAveragePooling2D", (2, 3), (1, 64, 130, 2)),
+    "3d": ("AdaptiveAveragePooling3D", (1, 2, 3), (1, 15, 17, 32, 2)),
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize(("name", "size", "shape"), ADAPTIVE.values(), ids=ADAPTIVE)
+def test_adaptive_means_of_numbers_without_a_sum_in_fp16(
+    name, size, shape, data_format, policy
+):
+    if data_format == "channels_first":
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    layer = made(name, policy, output_size=size, data_format=data_format)
+    y = layer(tf.fill(shape, tf.constant(2.0**15, tf.float16)))
+    assert y.dtype == tf.float16
+    np.testing.assert_array_equal(y, np.full(layer.compute_output_shape(shape), 2**15))
+
+
+def test_adaptive_sums_in_fp16_are_inf():
+    layer = made("AdaptiveAveragePooling2D", "float16", keras.layers, output_size=2)
+    assert np.all(np.isinf(layer(tf.fill((1, 5, 5, 1), tf.constant(4e4, tf.float16)))))
+
+
+def means_in_float64(x, counts):
+    """Adaptive means of `[batch, ..., channels]`, and the matrix of each axis."""
+    matrices = []
+    for axis, count in enumerate(counts, start=1):
+        size = x.shape[axis]
+        matrix = np.zeros((count, size))
+        for i in range(count):
+            window = slice(i * size // count, -(-(i + 1) * size // count))
+            matrix[i, window] = 1 / (window.stop - window.start)
+        x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+        matrices.append(matrix)
+    return x, matrices
+
+
+@pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        *[((size,), (3,)) for size in (1, 2, 3, 7, 17, 111, 989)],
+        *[((217,), (count,)) for count in (1, 7, 16, 64, 216, 217, 218, 500)],
+        ((17, 7), (7, 3)),
+        ((7, 5, 4), (2, 5, 3)),
+    ],
+    ids=str,
+)
+def test_windows_of_any_size(sizes, counts, half, jit):
+    rng = np.random.default_rng(0)
+    shape = (2, *sizes, 3)
+    x = tf.cast(rng.uniform(-1, 1, shape), half)
+    layer = made(
+        f"AdaptiveAveragePooling{len(sizes)}D", f"mixed_{half}", output_size=counts
+    )
+    upstream = tf.cast(rng.uniform(-1, 1, (2, *counts, 3)), half)
+
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x, upstream)
+
+    found = (run if jit is None else tf.function(run, jit_compile=jit))(x)
+    mean, matrices = means_in_float64(np.float64(x), counts)
+    slope = np.float64(upstream)
+    for axis, matrix in enumerate(matrices, start=1):
+        slope = np.moveaxis(np.tensordot(matrix.T, slope, (1, axis)), 0, axis)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[half]
+    for actual, expected in zip(found, (mean, slope), strict=True):
+        assert actual.dtype == half
+        # One rounding, and FP32 sums along each axis: of as many terms as there are,
+        # whose absolute values sum to at most that many.
+        terms = max(*sizes, *counts) + 2
+        size = max(1, np.max(np.abs(expected)))
+        atol = unit * size + len(sizes) * terms * 2.0**-24 * size
+        np.testing.assert_allclose(np.float64(actual), expected, rtol=0, atol=atol)
+
+
+def test_an_inf_stays_in_its_window():
+    layer = made("AdaptiveAveragePooling1D", output_size=2)
+    y = layer(np.float16([[[1], [2], [3], [4], [np.inf]]]))
+    assert y.numpy().ravel().tolist() == [2, np.inf]
+
+
+def test_adaptive_pooling_of_an_unknown_size_is_refused():
+    layer = made("AdaptiveAveragePooling1D", output_size=2)
+    call = tf.function(layer, input_signature=[tf.TensorSpec((1, None, 1), "float16")])
+    with pytest.raises(ValueError, match=r"Received: shape=\(1, None, 1\)"):
+        call(tf.ones((1, 5, 1), "float16"))

@@ -1,0 +1,156 @@
+"""ConvLSTM1D, ConvLSTM2D and ConvLSTM3D, their convolutions and gates in FP32."""
+
+import functools
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.layers.convolutional.convolution import as_half
+from keras_mp.layers.precision import recomputed, stored, uses_ops
+from keras_mp.layers.rnn.lstm_cell import LSTMStep
+from keras_mp.layers.rnn.recurrence import loop, runs_cell_of_keras
+
+
+class RecurrentConvolution:
+    """A recurrent kernel, rounded once for all time steps, to convolve states with.
+
+    Args:
+        cell: that of a Keras ConvLSTM.
+        kernel: tensor `[..., filters, columns]` in the dtype it is stored in.
+        dtype: `"float16"` or `"bfloat16"`.
+    """
+
+    def __init__(self, cell: Any, kernel: Any, dtype: str) -> None:
+        self._cell = cell
+        self._kernel = as_half(kernel, dtype)
+
+    def product(self, h: Any) -> Any:
+        """Returns the convolution in FP32; `h` is a state of 16 bits."""
+        return self._cell.recurrent_conv(ops.cast(h, "float32"), self._kernel)
+
+
+class FP32ConvLSTM:
+    """Mixed into a Keras ConvLSTM: convolves, adds and activates in FP32.
+
+    Inputs, states and weights are 16-bit numbers, converted, on every device: also
+    where it convolves 16-bit numbers itself, since it rounds what it returns. The sum
+    of both convolutions and the bias is not rounded, nor are the gates; `h` and `c` are
+    rounded once, when they are written. The inputs of all time steps are convolved
+    before the loop, and held for the backward pass in their 16 bits; the recurrent
+    kernel is rounded once, also before it. The gradients of FP32 weights are FP32.
+    """
+
+    def inner_loop(
+        self: Any,
+        sequences: Any,
+        initial_state: Any,
+        mask: Any,
+        training: bool = False,
+    ) -> Any:
+        if not runs_cell_of_keras(self) or not uses_ops(self.cell, sequences):
+            return super().inner_loop(  # type: ignore[misc]
+                sequences, initial_state, mask, training=training
+            )
+        step = LSTMStep(
+            self.cell,
+            initial_state[0],
+            training,
+            functools.partial(RecurrentConvolution, self.cell),
+            _channel_axis(self.cell),
+        )
+        projected = _project(self.cell, sequences, training)
+        return loop(self, step, projected, initial_state, mask)
+
+
+def _channel_axis(cell: Any) -> int:
+    """Returns the axis of the channels of a time step, and of a whole sequence."""
+    is_last = cell.data_format == "channels_last"
+    return -1 if is_last else -1 - len(cell.kernel_size)
+
+
+def _project(cell: Any, x: Any, training: bool) -> Any:
+    """Returns what the inputs of all time steps add to the four gates, in FP32."""
+    inputs, kernels = [x], [stored(cell.kernel)]
+    if training and 0.0 < cell.dropout < 1.0:
+        inputs = [x * ops.expand_dims(y, 1) for y in cell.get_dropout_mask(x[:, 0])]
+        kernels = ops.split(kernels[0], 4, axis=-1)
+    axis = _channel_axis(cell)
+    parts = [_convolve(cell, *pair) for pair in zip(inputs, kernels, strict=True)]
+    projected = ops.concatenate(parts, axis=axis)
+    if not cell.use_bias:
+        return projected
+    bias = ops.cast(stored(cell.bias), "float32")
+    return projected + ops.reshape(bias, (-1, *[1] * (-1 - axis)))
+
+
+def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
+    """Returns the convolution of each time step of `[batch, time, ...]`, in FP32."""
+
+    def compute(x: Any, kernel: Any) -> Any:
+        steps = ops.reshape(ops.cast(x, "float32"), (-1, *x.shape[2:]))
+        kernel = as_half(kernel, cell.compute_dtype)
+        outputs = cell.input_conv(steps, kernel, padding=cell.padding)
+        return ops.reshape(outputs, (*ops.shape(x)[:2], *outputs.shape[1:]))
+
+    return recomputed(compute, x, kernel)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class ConvLSTM1D(FP32ConvLSTM, keras.layers.ConvLSTM1D):
+    """`keras.layers.ConvLSTM1D`, whose 16-bit products accumulate in FP32.
+
+    The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
+    rounded once, when they are written. The gradients of FP32 weights are FP32.
+
+    Args: those of `keras.layers.ConvLSTM1D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.ConvLSTM1D(4, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((2, 5, 6, 3)))
+    >>> outputs.shape, outputs.dtype.name, layer.cell.kernel.dtype
+    (TensorShape([2, 4, 4]), 'float16', 'float32')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class ConvLSTM2D(FP32ConvLSTM, keras.layers.ConvLSTM2D):
+    """`keras.layers.ConvLSTM2D`, whose 16-bit products accumulate in FP32.
+
+    The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
+    rounded once, when they are written. The gradients of FP32 weights are FP32.
+
+    Args: those of `keras.layers.ConvLSTM2D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.ConvLSTM2D(4, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((2, 5, 6, 6, 3)))
+    >>> outputs.shape, outputs.dtype.name, layer.cell.kernel.dtype
+    (TensorShape([2, 4, 4, 4]), 'float16', 'float32')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class ConvLSTM3D(FP32ConvLSTM, keras.layers.ConvLSTM3D):
+    """`keras.layers.ConvLSTM3D`, whose 16-bit products accumulate in FP32.
+
+    The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
+    rounded once, when they are written. The gradients of FP32 weights are FP32.
+
+    Args: those of `keras.layers.ConvLSTM3D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.ConvLSTM3D(4, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((2, 5, 6, 6, 6, 3)))
+    >>> outputs.shape, outputs.dtype.name, layer.cell.kernel.dtype
+    (TensorShape([2, 4, 4, 4, 4]), 'float16', 'float32')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
