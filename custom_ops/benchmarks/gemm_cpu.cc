@@ -2,7 +2,7 @@
 //
 //   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE ...]]]]
 //
-// NAME is a number of `Blocking` (cpu/gemm/tile.h), to be tried with another VALUE.
+// NAME is a number of `Blocking` (cpu/gemm/gemm_kernel.h), to be tried with another VALUE.
 
 #include <algorithm>
 #include <atomic>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/gemm/tile.h"
+#include "cpu/gemm/gemm_kernel.h"
 #include "cpu/kernels.h"
 
 namespace keras_mp {

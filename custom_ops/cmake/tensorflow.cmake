@@ -27,14 +27,14 @@ add_library(keras_mp_ops MODULE
   tensorflow/norm/sum_xla.cc
   tensorflow/update/xla.cc
   tensorflow/update/xla_cpu.cc
-  tensorflow/pool/average_pool.cc
+  tensorflow/pool/average_pool_cpu.cc
   tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op.cc
   tensorflow/gemm/cpu.cc
-  tensorflow/gemm/kernel.cc
+  tensorflow/gemm/op_kernel.cc
   tensorflow/gemm/op.cc
-  tensorflow/norm/row_ops.cc
-  tensorflow/norm/row_ops_cpu.cc
+  tensorflow/norm/row_norm_softmax_op.cc
+  tensorflow/norm/row_norm_softmax_cpu.cc
   tensorflow/common/status.cc
   tensorflow/norm/sum_op.cc
   tensorflow/update/arguments.cc
@@ -52,10 +52,10 @@ set_source_files_properties(tensorflow/pool/average_pool_xla.cc tensorflow/norm/
   tensorflow/update/xla_cuda.cc
   PROPERTIES UNITY_GROUP xla)
 set_source_files_properties(
-  tensorflow/pool/average_pool.cc tensorflow/norm/batch_norm_cpu.cc
+  tensorflow/pool/average_pool_cpu.cc tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op.cc tensorflow/gemm/cpu.cc
-  tensorflow/gemm/gpu.cc tensorflow/gemm/kernel.cc tensorflow/gemm/op.cc
-  tensorflow/norm/row_ops.cc tensorflow/norm/row_ops_cpu.cc
+  tensorflow/gemm/gpu.cc tensorflow/gemm/op_kernel.cc tensorflow/gemm/op.cc
+  tensorflow/norm/row_norm_softmax_op.cc tensorflow/norm/row_norm_softmax_cpu.cc
   tensorflow/common/status.cc tensorflow/norm/sum_op.cc tensorflow/update/arguments.cc
   tensorflow/update/cpu_ops.cc tensorflow/update/gpu_ops.cc tensorflow/update/ops.cc
   tensorflow/update/variables.cc

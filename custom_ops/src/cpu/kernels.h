@@ -3,11 +3,11 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_H_
 #define KERAS_MP_SRC_CPU_KERNELS_H_
 
-#include "cpu/norm/channel_tile.h"
-#include "cpu/gemm/tile.h"
+#include "cpu/norm/batch_norm_kernel.h"
+#include "cpu/gemm/gemm_kernel.h"
 #include "keras_mp/cpu.h"
-#include "cpu/pool/pool_kernel.h"
-#include "cpu/norm/row_kernel.h"
+#include "cpu/pool/average_pool_kernel.h"
+#include "cpu/norm/row_norm_kernel.h"
 
 namespace keras_mp {
 

@@ -3,7 +3,7 @@
 #include "cpu/kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include "cpu/kernels_impl.h"
+#include "cpu/kernels_simd.h"
 #include "cpu/simd/avx2.h"
 
 const keras_mp::Kernels* keras_mp::Avx2Kernels() { return &kKernels<Avx2>; }

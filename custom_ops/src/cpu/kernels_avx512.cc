@@ -3,7 +3,7 @@
 #include "cpu/kernels.h"
 
 #if defined(__AVX512F__)
-#include "cpu/kernels_impl.h"
+#include "cpu/kernels_simd.h"
 #include "cpu/simd/avx512.h"
 
 const keras_mp::Kernels* keras_mp::Avx512Kernels() { return &kKernels<Avx512>; }

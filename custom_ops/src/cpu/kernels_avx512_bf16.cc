@@ -3,7 +3,7 @@
 #include "cpu/kernels.h"
 
 #if defined(__AVX512BF16__)
-#include "cpu/kernels_impl.h"
+#include "cpu/kernels_simd.h"
 #include "cpu/simd/avx512_bf16.h"
 
 // What makes no products gains nothing from this set.

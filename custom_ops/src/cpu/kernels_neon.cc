@@ -3,7 +3,7 @@
 #include "cpu/kernels.h"
 
 #if defined(__aarch64__)
-#include "cpu/kernels_impl.h"
+#include "cpu/kernels_simd.h"
 #include "cpu/simd/neon.h"
 
 const keras_mp::Kernels* keras_mp::NeonKernels() { return &kKernels<Neon>; }

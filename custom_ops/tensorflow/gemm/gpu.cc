@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "gemm/kernel.h"
+#include "gemm/op_kernel.h"
 #include "keras_mp/gemm_cuda.h"
 #include "tensorflow/core/platform/logging.h"
 #include "xla/stream_executor/stream.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "gemm/kernel.h"
+#include "gemm/op_kernel.h"
 #include "tensorflow/compiler/tf2xla/shape_util.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"

@@ -8,7 +8,7 @@
 
 #include "common/attributes.h"
 #include "common/lowering.h"
-#include "pool/pooled_dimension.h"
+#include "pool/pooling_window.h"
 
 namespace keras_mp {
 namespace {

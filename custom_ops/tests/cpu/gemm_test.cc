@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "common/fixture.h"
-#include "cpu/gemm/tile_impl.h"
+#include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/kernels.h"
 #include "cpu/simd/portable.h"
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <utility>
 
-#include "cpu/gemm/tile.h"
+#include "cpu/gemm/gemm_kernel.h"
 #include "cpu/kernels.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"

@@ -8,9 +8,9 @@
 
 #include "cpu/kernels.h"
 #include "cpu/runtime/parallel.h"
-#include "cpu/norm/row_check.h"
-#include "cpu/norm/rows.h"
-#include "cpu/norm/tiles.h"
+#include "cpu/norm/check_arguments.h"
+#include "cpu/norm/partial_sums.h"
+#include "cpu/norm/channel_tiling.h"
 
 namespace keras_mp {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "cpu/kernels.h"
 #include "cpu/runtime/parallel.h"
-#include "cpu/norm/row_check.h"
-#include "cpu/norm/rows.h"
+#include "cpu/norm/check_arguments.h"
+#include "cpu/norm/partial_sums.h"
 
 namespace keras_mp {
 namespace {

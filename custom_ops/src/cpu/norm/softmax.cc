@@ -2,7 +2,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/runtime/parallel.h"
-#include "cpu/norm/row_check.h"
+#include "cpu/norm/check_arguments.h"
 
 namespace keras_mp {
 

@@ -1,5 +1,5 @@
 // The kernels of cpu/update/kernel.h for one instruction set, as a template; see
-// cpu/gemm/tile_impl.h.
+// cpu/gemm/gemm_kernel_simd.h.
 
 #ifndef KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
 #define KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
@@ -9,7 +9,7 @@
 #include "cpu/simd/simd.h"
 #include "common/update_formulas.h"
 #include "cpu/update/kernel.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/vector_loop.h"
 
 namespace keras_mp {
 

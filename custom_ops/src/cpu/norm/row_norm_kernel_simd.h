@@ -1,18 +1,18 @@
-// The kernels of cpu/norm/row_kernel.h for one instruction set, as a template; see
-// cpu/gemm/tile_impl.h.
+// The kernels of cpu/norm/row_norm_kernel.h for one instruction set, as a template; see
+// cpu/gemm/gemm_kernel_simd.h.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_IMPL_H_
-#define KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
-#include "cpu/norm/row_kernel.h"
+#include "cpu/norm/row_norm_kernel.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/vector_math.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/vector_loop.h"
 
 namespace keras_mp {
 
@@ -278,4 +278,4 @@ constexpr RowKernel kRowKernel = {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_

@@ -1,8 +1,8 @@
 // What the kernels of KerasMp>Fp16Gemm for CPU and GPU share: they turn tensors into the
 // struct of gemm.h.
 
-#ifndef KERAS_MP_TENSORFLOW_GEMM_KERNEL_H_
-#define KERAS_MP_TENSORFLOW_GEMM_KERNEL_H_
+#ifndef KERAS_MP_TENSORFLOW_GEMM_OP_KERNEL_H_
+#define KERAS_MP_TENSORFLOW_GEMM_OP_KERNEL_H_
 
 #include <cstdint>
 #include <string>
@@ -35,4 +35,4 @@ class Fp16GemmOp : public tensorflow::OpKernel {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_GEMM_KERNEL_H_
+#endif  // KERAS_MP_TENSORFLOW_GEMM_OP_KERNEL_H_

@@ -1,11 +1,11 @@
 // The innermost product: a few rows of A times a panel of B, with C in registers.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_MICRO_H_
-#define KERAS_MP_SRC_CPU_GEMM_MICRO_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_MICRO_KERNEL_H_
+#define KERAS_MP_SRC_CPU_GEMM_MICRO_KERNEL_H_
 
 #include <cstdint>
 
-#include "cpu/gemm/terms.h"
+#include "cpu/gemm/multiply_accumulate.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -81,4 +81,4 @@ struct MicroRows {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_MICRO_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_MICRO_KERNEL_H_

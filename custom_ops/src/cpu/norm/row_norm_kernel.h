@@ -1,7 +1,7 @@
 // What each instruction set provides for the rows of a matrix.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_H_
-#define KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
+#define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
 
 #include <cstdint>
 
@@ -22,4 +22,4 @@ struct RowKernel {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_ROW_KERNEL_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_

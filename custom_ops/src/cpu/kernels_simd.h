@@ -1,14 +1,14 @@
 // All kernels of one instruction set: included once by each of kernels_*.cc, which is
 // compiled for that set.
 
-#ifndef KERAS_MP_SRC_CPU_KERNELS_IMPL_H_
-#define KERAS_MP_SRC_CPU_KERNELS_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
+#define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 
-#include "cpu/norm/channel_tile_impl.h"
-#include "cpu/gemm/tile_impl.h"
+#include "cpu/norm/batch_norm_kernel_simd.h"
+#include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/kernels.h"
-#include "cpu/pool/pool_kernel_impl.h"
-#include "cpu/norm/row_kernel_impl.h"
+#include "cpu/pool/average_pool_kernel_simd.h"
+#include "cpu/norm/row_norm_kernel_simd.h"
 
 namespace keras_mp {
 
@@ -20,4 +20,4 @@ constexpr Kernels kKernels = {&kTileKernel<Simd, Half<Simd>>,
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_KERNELS_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_KERNELS_SIMD_H_

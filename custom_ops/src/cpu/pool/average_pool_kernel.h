@@ -1,7 +1,7 @@
 // What each instruction set provides for a pooled position.
 
-#ifndef KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_H_
-#define KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_H_
+#ifndef KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_H_
+#define KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_H_
 
 #include <cstdint>
 
@@ -27,4 +27,4 @@ struct PoolKernel {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_H_
+#endif  // KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_H_

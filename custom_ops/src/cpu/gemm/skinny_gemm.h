@@ -1,15 +1,15 @@
 // Products of few rows, down to a vector times a matrix: B is not packed, but read
 // once, in the order in which it lies in memory.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_FEW_ROWS_H_
-#define KERAS_MP_SRC_CPU_GEMM_FEW_ROWS_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_SKINNY_GEMM_H_
+#define KERAS_MP_SRC_CPU_GEMM_SKINNY_GEMM_H_
 
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/gemm/terms.h"
-#include "cpu/gemm/tile.h"
-#include "cpu/simd/lanes.h"
+#include "cpu/gemm/multiply_accumulate.h"
+#include "cpu/gemm/gemm_kernel.h"
+#include "cpu/simd/shuffle.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {
@@ -189,4 +189,4 @@ class FewRows {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_FEW_ROWS_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_SKINNY_GEMM_H_

@@ -1,7 +1,7 @@
 // Memory for a matrix of partial sums.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_ROWS_H_
-#define KERAS_MP_SRC_CPU_NORM_ROWS_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
+#define KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
 
 #include <cstdint>
 #include <memory>
@@ -24,4 +24,4 @@ class Rows {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_ROWS_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_

@@ -7,7 +7,7 @@
 #include "common/attributes.h"
 #include "common/cpu_threads.h"
 #include "keras_mp/average_pool_cpu.h"
-#include "pool/pooled_dimension.h"
+#include "pool/pooling_window.h"
 #include "common/status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

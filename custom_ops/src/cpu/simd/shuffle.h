@@ -1,7 +1,7 @@
 // What moves numbers between the lanes of vectors.
 
-#ifndef KERAS_MP_SRC_CPU_SIMD_LANES_H_
-#define KERAS_MP_SRC_CPU_SIMD_LANES_H_
+#ifndef KERAS_MP_SRC_CPU_SIMD_SHUFFLE_H_
+#define KERAS_MP_SRC_CPU_SIMD_SHUFFLE_H_
 
 #include <cstddef>
 #include <utility>
@@ -61,4 +61,4 @@ class Lanes {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_SIMD_LANES_H_
+#endif  // KERAS_MP_SRC_CPU_SIMD_SHUFFLE_H_

@@ -1,4 +1,4 @@
-#include "gemm/kernel.h"
+#include "gemm/op_kernel.h"
 
 #include <cstdint>
 #include <vector>

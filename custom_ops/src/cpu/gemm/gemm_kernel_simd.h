@@ -2,18 +2,18 @@
 // kernels_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
 // that the linker cannot take one set's code for another's.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_
-#define KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
 
 #include <algorithm>
 #include <cstdint>
 
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/few_rows.h"
-#include "cpu/gemm/micro.h"
-#include "cpu/gemm/pack.h"
-#include "cpu/gemm/tile.h"
-#include "cpu/simd/lanes.h"
+#include "cpu/gemm/skinny_gemm.h"
+#include "cpu/gemm/micro_kernel.h"
+#include "cpu/gemm/packing.h"
+#include "cpu/gemm/gemm_kernel.h"
+#include "cpu/simd/shuffle.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -204,4 +204,4 @@ constexpr TileKernel kTileKernel = {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_TILE_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_

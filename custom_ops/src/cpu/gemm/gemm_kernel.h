@@ -1,7 +1,7 @@
 // A product as the kernels of the instruction sets see it, and what each provides.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_TILE_H_
-#define KERAS_MP_SRC_CPU_GEMM_TILE_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
+#define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -76,4 +76,4 @@ Status GemmWith(const TileKernel& kernel, const Gemm& gemm, const Parallel& para
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_TILE_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_

@@ -1,12 +1,12 @@
 // [outer, channels, inner] cut into tiles.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_TILES_H_
-#define KERAS_MP_SRC_CPU_NORM_TILES_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_CHANNEL_TILING_H_
+#define KERAS_MP_SRC_CPU_NORM_CHANNEL_TILING_H_
 
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/norm/channel_tile.h"
+#include "cpu/norm/batch_norm_kernel.h"
 #include "keras_mp/channel_shape.h"
 #include "cpu/runtime/parallel.h"
 
@@ -76,4 +76,4 @@ class Tiles {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_TILES_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_CHANNEL_TILING_H_

@@ -1,7 +1,7 @@
 // What the functions on the rows of a matrix, or on channels, refuse.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_
-#define KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_CHECK_ARGUMENTS_H_
+#define KERAS_MP_SRC_CPU_NORM_CHECK_ARGUMENTS_H_
 
 #include <cstdint>
 
@@ -24,4 +24,4 @@ inline Status CheckRows(std::int64_t rows, std::int64_t size, DataType type, Isa
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_ROW_CHECK_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_CHECK_ARGUMENTS_H_

@@ -1,8 +1,8 @@
 // A part of [outer, channels, inner] as the kernels of the instruction sets see it, and
 // what each provides for it.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_H_
-#define KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_H_
+#define KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_H_
 
 #include <cstdint>
 
@@ -54,4 +54,4 @@ struct ChannelKernel {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_H_

@@ -1,7 +1,7 @@
 // Where the windows of a pooled dimension lie.
 
-#ifndef KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_
-#define KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_
+#ifndef KERAS_MP_TENSORFLOW_POOL_POOLING_WINDOW_H_
+#define KERAS_MP_TENSORFLOW_POOL_POOLING_WINDOW_H_
 
 #include <cstdint>
 
@@ -28,4 +28,4 @@ inline PooledDimension Pooled(std::int64_t size, std::int64_t window,
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_POOL_POOLED_DIMENSION_H_
+#endif  // KERAS_MP_TENSORFLOW_POOL_POOLING_WINDOW_H_

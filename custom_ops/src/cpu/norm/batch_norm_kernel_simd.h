@@ -1,14 +1,14 @@
-// The kernels of cpu/norm/channel_tile.h for one instruction set, as a template; see
-// cpu/gemm/tile_impl.h.
+// The kernels of cpu/norm/batch_norm_kernel.h for one instruction set, as a template; see
+// cpu/gemm/gemm_kernel_simd.h.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_IMPL_H_
-#define KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_
 
 #include <cstdint>
 
-#include "cpu/norm/channel_tile.h"
+#include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/simd/simd.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/vector_loop.h"
 
 namespace keras_mp {
 
@@ -261,4 +261,4 @@ constexpr ChannelKernel kChannelKernel = {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_CHANNEL_TILE_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_

@@ -1,14 +1,14 @@
-// The kernel of cpu/pool/pool_kernel.h for one instruction set, as a template; see
-// cpu/gemm/tile_impl.h.
+// The kernel of cpu/pool/average_pool_kernel.h for one instruction set, as a template; see
+// cpu/gemm/gemm_kernel_simd.h.
 
-#ifndef KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_IMPL_H_
-#define KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_SIMD_H_
 
 #include <cstdint>
 
-#include "cpu/pool/pool_kernel.h"
+#include "cpu/pool/average_pool_kernel.h"
 #include "cpu/simd/simd.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/vector_loop.h"
 
 namespace keras_mp {
 
@@ -61,4 +61,4 @@ constexpr PoolKernel kPoolKernel = {PoolOf<Simd>::WeightedSum};
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_POOL_POOL_KERNEL_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_SIMD_H_

@@ -1,7 +1,7 @@
 // A row of numbers of any length as vectors.
 
-#ifndef KERAS_MP_SRC_CPU_SIMD_VECTORS_H_
-#define KERAS_MP_SRC_CPU_SIMD_VECTORS_H_
+#ifndef KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_
+#define KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_
 
 #include <cstdint>
 
@@ -73,4 +73,4 @@ static inline void ForVectors(std::int64_t size, const Body& body) {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_SIMD_VECTORS_H_
+#endif  // KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_

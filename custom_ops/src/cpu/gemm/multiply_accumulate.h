@@ -4,8 +4,8 @@
 // to FP32, or two bfloat16 numbers that are neighbours along k. A *source* says how the
 // numbers lie in memory: in the 16-bit format, or as FP32, to be rounded to it.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_TERMS_H_
-#define KERAS_MP_SRC_CPU_GEMM_TERMS_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_
+#define KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_
 
 #include <cstdint>
 #include <cstring>
@@ -150,4 +150,4 @@ struct StepFor<Simd, Bfloat16<Simd>, std::void_t<decltype(&Simd::DotBfloat16)>> 
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_TERMS_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_

@@ -1,14 +1,14 @@
 // Copies a block of a matrix into terms, in the order in which the product reads them.
 
-#ifndef KERAS_MP_SRC_CPU_GEMM_PACK_H_
-#define KERAS_MP_SRC_CPU_GEMM_PACK_H_
+#ifndef KERAS_MP_SRC_CPU_GEMM_PACKING_H_
+#define KERAS_MP_SRC_CPU_GEMM_PACKING_H_
 
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/gemm/terms.h"
-#include "cpu/gemm/tile.h"
-#include "cpu/simd/lanes.h"
+#include "cpu/gemm/multiply_accumulate.h"
+#include "cpu/gemm/gemm_kernel.h"
+#include "cpu/simd/shuffle.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -148,4 +148,4 @@ class Packer {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_GEMM_PACK_H_
+#endif  // KERAS_MP_SRC_CPU_GEMM_PACKING_H_
