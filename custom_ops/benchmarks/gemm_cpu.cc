@@ -83,7 +83,7 @@ class SpinningThreads {
 };
 
 // The median of a few runs.
-double Seconds(const TileKernel& kernel, const Gemm& gemm, const Parallel& parallel) {
+double Seconds(const GemmKernel& kernel, const Gemm& gemm, const Parallel& parallel) {
   using Clock = std::chrono::steady_clock;
   const auto run = [&](int count) {
     const auto start = Clock::now();
@@ -100,7 +100,7 @@ double Seconds(const TileKernel& kernel, const Gemm& gemm, const Parallel& paral
   return times[times.size() / 2];
 }
 
-void Measure(const TileKernel& kernel, DataType type, DataType output,
+void Measure(const GemmKernel& kernel, DataType type, DataType output,
              const Parallel& parallel) {
   const std::uint16_t one = type == DataType::kHalf ? 0x3c00 : 0x3f80;
   for (const auto& [m, n, k] : kSizes) {
@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
         const bool same = output == type;
         if (argc > 3 && same != (std::strcmp(argv[3], "same") == 0)) continue;
         const Kernels& kernels = *KernelsOf(isa);
-        TileKernel kernel = half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
+        GemmKernel kernel = half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
         for (int i = 4; i < argc; ++i) Change(kernel.blocking, argv[i]);
         std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa),
                     half ? "half" : "bfloat16", same ? "the same" : "float");

@@ -18,48 +18,42 @@ message(STATUS
   "TensorFlow ${KERAS_MP_TENSORFLOW_VERSION} in ${KERAS_MP_TENSORFLOW_DIR}")
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
-add_library(keras_mp_ops MODULE
-  tensorflow/pool/average_pool_xla.cc
-  tensorflow/norm/batch_norm_xla.cc
-  tensorflow/gemm/xla.cc
-  tensorflow/norm/row_norm_xla.cc
-  tensorflow/norm/softmax_xla.cc
-  tensorflow/norm/sum_xla.cc
-  tensorflow/update/xla.cc
-  tensorflow/update/xla_cpu.cc
-  tensorflow/pool/average_pool_cpu.cc
+set(op_sources
+  tensorflow/common/status.cc
+  tensorflow/gemm/cpu.cc
+  tensorflow/gemm/op.cc
+  tensorflow/gemm/op_kernel.cc
   tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op.cc
-  tensorflow/gemm/cpu.cc
-  tensorflow/gemm/op_kernel.cc
-  tensorflow/gemm/op.cc
-  tensorflow/norm/row_norm_softmax_op.cc
   tensorflow/norm/row_norm_softmax_cpu.cc
-  tensorflow/common/status.cc
+  tensorflow/norm/row_norm_softmax_op.cc
   tensorflow/norm/sum_op.cc
+  tensorflow/pool/average_pool_cpu.cc
   tensorflow/update/arguments.cc
   tensorflow/update/cpu_ops.cc
   tensorflow/update/ops.cc
-  tensorflow/update/variables.cc
-  tensorflow/common/build_info.cc)
-# TensorFlow's headers take most of the time to compile, and are read once for all files
-# together; those of XLA, which take as long again, beside them.
+  tensorflow/update/variables.cc)
+set(xla_sources
+  tensorflow/gemm/xla.cc
+  tensorflow/norm/batch_norm_xla.cc
+  tensorflow/norm/row_norm_xla.cc
+  tensorflow/norm/softmax_xla.cc
+  tensorflow/norm/sum_xla.cc
+  tensorflow/pool/average_pool_xla.cc
+  tensorflow/update/xla.cc
+  tensorflow/update/xla_cpu.cc)
+if(KERAS_MP_CUDA)
+  list(APPEND op_sources tensorflow/gemm/gpu.cc tensorflow/update/gpu_ops.cc)
+  list(APPEND xla_sources tensorflow/update/xla_cuda.cc)
+endif()
+add_library(keras_mp_ops MODULE
+  ${op_sources} ${xla_sources} tensorflow/common/build_info.cc)
+# TensorFlow's headers take most of the time to compile. They are read once for all ops,
+# and those of XLA, which take as long again, once for all lowerings.
 set_target_properties(keras_mp_ops PROPERTIES
   PREFIX "" OUTPUT_NAME "_keras_mp_ops" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-set_source_files_properties(tensorflow/pool/average_pool_xla.cc tensorflow/norm/batch_norm_xla.cc
-  tensorflow/gemm/xla.cc tensorflow/norm/row_norm_xla.cc tensorflow/norm/softmax_xla.cc
-  tensorflow/norm/sum_xla.cc tensorflow/update/xla.cc tensorflow/update/xla_cpu.cc
-  tensorflow/update/xla_cuda.cc
-  PROPERTIES UNITY_GROUP xla)
-set_source_files_properties(
-  tensorflow/pool/average_pool_cpu.cc tensorflow/norm/batch_norm_cpu.cc
-  tensorflow/norm/batch_norm_op.cc tensorflow/gemm/cpu.cc
-  tensorflow/gemm/gpu.cc tensorflow/gemm/op_kernel.cc tensorflow/gemm/op.cc
-  tensorflow/norm/row_norm_softmax_op.cc tensorflow/norm/row_norm_softmax_cpu.cc
-  tensorflow/common/status.cc tensorflow/norm/sum_op.cc tensorflow/update/arguments.cc
-  tensorflow/update/cpu_ops.cc tensorflow/update/gpu_ops.cc tensorflow/update/ops.cc
-  tensorflow/update/variables.cc
-  PROPERTIES UNITY_GROUP tensorflow)
+set_source_files_properties(${op_sources} PROPERTIES UNITY_GROUP tensorflow)
+set_source_files_properties(${xla_sources} PROPERTIES UNITY_GROUP xla)
 target_include_directories(keras_mp_ops PRIVATE tensorflow)
 target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}
@@ -71,9 +65,6 @@ target_compile_definitions(keras_mp_ops PRIVATE
   EIGEN_MAX_ALIGN_BYTES=64)
 target_link_libraries(keras_mp_ops PRIVATE keras_mp_kernels keras_mp_warnings)
 if(KERAS_MP_CUDA)
-  target_sources(keras_mp_ops PRIVATE
-    tensorflow/gemm/gpu.cc tensorflow/update/gpu_ops.cc
-    tensorflow/update/xla_cuda.cc)
   target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
   # The runtime that the kernels were compiled for, before TensorFlow's library, which
   # has the same functions for its own; and not to be seen from outside.

@@ -12,8 +12,8 @@
 namespace keras_mp {
 
 struct Kernels {
-  const TileKernel* half_gemm;
-  const TileKernel* bfloat16_gemm;
+  const GemmKernel* half_gemm;
+  const GemmKernel* bfloat16_gemm;
   const ChannelKernel* channels;
   const PoolKernel* pool;
   const RowKernel* rows;
@@ -24,7 +24,7 @@ const Kernels* PortableKernels();
 const Kernels* NeonKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
-const Kernels* Avx512Bf16Kernels();
+const GemmKernel* Avx512Bf16Bfloat16Gemm();
 
 const Kernels* KernelsOf(Isa isa);
 

@@ -1,5 +1,4 @@
-// All kernels of one instruction set: included once by each of kernels_*.cc, which is
-// compiled for that set.
+// All kernels of one instruction set, as a template; see cpu/gemm/gemm_kernel_simd.h.
 
 #ifndef KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 #define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
@@ -13,8 +12,7 @@
 namespace keras_mp {
 
 template <class Simd>
-constexpr Kernels kKernels = {&kTileKernel<Simd, Half<Simd>>,
-                              &kTileKernel<Simd, Bfloat16<Simd>>,
+constexpr Kernels kKernels = {&kHalfGemm<Simd>, &kBfloat16Gemm<Simd>,
                               &kChannelKernel<Simd>, &kPoolKernel<Simd>,
                               &kRowKernel<Simd>};
 

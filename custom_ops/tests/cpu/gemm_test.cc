@@ -84,8 +84,8 @@ struct DotModel : Portable {
 // The kernels that a test runs.
 struct Subject {
   const char* name;
-  const TileKernel* half;
-  const TileKernel* bfloat16;
+  const GemmKernel* half;
+  const GemmKernel* bfloat16;
 };
 
 Status Multiply(const Subject& subject, const Gemm& gemm, const Parallel& parallel) {
@@ -99,8 +99,8 @@ std::vector<Subject> Subjects() {
     const Kernels& kernels = *KernelsOf(isa);
     subjects.push_back({Name(isa), kernels.half_gemm, kernels.bfloat16_gemm});
   }
-  subjects.push_back({"a model of dot products", &kTileKernel<DotModel, Half<DotModel>>,
-                      &kTileKernel<DotModel, Bfloat16<DotModel>>});
+  subjects.push_back({"a model of dot products", &kGemmKernel<DotModel, Half<DotModel>>,
+                      &kGemmKernel<DotModel, Bfloat16<DotModel>>});
   return subjects;
 }
 
@@ -404,9 +404,9 @@ void TestModelOfDotProducts() {
     std::printf("skipped: this machine has no dot products of bfloat16\n");
     return;
   }
-  TileKernel machine = *KernelsOf(Isa::kAvx512Bf16)->bfloat16_gemm;
-  TileKernel model = kTileKernel<DotModel, Bfloat16<DotModel>>;
-  for (TileKernel* kernel : {&machine, &model}) {
+  GemmKernel machine = *KernelsOf(Isa::kAvx512Bf16)->bfloat16_gemm;
+  GemmKernel model = kGemmKernel<DotModel, Bfloat16<DotModel>>;
+  for (GemmKernel* kernel : {&machine, &model}) {
     kernel->blocking.terms = 64;
     kernel->blocking.few_rows_of_rows = kernel->blocking.few_rows_of_columns = 0;
   }

@@ -74,7 +74,7 @@ struct Grid {
   std::int64_t rows, columns;  // of a tile
   std::int64_t row_tiles, column_tiles;
 
-  Grid(const Product& product, const TileKernel& kernel, std::int64_t threads) {
+  Grid(const Product& product, const GemmKernel& kernel, std::int64_t threads) {
     const Blocking& blocking = kernel.blocking;
     few_rows = HasFewRows(product.m, product.b.row == 1, blocking);
     if (few_rows) {
@@ -104,7 +104,7 @@ struct Grid {
 struct Job {
   const Gemm& gemm;
   const Product product;
-  const TileKernel& kernel;
+  const GemmKernel& kernel;
   const Grid grid;
   std::atomic<bool> out_of_memory{false};
 
@@ -134,7 +134,7 @@ struct Job {
 
 }  // namespace
 
-Status GemmWith(const TileKernel& kernel, const Gemm& given, const Parallel& parallel) {
+Status GemmWith(const GemmKernel& kernel, const Gemm& given, const Parallel& parallel) {
   const Status status = Validate(given);
   if (!status.ok()) return status;
   const Gemm gemm = FoldBatch(given);

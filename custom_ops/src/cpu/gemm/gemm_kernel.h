@@ -60,7 +60,7 @@ struct Blocking {
 };
 
 // The kernel of one instruction set, for one 16-bit format.
-struct TileKernel {
+struct GemmKernel {
   Blocking blocking;
   std::int64_t panel;  // tiles are best a multiple of this many columns wide
   std::size_t workspace_bytes;
@@ -72,7 +72,7 @@ struct TileKernel {
 };
 
 // The product of gemm_cpu.h with a kernel for its input's type.
-Status GemmWith(const TileKernel& kernel, const Gemm& gemm, const Parallel& parallel);
+Status GemmWith(const GemmKernel& kernel, const Gemm& gemm, const Parallel& parallel);
 
 }  // namespace keras_mp
 

@@ -1,6 +1,7 @@
-// The product of one instruction set, as a template: included once by each of
-// kernels_*.cc, which is compiled for that set. Everything here depends on `Simd`, so
-// that the linker cannot take one set's code for another's.
+// The GEMM kernel of one instruction set, as a template: included by the sources that
+// CMake writes from cpu/kernels_for_isa.cc.in, each compiled for its instruction set.
+// Everything here depends on `Simd`, so that the linker cannot take the code of one
+// instruction set for that of another.
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
@@ -21,7 +22,7 @@ namespace keras_mp {
 
 // For A and B of `Format`.
 template <class Simd, class Format>
-class TileOf {
+class GemmTile {
   using Step = typename StepFor<Simd, Format>::Type;
   using Term = typename Step::Term;
   using From16Bits = StoredSource<Simd, Format>;
@@ -194,13 +195,18 @@ class TileOf {
 };
 
 template <class Simd, class Format>
-constexpr TileKernel kTileKernel = {
-    TileOf<Simd, Format>::kBlocking,
-    TileOf<Simd, Format>::kPanel,
-    sizeof(typename TileOf<Simd, Format>::Workspace),
-    TileOf<Simd, Format>::Tile,
-    TileOf<Simd, Format>::FewRowsTile,
+constexpr GemmKernel kGemmKernel = {
+    GemmTile<Simd, Format>::kBlocking,
+    GemmTile<Simd, Format>::kPanel,
+    sizeof(typename GemmTile<Simd, Format>::Workspace),
+    GemmTile<Simd, Format>::Tile,
+    GemmTile<Simd, Format>::FewRowsTile,
 };
+
+template <class Simd>
+constexpr GemmKernel kHalfGemm = kGemmKernel<Simd, Half<Simd>>;
+template <class Simd>
+constexpr GemmKernel kBfloat16Gemm = kGemmKernel<Simd, Bfloat16<Simd>>;
 
 }  // namespace keras_mp
 

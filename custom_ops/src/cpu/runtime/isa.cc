@@ -30,6 +30,17 @@ Isa NamedIsa(const std::string& name) {
   return Isa::kUnknown;
 }
 
+// The kernels of avx512, but for the product of bfloat16.
+const Kernels* Avx512Bf16Kernels() {
+  if (Avx512Bf16Bfloat16Gemm() == nullptr) return nullptr;
+  static const Kernels kernels = [] {
+    Kernels changed = *Avx512Kernels();
+    changed.bfloat16_gemm = Avx512Bf16Bfloat16Gemm();
+    return changed;
+  }();
+  return &kernels;
+}
+
 }  // namespace
 
 const Kernels* KernelsOf(Isa isa) {
