@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "keras_mp/average_pool_cpu.h"
+#include "tensorflow/core/lib/math/math_util.h"
 
 namespace keras_mp {
 
@@ -17,7 +18,7 @@ inline PooledDimension Pooled(std::int64_t size, std::int64_t window,
   one.window = window;
   one.stride = stride;
   if (is_same) {
-    one.pooled = (size + stride - 1) / stride;
+    one.pooled = tensorflow::MathUtil::CeilOfRatio(size, stride);
     const std::int64_t outside = (one.pooled - 1) * stride + window - size;
     one.before = outside > 0 ? outside / 2 : 0;
   } else {

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "common/ceil_div.h"
 #include "common/fixture.h"
 
 namespace keras_mp {
@@ -20,7 +21,7 @@ PooledDimension Dimension(std::int64_t size, std::int64_t window, std::int64_t s
   d.size = size;
   d.window = window;
   d.stride = stride;
-  d.pooled = same ? (size + stride - 1) / stride : (size - window) / stride + 1;
+  d.pooled = same ? CeilDiv(size, stride) : (size - window) / stride + 1;
   if (same) {
     const std::int64_t outside = (d.pooled - 1) * stride + window - size;
     d.before = std::max<std::int64_t>(0, outside) / 2;

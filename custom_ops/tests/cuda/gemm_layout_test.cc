@@ -117,7 +117,7 @@ void CheckSplits() {
   for (const int k : {0, 1, 63, 64, 65, 1000, 4096, 1 << 30}) {
     for (const int per_split : {64, 128, 1024, 1 << 30}) {
       const Index splits =
-          std::max<Index>(1, (static_cast<Index>(k) + per_split - 1) / per_split);
+          std::max<Index>(1, CeilDiv(static_cast<Index>(k), per_split));
       if (splits > 100000) continue;
       int next = 0;
       for (int split = 0; split < splits; ++split) {
@@ -133,15 +133,15 @@ void CheckSplits() {
 
 void CheckAlignment() {
   alignas(16) static char memory[64];
-  Expect(AlignmentOf(memory, 8, 0, 1) == 16, "16");
-  Expect(AlignmentOf(memory, 12, 0, 1) == 8, "ld 12");
-  Expect(AlignmentOf(memory, 10, 0, 1) == 4, "ld 10");
-  Expect(AlignmentOf(memory, 7, 0, 1) == 2, "ld 7");
-  Expect(AlignmentOf(memory + 2, 8, 0, 1) == 2, "pointer + 2");
-  Expect(AlignmentOf(memory + 8, 8, 0, 1) == 8, "pointer + 8");
-  Expect(AlignmentOf(memory, 8, 3, 1) == 16, "one product has no stride");
-  Expect(AlignmentOf(memory, 8, 3, 2) == 2, "stride 3");
-  Expect(AlignmentOf(memory, 8, 0, 9) == 16, "a shared matrix");
+  Expect(MatrixAlignment(memory, 8, 0, 1) == 16, "16");
+  Expect(MatrixAlignment(memory, 12, 0, 1) == 8, "ld 12");
+  Expect(MatrixAlignment(memory, 10, 0, 1) == 4, "ld 10");
+  Expect(MatrixAlignment(memory, 7, 0, 1) == 2, "ld 7");
+  Expect(MatrixAlignment(memory + 2, 8, 0, 1) == 2, "pointer + 2");
+  Expect(MatrixAlignment(memory + 8, 8, 0, 1) == 8, "pointer + 8");
+  Expect(MatrixAlignment(memory, 8, 3, 1) == 16, "one product has no stride");
+  Expect(MatrixAlignment(memory, 8, 3, 2) == 2, "stride 3");
+  Expect(MatrixAlignment(memory, 8, 0, 9) == 16, "a shared matrix");
 }
 
 void CheckPlans() {

@@ -8,7 +8,7 @@
 
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/kernels.h"
-#include "cpu/runtime/parallel.h"
+#include "common/ceil_div.h"
 #include "cpu/runtime/workspace.h"
 
 namespace keras_mp {

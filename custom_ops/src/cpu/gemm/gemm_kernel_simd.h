@@ -15,7 +15,7 @@
 #include "cpu/gemm/packing.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/simd/shuffle.h"
-#include "cpu/runtime/parallel.h"
+#include "common/ceil_div.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {

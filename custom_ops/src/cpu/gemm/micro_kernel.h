@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/multiply_accumulate.h"
-#include "cpu/runtime/parallel.h"
+#include "common/ceil_div.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {

@@ -9,7 +9,7 @@
 #include "cpu/gemm/multiply_accumulate.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/simd/shuffle.h"
-#include "cpu/runtime/parallel.h"
+#include "common/ceil_div.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {

@@ -8,7 +8,7 @@
 
 #include "cpu/norm/batch_norm_kernel.h"
 #include "keras_mp/channel_shape.h"
-#include "cpu/runtime/parallel.h"
+#include "common/ceil_div.h"
 
 namespace keras_mp {
 

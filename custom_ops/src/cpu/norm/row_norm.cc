@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
+#include "common/ceil_div.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/norm/check_arguments.h"
 #include "cpu/norm/partial_sums.h"

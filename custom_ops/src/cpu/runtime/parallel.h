@@ -7,17 +7,10 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "common/ceil_div.h"
 #include "keras_mp/cpu.h"
 
 namespace keras_mp {
-
-// `static`, as in common/half.h.
-static inline std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-static inline std::int64_t RoundUp(std::int64_t a, std::int64_t b) {
-  return CeilDiv(a, b) * b;
-}
 
 // Numbers of 16 bits that a task has: to convert and add them up takes 10 microseconds.
 constexpr std::int64_t kNumbersOfATask = 1 << 14;

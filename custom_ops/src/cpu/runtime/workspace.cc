@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 
+#include "common/ceil_div.h"
+
 namespace keras_mp {
 namespace {
 
@@ -25,7 +27,7 @@ void* ThreadWorkspace(std::size_t bytes) {
     // In one huge page where the system has them: small ones lie anywhere, and some
     // sets of the cache would get more of them than they hold.
     constexpr std::size_t kHugePage = std::size_t{1} << 21;
-    const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    const std::size_t size = RoundUp(bytes, kHugePage);
     std::free(buffer.data);
     buffer.data = std::aligned_alloc(kHugePage, size);
     buffer.size = buffer.data ? size : 0;

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/alignment.h"
+
 namespace keras_mp::cuda {
 namespace {
 
@@ -132,10 +134,7 @@ cudaDataType_t TypeOf(DataType type) {
 }
 
 // The library assumes 256 bytes where it is told nothing, and never needs more.
-std::uint32_t AlignmentOf(const void* pointer) {
-  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(pointer) | 256;
-  return static_cast<std::uint32_t>(bits & (~bits + 1));
-}
+constexpr std::uint32_t kMostAlignment = 256;
 
 struct Deleter {
   void operator()(cublasLtMatmulDescOpaque_t* p) const {
@@ -235,10 +234,10 @@ Status AskHeuristic(cublasLtHandle_t handle, const Gemm& g, const Description& d
   // type.
   const std::uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(g.b));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(g.a));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(g.c));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(g.c));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(g.b, kMostAlignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(g.a, kMostAlignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(g.c, kMostAlignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(g.c, kMostAlignment));
   if (!ok) return Unprepared();
 
   std::array<cublasLtMatmulHeuristicResult_t, kMaxChoices> found = {};
@@ -282,10 +281,10 @@ Key KeyOf(int device, const Gemm& g, std::size_t workspace_limit) {
           g.stride_c,
           g.alpha != nullptr,
           g.bias != nullptr,
-          g.bias == nullptr ? 0 : AlignmentOf(g.bias),
-          AlignmentOf(g.a),
-          AlignmentOf(g.b),
-          AlignmentOf(g.c),
+          g.bias == nullptr ? 0 : AlignmentOf(g.bias, kMostAlignment),
+          AlignmentOf(g.a, kMostAlignment),
+          AlignmentOf(g.b, kMostAlignment),
+          AlignmentOf(g.c, kMostAlignment),
           static_cast<std::int64_t>(workspace_limit)};
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "cuda/gemm/plan.h"
 
 namespace keras_mp::cuda {
@@ -54,8 +55,7 @@ inline cudaError_t LaunchAll(const Launch& launch, Kernel kernel, dim3 grid, dim
 template <class Shape>
 cudaError_t LaunchTiles(const Launch& launch, Kernel kernel, int shared_bytes) {
   const Problem& p = launch.problem;
-  const int tiles =
-      (p.m + Shape::kM - 1) / Shape::kM * ((p.n + Shape::kN - 1) / Shape::kN);
+  const int tiles = CeilDiv(p.m, Shape::kM) * CeilDiv(p.n, Shape::kN);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.splits));
   return LaunchAll(launch, kernel, grid, dim3(Shape::kThreads), shared_bytes);
 }

@@ -4,14 +4,13 @@
 #ifndef KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
 #define KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
 
+#include "common/ceil_div.h"
 #include "cuda/gemm/problem.h"
 
 namespace keras_mp::cuda {
 
 constexpr int kWarp = 32;
 constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes, the widest copy
-
-KERAS_MP_HOST_DEVICE constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 KERAS_MP_HOST_DEVICE constexpr int Clamp(int x, int low, int high) {
   return x < low ? low : x > high ? high : x;

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <limits>
 
+#include "common/alignment.h"
+#include "common/ceil_div.h"
 #include "cuda/gemm/shapes.h"
 
 namespace keras_mp::cuda {
@@ -52,12 +54,10 @@ constexpr Candidate kWmma[] = {
     Make<WmmaSmall>(TileKind::kSmall, 4, 0.60),
 };
 
-std::int64_t Ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
               std::int64_t k_per_split, std::int64_t splits) {
-  const double tiles = static_cast<double>(Ceil(gemm.m, tile.m)) *
-                       static_cast<double>(Ceil(gemm.n, tile.n)) *
+  const double tiles = static_cast<double>(CeilDiv(gemm.m, tile.m)) *
+                       static_cast<double>(CeilDiv(gemm.n, tile.n)) *
                        static_cast<double>(gemm.batch);
   const double blocks = tiles * static_cast<double>(splits);
   const double per_device = device.multiprocessors;
@@ -65,7 +65,7 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
   // Blocks do not end together: what the last wave leaves idle counts.
   const double whole = static_cast<double>(static_cast<std::int64_t>(waves + 0.999));
 
-  const double steps = static_cast<double>(Ceil(k_per_split, tile.k));
+  const double steps = static_cast<double>(CeilDiv(k_per_split, tile.k));
   const double rate = device.capability >= 80 ? kMmaRate : kWmmaRate;
   const double step =
       static_cast<double>(tile.m) * tile.n * tile.k / (rate * tile.efficiency);
@@ -125,12 +125,13 @@ Status MakePlan(const Gemm& gemm, const Device& device, std::size_t workspace_li
   const Candidate* begin = mma ? std::begin(kMma) : std::begin(kWmma);
   const Candidate* end = mma ? std::end(kMma) : std::end(kWmma);
   for (const Candidate* tile = begin; tile != end; ++tile) {
-    const std::int64_t tiles = Ceil(gemm.m, tile->m) * Ceil(gemm.n, tile->n);
+    const std::int64_t tiles = CeilDiv(gemm.m, tile->m) * CeilDiv(gemm.n, tile->n);
     if (tiles > std::numeric_limits<int>::max()) continue;
     for (const std::int64_t wanted : kSplits) {
-      const std::int64_t k_per_split =
-          std::max<std::int64_t>(1, Ceil(Ceil(gemm.k, wanted), kSplitGrain)) * kSplitGrain;
-      const std::int64_t splits = std::max<std::int64_t>(1, Ceil(gemm.k, k_per_split));
+      const std::int64_t share = RoundUp(CeilDiv(gemm.k, wanted), kSplitGrain);
+      const std::int64_t k_per_split = std::max<std::int64_t>(share, kSplitGrain);
+      const std::int64_t splits =
+          std::max<std::int64_t>(1, CeilDiv(gemm.k, k_per_split));
       std::size_t workspace = 0;
       if (splits > 1 && !Fits(gemm, splits, workspace_limit, &workspace)) continue;
       const double cycles = Cycles(gemm, device, *tile, k_per_split, splits);
@@ -148,15 +149,11 @@ Status MakePlan(const Gemm& gemm, const Device& device, std::size_t workspace_li
   return {};
 }
 
-int AlignmentOf(const void* pointer, std::int64_t ld, std::int64_t stride,
-                std::int64_t batch) {
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(pointer);
-  bits |= static_cast<std::uint64_t>(ld) * 2;
-  if (batch > 1) bits |= static_cast<std::uint64_t>(stride) * 2;
-  for (int align = 16; align > 2; align /= 2) {
-    if (bits % static_cast<std::uint64_t>(align) == 0) return align;
-  }
-  return 2;
+int MatrixAlignment(const void* pointer, std::int64_t ld, std::int64_t stride,
+                    std::int64_t batch) {
+  const std::int64_t strides = batch > 1 ? ld | stride : ld;
+  const auto bytes = static_cast<std::uint64_t>(strides) * sizeof(Bits16);
+  return static_cast<int>(AlignmentOf(pointer, 16, bytes));
 }
 
 Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace) {
@@ -179,8 +176,8 @@ Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace) {
   p.k = static_cast<int>(gemm.k);
   p.splits = plan.splits;
   p.k_per_split = plan.k_per_split;
-  p.align_a = AlignmentOf(gemm.a, gemm.lda, gemm.stride_a, gemm.batch);
-  p.align_b = AlignmentOf(gemm.b, gemm.ldb, gemm.stride_b, gemm.batch);
+  p.align_a = MatrixAlignment(gemm.a, gemm.lda, gemm.stride_a, gemm.batch);
+  p.align_b = MatrixAlignment(gemm.b, gemm.ldb, gemm.stride_b, gemm.batch);
   p.float_output = gemm.output == DataType::kFloat;
   p.float_bias = gemm.bias_type == DataType::kFloat;
   const std::uintptr_t pair = p.float_output ? 8 : 4;

@@ -48,8 +48,8 @@ Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace);
 Problem SkipProducts(const Problem& problem, std::int64_t first);
 
 // Largest of 16, 8, 4 and 2 that divides the address and every distance, in bytes.
-int AlignmentOf(const void* pointer, std::int64_t ld, std::int64_t stride,
-                std::int64_t batch);
+int MatrixAlignment(const void* pointer, std::int64_t ld, std::int64_t stride,
+                    std::int64_t batch);
 
 }  // namespace keras_mp::cuda
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "cuda/common/types.h"
 #include "keras_mp/update.h"
 
@@ -43,7 +44,7 @@ struct Table {
   Entry entries[kMost];
 };
 
-inline Index PiecesOf(Index size) { return (size + kPiece - 1) / kPiece; }
+inline Index PiecesOf(Index size) { return CeilDiv(size, kPiece); }
 
 // Calls launch(table, pieces) for tables of the entries entry(0), ..., entry(count - 1)
 // that are not empty, until one returns false.
