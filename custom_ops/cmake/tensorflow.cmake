@@ -20,21 +20,21 @@ message(STATUS
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
   tensorflow/common/status.cc
-  tensorflow/gemm/cpu.cc
-  tensorflow/gemm/op.cc
+  tensorflow/gemm/cpu_op_kernel.cc
+  tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
   tensorflow/norm/batch_norm_cpu.cc
-  tensorflow/norm/batch_norm_op.cc
+  tensorflow/norm/batch_norm_op_definitions.cc
   tensorflow/norm/row_norm_softmax_cpu.cc
-  tensorflow/norm/row_norm_softmax_op.cc
-  tensorflow/norm/sum_op.cc
+  tensorflow/norm/row_norm_softmax_op_definitions.cc
+  tensorflow/norm/sum_cpu.cc
   tensorflow/pool/average_pool_cpu.cc
   tensorflow/update/arguments.cc
   tensorflow/update/cpu_ops.cc
   tensorflow/update/ops.cc
   tensorflow/update/variables.cc)
 set(xla_sources
-  tensorflow/gemm/xla.cc
+  tensorflow/gemm/xla_op_kernel.cc
   tensorflow/norm/batch_norm_xla.cc
   tensorflow/norm/row_norm_xla.cc
   tensorflow/norm/softmax_xla.cc
@@ -43,7 +43,7 @@ set(xla_sources
   tensorflow/update/xla.cc
   tensorflow/update/xla_cpu.cc)
 if(KERAS_MP_CUDA)
-  list(APPEND op_sources tensorflow/gemm/gpu.cc tensorflow/update/gpu_ops.cc)
+  list(APPEND op_sources tensorflow/gemm/gpu_op_kernel.cc tensorflow/update/gpu_ops.cc)
   list(APPEND xla_sources tensorflow/update/xla_cuda.cc)
 endif()
 add_library(keras_mp_ops MODULE
