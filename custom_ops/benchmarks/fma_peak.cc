@@ -1,5 +1,9 @@
-// Prints the GFLOP/s of FP32 multiply-adds that the threads reach on registers alone:
+// Prints the peak of the machine: the GFLOP/s of FP32 multiply-adds on registers alone.
+//
 //   fma_peak [threads]
+//
+//   cmake --build build/cpp-plain --target fma_peak &&
+//     build/cpp-plain/fma_peak 2
 
 #include <algorithm>
 #include <chrono>
@@ -14,7 +18,7 @@ typedef float Float4 __attribute__((vector_size(16)));
 typedef float Float8 __attribute__((vector_size(32)));
 typedef float Float16 __attribute__((vector_size(64)));
 
-// Enough chains to hide the latency of an instruction.
+// Independent chains of multiply-adds, enough to hide the latency of an instruction.
 template <class Vector, int kChains>
 inline __attribute__((always_inline)) double Run(int steps) {
   Vector sums[kChains];

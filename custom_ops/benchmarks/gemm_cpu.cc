@@ -2,7 +2,10 @@
 //
 //   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE ...]]]]
 //
-// NAME is a number of `Blocking` (cpu/gemm/gemm_kernel.h), to be tried with another VALUE.
+// NAME is a member of `Blocking` (cpu/gemm/gemm_kernel.h) to be tried with another VALUE.
+//
+//   cmake --build build/cpp-plain --target gemm_cpu &&
+//     build/cpp-plain/gemm_cpu avx512 half
 
 #include <algorithm>
 #include <atomic>
@@ -28,7 +31,7 @@ constexpr std::int64_t kSizes[][3] = {
     {4096, 32, 4096},   {5124, 700, 2048},  {35, 700, 2048},    {16, 1760, 1760},
     {32, 4096, 4096}};
 
-// Threads that ask for work again and again, and let others run in between.
+// Threads that spin while they wait for work, and yield to other threads meanwhile.
 class SpinningThreads {
  public:
   explicit SpinningThreads(int count) {
@@ -82,7 +85,7 @@ class SpinningThreads {
   Parallel::Body body_ = nullptr;
 };
 
-// The median of a few runs.
+// Seconds a call: the median of a few runs.
 double Seconds(const GemmKernel& kernel, const Gemm& gemm, const Parallel& parallel) {
   using Clock = std::chrono::steady_clock;
   const auto run = [&](int count) {
@@ -135,12 +138,14 @@ void Change(Blocking& blocking, const std::string& option) {
   const auto at = option.find('=');
   const std::string name = option.substr(0, at);
   const std::int64_t value = std::atoll(option.c_str() + at + 1);
-  if (name == "terms") blocking.terms = value;
+  if (name == "steps") blocking.steps = value;
   else if (name == "max_rows") blocking.max_rows = value;
   else if (name == "max_columns") blocking.max_columns = value;
-  else if (name == "few_rows_of_rows") blocking.few_rows_of_rows = value;
-  else if (name == "few_rows_of_columns") blocking.few_rows_of_columns = value;
-  else std::exit((std::fprintf(stderr, "no number %s\n", name.c_str()), 2));
+  else if (name == "skinny_rows_row_major_b")
+    blocking.skinny_rows_row_major_b = value;
+  else if (name == "skinny_rows_column_major_b")
+    blocking.skinny_rows_column_major_b = value;
+  else std::exit((std::fprintf(stderr, "no member %s of Blocking\n", name.c_str()), 2));
 }
 
 }  // namespace

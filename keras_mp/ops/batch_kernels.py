@@ -35,22 +35,22 @@ class NativeKernel:
         gamma: tf.Tensor,
         mean: tf.Tensor,
         variance: tf.Tensor,
-        are_given: bool = False,
+        inference: bool = False,
     ) -> tuple[tf.Tensor, ...]:
         of_x, of_gamma, of_beta = native.library().keras_mp_batch_norm_gradient(
             x=self.matrix(x),
-            of_y=self.matrix(upstream),
+            grad_y=self.matrix(upstream),
             gamma=gamma,
             mean=mean,
             variance=variance,
             epsilon=self.epsilon,
-            are_given=are_given,
+            inference=inference,
         )
         return tf.reshape(of_x, sizes_of(x)), of_gamma, of_beta
 
     def apply(self, x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
         gamma, beta, mean, variance = channels
-        y = native.library().keras_mp_batch_norm_given(
+        y = native.library().keras_mp_batch_norm_inference(
             x=self.matrix(x),
             gamma=gamma,
             beta=beta,
@@ -68,7 +68,7 @@ class NativeKernel:
         mean: tf.Tensor,
         variance: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        return self.backward(x, upstream, gamma, mean, variance, are_given=True)
+        return self.backward(x, upstream, gamma, mean, variance, inference=True)
 
     def matrix(self, x: tf.Tensor) -> tf.Tensor:
         """Returns `x` as `[outer, channels, inner]`."""
@@ -111,8 +111,8 @@ def _of_batch_norm(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     return slopes_of(formula, op.inputs, upstream)
 
 
-@tf.RegisterGradient("KerasMp>BatchNormGiven")
-def _of_batch_norm_given(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+@tf.RegisterGradient("KerasMp>BatchNormInference")
+def _of_batch_norm_inference(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     def formula(x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
         return _formula_of(op).apply(x, *_wide(*channels))
 
@@ -125,7 +125,7 @@ def _of_batch_norm_gradient(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | N
         x: tf.Tensor, of_y: tf.Tensor, *channels: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         count = None
-        if not op.get_attr("are_given"):
+        if not op.get_attr("inference"):
             outer, _, inner = sizes_of(x)
             count = tf.cast(outer * inner, tf.float32)
         slopes = _formula_of(op).backward(x, of_y, count, *_wide(*channels))

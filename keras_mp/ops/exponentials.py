@@ -83,7 +83,7 @@ def softmax(
     def slope_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         of_x = native.library().keras_mp_softmax_gradient(
             x=as_rows(_masked(x, masks), axes),
-            of_y=as_rows(_unmasked(upstream, masks), axes),
+            grad_y=as_rows(_unmasked(upstream, masks), axes),
         )
         return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
 
@@ -169,7 +169,7 @@ def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
 # For the bare ops: in a reloaded SavedModel, and for a second order.
 @tf.RegisterGradient("KerasMp>Softmax")
 def _of_softmax(op: Any, upstream: tf.Tensor) -> tf.Tensor:
-    return native.library().keras_mp_softmax_gradient(x=op.inputs[0], of_y=upstream)
+    return native.library().keras_mp_softmax_gradient(x=op.inputs[0], grad_y=upstream)
 
 
 @tf.RegisterGradient("KerasMp>SoftmaxGradient")

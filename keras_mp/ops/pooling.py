@@ -54,7 +54,7 @@ def average_pool(
 
     def slope_kernel(upstream: tf.Tensor) -> tf.Tensor:
         return native.library().keras_mp_average_pool_gradient(
-            shape=shape, of_y=upstream, **of_kernel
+            shape=shape, grad_y=upstream, **of_kernel
         )
 
     has_kernel = have_sum(x, [1, 2, 3])
@@ -92,7 +92,7 @@ def _read(
 @tf.RegisterGradient("KerasMp>AveragePool")
 def _of_average_pool(op: Any, upstream: tf.Tensor) -> tf.Tensor:
     return native.library().keras_mp_average_pool_gradient(
-        shape=tf.shape(op.inputs[0]), of_y=upstream, **_windows_of(op)
+        shape=tf.shape(op.inputs[0]), grad_y=upstream, **_windows_of(op)
     )
 
 

@@ -153,7 +153,7 @@ def _of_row_norm(op: Any, upstream: tf.Tensor) -> list[tf.Tensor]:
     gamma, beta = split(_given(op), parameters)
     of_x, of_gamma, of_beta = native.library().keras_mp_row_norm_gradient(
         x=x,
-        of_y=upstream,
+        grad_y=upstream,
         gamma=gamma,
         num_beta=len(beta),
         kind=op.get_attr("kind"),

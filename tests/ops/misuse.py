@@ -49,7 +49,7 @@ def calls():
             "bias": [single(4)],
         },
         "softmax": {"x": half(2, 3)},
-        "softmax_gradient": {"x": half(2, 3), "of_y": half(2, 3)},
+        "softmax_gradient": {"x": half(2, 3), "grad_y": half(2, 3)},
         "row_norm": {
             "x": half(2, 3),
             "gamma": [single(3)],
@@ -59,7 +59,7 @@ def calls():
         },
         "row_norm_gradient": {
             "x": half(2, 3),
-            "of_y": half(2, 3),
+            "grad_y": half(2, 3),
             "gamma": [single(3)],
             "num_beta": 1,
             "kind": "layer",
@@ -71,7 +71,7 @@ def calls():
             "beta": single(3),
             "epsilon": 1e-3,
         },
-        "batch_norm_given": {
+        "batch_norm_inference": {
             "x": half(2, 3, 4),
             "gamma": single(3),
             "beta": single(3),
@@ -81,17 +81,17 @@ def calls():
         },
         "batch_norm_gradient": {
             "x": half(2, 3, 4),
-            "of_y": half(2, 3, 4),
+            "grad_y": half(2, 3, 4),
             "gamma": single(3),
             "mean": single(3),
             "variance": single(3),
             "epsilon": 1e-3,
-            "are_given": False,
+            "inference": False,
         },
         "average_pool": {"x": half(2, 3, 4, 5, 2), **POOL},
         "average_pool_gradient": {
             "shape": np.array([2, 3, 4, 5, 2], "int32"),
-            "of_y": half(2, 3, 2, 2, 2),
+            "grad_y": half(2, 3, 2, 2, 2),
             **POOL,
         },
         "sum": {"x": half(2, 3, 4)},
@@ -229,7 +229,7 @@ FITS = {
         "epsilon": {"as-inf"},
     },
     "batch_norm": {"x": SIZES, "epsilon": {"as-inf"}},
-    "batch_norm_given": {"x": SIZES, "epsilon": {"as-inf"}},
+    "batch_norm_inference": {"x": SIZES, "epsilon": {"as-inf"}},
     "batch_norm_gradient": {"epsilon": {"as-inf"}},
     "average_pool": {"x": SIZES, **POOLS},
     "average_pool_gradient": POOLS,

@@ -32,11 +32,11 @@ def row_cases(dtype):
     for shape in SIZES:
         x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
         yield f"softmax {shape}", "softmax", {"x": x}, {}
-        yield f"softmax slope {shape}", "softmax_gradient", {"x": x, "of_y": slope}, {}
+        yield f"softmax slope {shape}", "softmax_gradient", {"x": x, "grad_y": slope}, {}
     special = tf.constant(np.float32(SPECIAL), dtype)
     ones = tf.ones_like(special)
     yield "softmax special", "softmax", {"x": special}, {}
-    yield "softmax slope special", "softmax_gradient", {"x": special, "of_y": ones}, {}
+    yield "softmax slope special", "softmax_gradient", {"x": special, "grad_y": ones}, {}
     for kind, given in itertools.product(KINDS, [(0, 0), (1, 0), (1, 1)]):
         attributes = {"kind": kind, "epsilon": 1e-3}
         for shape in SIZES:
@@ -45,7 +45,7 @@ def row_cases(dtype):
             name = f"{kind} {given} {shape}"
             tensors = {"x": x, "gamma": gamma, "beta": beta}
             yield name, "row_norm", tensors, attributes
-            tensors = {"x": x, "of_y": slope, "gamma": gamma}
+            tensors = {"x": x, "grad_y": slope, "gamma": gamma}
             numbers = attributes | {"num_beta": given[1]}
             yield f"{name} slope", "row_norm_gradient", tensors, numbers
     for kind in KINDS:
@@ -64,14 +64,14 @@ def channel_cases(dtype):
         given = {"mean": mean, "variance": variance}
         yield f"batch {shape}", "batch_norm", {"x": x} | parameters, epsilon
         tensors = {"x": x} | parameters | given
-        yield f"batch given {shape}", "batch_norm_given", tensors, epsilon
-        tensors = {"x": x, "of_y": slope, "gamma": gamma} | given
-        for are_given in (True, False):
-            if not (are_given or x.shape.num_elements()):
+        yield f"batch given {shape}", "batch_norm_inference", tensors, epsilon
+        tensors = {"x": x, "grad_y": slope, "gamma": gamma} | given
+        for inference in (True, False):
+            if not (inference or x.shape.num_elements()):
                 # Mean and variance are then NaN.
                 tensors = tensors | {name: p * NAN for name, p in given.items()}
-            options = epsilon | {"are_given": are_given}
-            name = f"batch slope {shape} {are_given}"
+            options = epsilon | {"inference": inference}
+            name = f"batch slope {shape} {inference}"
             yield name, "batch_norm_gradient", tensors, options
         yield f"sum {shape}", "sum", {"x": x}, {}
 
@@ -90,7 +90,7 @@ def pool_cases(dtype):
         x = draw(*shape, dtype=dtype)
         yield f"pool {name}", "average_pool", {"x": x}, attributes
         y = native.load().keras_mp_average_pool(x=x, **attributes)
-        tensors = {"shape": list(shape), "of_y": draw(*y.shape, dtype=dtype)}
+        tensors = {"shape": list(shape), "grad_y": draw(*y.shape, dtype=dtype)}
         yield f"pool slope {name}", "average_pool_gradient", tensors, attributes
 
 
@@ -155,27 +155,27 @@ ROWS, CHANNELS, IMAGES = (3, 4), (2, 3, 2), (1, 1, 3, 3, 2)
 EACH_CHANNEL = dict.fromkeys(("gamma", "mean", "variance"), (3,))
 OPS = {
     "softmax": ({"x": ROWS}, {}),
-    "softmax_gradient": ({"x": ROWS, "of_y": ROWS}, {}),
+    "softmax_gradient": ({"x": ROWS, "grad_y": ROWS}, {}),
     "row_norm": (
         {"x": ROWS, "gamma": [(4,)], "beta": [(4,)]},
         {"kind": "layer", "epsilon": 1e-3},
     ),
     "row_norm_gradient": (
-        {"x": ROWS, "of_y": ROWS, "gamma": [(4,)]},
+        {"x": ROWS, "grad_y": ROWS, "gamma": [(4,)]},
         {"kind": "layer", "epsilon": 1e-3, "num_beta": 1},
     ),
     "batch_norm": ({"x": CHANNELS, "gamma": (3,), "beta": (3,)}, {"epsilon": 1e-3}),
-    "batch_norm_given": (
+    "batch_norm_inference": (
         {"x": CHANNELS, "beta": (3,), **EACH_CHANNEL},
         {"epsilon": 1e-3},
     ),
     "batch_norm_gradient": (
-        {"x": CHANNELS, "of_y": CHANNELS, **EACH_CHANNEL},
-        {"epsilon": 1e-3, "are_given": False},
+        {"x": CHANNELS, "grad_y": CHANNELS, **EACH_CHANNEL},
+        {"epsilon": 1e-3, "inference": False},
     ),
     "sum": ({"x": CHANNELS}, {}),
     "average_pool": ({"x": IMAGES}, WINDOWS),
-    "average_pool_gradient": ({"of_y": (1, 1, 3, 2, 2)}, WINDOWS),
+    "average_pool_gradient": ({"grad_y": (1, 1, 3, 2, 2)}, WINDOWS),
 }
 
 
@@ -191,7 +191,7 @@ def test_the_bare_op_has_its_gradient(op, graph):
     rng = np.random.default_rng(0)
 
     def draw_one(path, shape):
-        dtype = "float16" if path[0] in ("x", "of_y") else "float32"
+        dtype = "float16" if path[0] in ("x", "grad_y") else "float32"
         return tf.constant(rng.uniform(0.5, 1.5, shape), dtype)
 
     tensors = {

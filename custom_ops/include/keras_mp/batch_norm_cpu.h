@@ -1,4 +1,4 @@
-// The functions of batch_norm.h on a CPU. All pointers are in host memory.
+// The functions of batch_norm.h on a CPU. All pointers are to host memory.
 
 #ifndef KERAS_MP_BATCH_NORM_CPU_H_
 #define KERAS_MP_BATCH_NORM_CPU_H_
@@ -8,7 +8,7 @@
 
 namespace keras_mp {
 
-// Their bits depend on `isa`, never on the threads.
+// The results depend on `isa` to the last bit, and never on the number of threads.
 Status BatchNormCpu(const BatchNorm& norm, const Parallel& parallel = {},
                     Isa isa = ChosenIsa());
 Status BatchNormGradientCpu(const BatchNormGradient& gradient,

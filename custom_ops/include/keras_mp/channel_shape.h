@@ -1,4 +1,4 @@
-// The shape of a packed tensor with one dimension that is not reduced.
+// The shape of a packed tensor that is reduced over all dimensions but the channels.
 
 #ifndef KERAS_MP_CHANNEL_SHAPE_H_
 #define KERAS_MP_CHANNEL_SHAPE_H_

@@ -1,5 +1,4 @@
-// What the kernels for a CPU have in common: their instruction sets, and how they run in
-// parallel.
+// The instruction sets of the CPU kernels, and the threads that they run on.
 
 #ifndef KERAS_MP_CPU_H_
 #define KERAS_MP_CPU_H_
@@ -10,9 +9,9 @@
 
 namespace keras_mp {
 
-// How a kernel runs in parallel; it makes no threads of its own. `run` calls
+// The caller's threads: a kernel starts none of its own. `run` calls
 // body(context, i) for every i in [0, count), in any order, on up to `threads` threads
-// at a time, and returns when all are done.
+// at a time, and returns after the last.
 struct Parallel {
   using Body = void (*)(void* context, std::int64_t i);
 
@@ -21,8 +20,8 @@ struct Parallel {
   void (*run)(void* state, std::int64_t count, void* context, Body body) = nullptr;
 };
 
-// Instruction sets with kernels of their own, from the plainest to the fastest; kUnknown
-// is supported nowhere.
+// The instruction sets that have kernels, from the slowest to the fastest. kUnknown is
+// supported nowhere.
 enum class Isa { kUnknown, kPortable, kNeon, kAvx2, kAvx512, kAvx512Bf16 };
 
 inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512,
@@ -30,17 +29,17 @@ inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAv
 
 const char* Name(Isa isa);
 
-// Whether this library was built with the kernels and this machine can run them.
+// Whether this library has the kernels and this machine can run them.
 bool IsSupported(Isa isa);
 
-// The fastest that is supported.
+// The fastest supported instruction set.
 Isa BestIsa();
 
-// The one that the environment variable KERAS_MP_CPU_ISA names, supported or not; where
-// it is unset or empty, the best. It is read once.
+// The instruction set that the environment variable KERAS_MP_CPU_ISA names, supported or
+// not; BestIsa() where it is unset or empty. The variable is read once.
 Isa ChosenIsa();
 
-// What a kernel returns where its instruction set is not supported.
+// The status of a kernel whose instruction set is not supported.
 inline constexpr Status kUnsupportedIsa = {
     StatusCode::kUnimplemented,
     "this machine lacks the instruction set. KERAS_MP_CPU_ISA chooses one that it has"};

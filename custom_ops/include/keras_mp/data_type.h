@@ -1,4 +1,4 @@
-// The formats of the numbers in memory.
+// The formats of elements in memory.
 
 #ifndef KERAS_MP_DATA_TYPE_H_
 #define KERAS_MP_DATA_TYPE_H_

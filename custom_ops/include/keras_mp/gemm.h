@@ -6,13 +6,13 @@
 // Matrices are row-major. op(A) is [m, k] and op(B) is [k, n]; with transpose_a, A is
 // stored as [k, m], with transpose_b, B as [n, k].
 //
-// Accumulator: FP32. Every product of two 16-bit numbers is exact in FP32 (bfloat16:
+// Accumulator: FP32. Every product of two 16-bit elements is exact in FP32 (bfloat16:
 // unless it underflows), so that an element of A * B errs by at most
-// k * 2^-24 * sum |a| |b|, whatever the order of the sum. Bfloat16 on avx512_bf16: pairs
-// of products are added up by dot-product instructions, which take numbers and sums below
-// 2^-126 for 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|).
+// k * 2^-24 * sum |a| |b|, whatever the order of the sum. On avx512_bf16, the dot-product
+// instructions of bfloat16 flush elements and sums below 2^-126 to 0, and so err by up to
+// another 2^-126 * sum (1 + |a| + |b|).
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.
-// k = 0 gives activation(bias), whatever alpha is. NaN and inf go through as IEEE 754 says.
+// k = 0 gives activation(bias), whatever alpha is. NaN and inf propagate as in IEEE 754.
 
 #ifndef KERAS_MP_GEMM_H_
 #define KERAS_MP_GEMM_H_
@@ -34,7 +34,7 @@ struct Gemm {
   bool transpose_b = false;
 
   DataType input = DataType::kHalf;   // of A and B: kHalf or kBfloat16
-  bool rounds_b = false;  // B is FP32, and is rounded to the type of A as it is read
+  bool rounds_b = false;  // B is FP32, and rounded to the type of A when it is read
   DataType output = DataType::kHalf;  // of C: as the input, or kFloat
   DataType bias_type = DataType::kHalf;  // as the input, or kFloat
   Activation activation = Activation::kNone;
@@ -43,26 +43,26 @@ struct Gemm {
   const void* b = nullptr;
   void* c = nullptr;
   const void* bias = nullptr;    // [n]; none where null
-  const float* alpha = nullptr;  // one number, in the kernel's memory; 1 where null
+  const float* alpha = nullptr;  // a scalar in the memory of the device; 1 where null
 
-  // From one row to the next, in elements.
+  // Row strides, in elements.
   std::int64_t lda = 0;
   std::int64_t ldb = 0;
   std::int64_t ldc = 0;
 
-  // How many products, and the elements from one to the next; a stride of 0 uses the
-  // same matrix for all. Bias and alpha serve every product.
+  // A batch of products, and the strides between their matrices, in elements. A stride of
+  // 0 uses the same matrix for all. Bias and alpha are shared.
   std::int64_t batch = 1;
   std::int64_t stride_a = 0;
   std::int64_t stride_b = 0;
   std::int64_t stride_c = 0;
 };
 
-// Says what is wrong with the sizes, types and pointers; kOk where nothing is.
+// Checks sizes, types and pointers; kInvalidArgument says what is wrong.
 Status Validate(const Gemm& gemm);
 
-// A batch whose products share B is one product with more rows, where A and C leave no
-// gaps between the matrices.
+// Turns a batch whose products share B into one product with more rows, where the
+// matrices of A and of C are contiguous; returns other products unchanged.
 Gemm FoldBatch(const Gemm& gemm);
 
 }  // namespace keras_mp

@@ -1,4 +1,4 @@
-// The product of gemm.h on a CPU. All pointers, alpha's too, are in host memory.
+// The product of gemm.h on a CPU. All pointers, also alpha, are to host memory.
 
 #ifndef KERAS_MP_GEMM_CPU_H_
 #define KERAS_MP_GEMM_CPU_H_
@@ -8,7 +8,8 @@
 
 namespace keras_mp {
 
-// Computes `gemm`. Its bits depend on `isa`, never on the threads.
+// Computes `gemm`. The result depends on `isa` to the last bit, and never on the number
+// of threads.
 Status GemmCpu(const Gemm& gemm, const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp

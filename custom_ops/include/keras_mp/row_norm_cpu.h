@@ -6,13 +6,13 @@
 //   z = x / max(sqrt(sum(x^2)), epsilon)                          unit length
 //   y = round(gamma * z + beta)
 //
-// Accumulator: FP32 for 1024 numbers of a row, and double from there on; the gradients
-// of gamma and beta, FP32 for at most 256 rows, and double from there on. So the sums of
-// a row err by at most 2^-17 of the sum of the absolute values, and those gradients by
+// Accumulator: FP32 for 1024 elements of a row, then double for their sums; for the
+// gradients of gamma and beta, FP32 for at most 256 rows, then double. So the sums of a
+// row err by at most 2^-17 of the sum of the absolute values, and those gradients by
 // 2^-15.
-// Rounding: once, to nearest even. A NaN makes its row NaN, and so does an inf where a
-// mean is taken off; elsewhere the inf becomes NaN and the finite numbers of its row 0.
-// The gradient of a row of zeros at unit length is 0.
+// Rounding: once, to nearest even. A NaN makes its row NaN, and so does an inf in layer
+// normalization; in the others the inf becomes NaN and the finite elements of its row 0.
+// In unit length the gradient of a row of zeros is 0.
 
 #ifndef KERAS_MP_ROW_NORM_CPU_H_
 #define KERAS_MP_ROW_NORM_CPU_H_
@@ -47,14 +47,14 @@ struct RowNormGradient {
   RowNormKind kind = RowNormKind::kLayer;
   float epsilon = 0;
   const void* x = nullptr;
-  const void* of_y = nullptr;
+  const void* grad_y = nullptr;
   const float* gamma = nullptr;  // 1 where null
-  void* of_x = nullptr;
-  float* of_gamma = nullptr;  // not computed where null
-  float* of_beta = nullptr;   // not computed where null
+  void* grad_x = nullptr;
+  float* grad_gamma = nullptr;  // not computed where null
+  float* grad_beta = nullptr;   // not computed where null
 };
 
-// Their bits depend on `isa`, never on the threads.
+// The results depend on `isa` to the last bit, and never on the number of threads.
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel = {},
                   Isa isa = ChosenIsa());
 Status RowNormGradientCpu(const RowNormGradient& gradient, const Parallel& parallel = {},

@@ -2,10 +2,10 @@
 // "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3).
 //
 //   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
-//   of_x = round(p * (of_y - sum(p * of_y))), where p is y before the rounding
+//   grad_x = round(p * (grad_y - sum(p * grad_y))), where p is y before rounding
 //
-// Accumulator: FP32 for 1024 numbers of a row, and double from there on. exp errs by
-// 2^-22 of itself, and so before the rounding y errs by at most 2^-19 of itself.
+// Accumulator: FP32 for 1024 elements of a row, then double for their sums. exp errs by
+// 2^-22 of itself, and so y before rounding errs by at most 2^-19 of itself.
 // Rounding: once, to nearest even. A NaN or +inf makes its row NaN, and so does a row of
 // -inf alone, as IEEE 754 says of the formula; other -inf give 0.
 
@@ -34,11 +34,11 @@ struct SoftmaxGradient {
   std::int64_t size = 0;
   DataType type = DataType::kHalf;
   const void* x = nullptr;
-  const void* of_y = nullptr;
-  void* of_x = nullptr;
+  const void* grad_y = nullptr;
+  void* grad_x = nullptr;
 };
 
-// Their bits depend on `isa`, never on the threads.
+// The results depend on `isa` to the last bit, and never on the number of threads.
 Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel = {},
                   Isa isa = ChosenIsa());
 Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& parallel = {},

@@ -1,4 +1,4 @@
-// What a kernel returns: nothing is thrown and nothing is printed.
+// The status that a kernel returns. Kernels throw and print nothing.
 
 #ifndef KERAS_MP_STATUS_H_
 #define KERAS_MP_STATUS_H_
@@ -8,7 +8,7 @@ namespace keras_mp {
 enum class StatusCode {
   kOk,
   kInvalidArgument,  // the caller's mistake
-  kUnimplemented,    // this route or this machine cannot do it; another one may
+  kUnimplemented,    // by this route or machine; another may have it
   kOutOfMemory,
   kInternal,  // CUDA or cuBLASLt failed
 };

@@ -1,10 +1,10 @@
-// The sum of 16-bit numbers along one dimension, in FP32, on a CPU: "Mixed Precision
+// The sum of a 16-bit tensor along one dimension, in FP32, on a CPU: "Mixed Precision
 // Training" (Micikevicius et al., 2018, section 3.3).
 //
 //   y[o, i] = sum over c of x[o, c, i]
 //
-// Accumulator: FP32 for at most 256 numbers, and double from there on. So a sum errs by
-// at most 2^-15 of the sum of the absolute values, whatever the count; the result is
+// Accumulator: FP32 for at most 256 elements, then double for their sums. So a sum errs
+// by at most 2^-15 of the sum of the absolute values, whatever the count; the result is
 // FP32.
 
 #ifndef KERAS_MP_SUM_CPU_H_
@@ -27,7 +27,7 @@ struct Sum {
   float* y = nullptr;               // [outer, inner]
 };
 
-// Its bits depend on `isa`, never on the threads.
+// The result depends on `isa` to the last bit, and never on the number of threads.
 Status SumCpu(const Sum& sum, const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp

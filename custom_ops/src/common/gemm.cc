@@ -1,4 +1,4 @@
-// What holds for a product on any device.
+// Checks of a product's arguments, and its batch, for every device.
 
 #include "keras_mp/gemm.h"
 

@@ -1,4 +1,4 @@
-// Conversions of single numbers between FP32 and the 16-bit formats, as bits.
+// Scalar conversions between FP32 and the bits of the 16-bit formats.
 
 #ifndef KERAS_MP_SRC_COMMON_HALF_H_
 #define KERAS_MP_SRC_COMMON_HALF_H_
@@ -28,23 +28,24 @@ static KERAS_MP_HOST_DEVICE float HalfToFloat(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
   const std::uint32_t exponent = (half >> 10) & 0x1fu;
   const std::uint32_t fraction = half & 0x3ffu;
-  if (exponent == 0) {  // a multiple of 2^-24, and so is its FP32 product
+  if (exponent == 0) {  // 0 or subnormal: a multiple of 2^-24, exact in FP32
     const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
     return FromBits(BitsOf(magnitude) | sign);
   }
-  if (exponent == 0x1f) {  // inf, or NaN made quiet
+  if (exponent == 0x1f) {  // inf, or a quiet NaN
     const std::uint32_t quiet = fraction ? 0x400000u : 0u;
     return FromBits(sign | 0x7f800000u | quiet | fraction << 13);
   }
   return FromBits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-// Rounds to nearest even; what is beyond 65504 by half a spacing or more becomes inf.
+// Rounds to nearest even; 65520, half an ulp above the largest finite value, and beyond
+// become inf.
 static KERAS_MP_HOST_DEVICE std::uint16_t FloatToHalf(float x) {
   const std::uint32_t bits = BitsOf(x);
   const std::uint32_t sign = bits >> 16 & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {  // NaN keeps the top of its payload, made quiet
+  if (magnitude > 0x7f800000u) {  // a quiet NaN with the top of its payload
     return static_cast<std::uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
   }
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);

@@ -1,13 +1,14 @@
-// The kernels of each instruction set.
+// The table of kernels of each instruction set; each entry is declared in its room. The
+// functions are compiled from cpu/kernels_for_isa.cc.in.
 
 #ifndef KERAS_MP_SRC_CPU_KERNELS_H_
 #define KERAS_MP_SRC_CPU_KERNELS_H_
 
-#include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/gemm/gemm_kernel.h"
-#include "keras_mp/cpu.h"
-#include "cpu/pool/average_pool_kernel.h"
+#include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/norm/row_norm_kernel.h"
+#include "cpu/pool/average_pool_kernel.h"
+#include "keras_mp/cpu.h"
 
 namespace keras_mp {
 
@@ -19,7 +20,7 @@ struct Kernels {
   const RowKernel* rows;
 };
 
-// Null where the library was built without it.
+// Null where the library was built without the instruction set.
 const Kernels* PortableKernels();
 const Kernels* NeonKernels();
 const Kernels* Avx2Kernels();

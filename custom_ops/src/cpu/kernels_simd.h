@@ -3,11 +3,11 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 #define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 
-#include "cpu/norm/batch_norm_kernel_simd.h"
 #include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/kernels.h"
-#include "cpu/pool/average_pool_kernel_simd.h"
+#include "cpu/norm/batch_norm_kernel_simd.h"
 #include "cpu/norm/row_norm_kernel_simd.h"
+#include "cpu/pool/average_pool_kernel_simd.h"
 
 namespace keras_mp {
 

@@ -1,5 +1,4 @@
-// The attributes that an op's kernel for a CPU and its lowering for XLA both read, and
-// what they must be.
+// Reads and checks the attributes that an op's CPU kernel and its XLA lowering share.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_ATTRIBUTES_H_
 #define KERAS_MP_TENSORFLOW_COMMON_ATTRIBUTES_H_
@@ -23,7 +22,7 @@ inline absl::Status GetEpsilon(tensorflow::OpKernelConstruction* ctx, float* eps
       absl::StrCat("epsilon must be 0 or more. Received: epsilon=", *epsilon));
 }
 
-// How many gammas and betas there are.
+// The lengths of the lists of gammas and betas, each 0 or 1.
 inline absl::Status GetParameters(tensorflow::OpKernelConstruction* ctx, int* gammas,
                                   int* betas) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("num_gamma", gammas));
@@ -38,8 +37,8 @@ struct Windows {
   bool is_same = false;
 };
 
-// Window and strides are three numbers from 1 to 2^31 - 1, so that no sum of them
-// overflows. `Context` is that of a kernel's construction or of a shape function.
+// Window and strides are three integers from 1 to 2^31 - 1, so that no sum of them
+// overflows. `Context` is the context of a kernel's construction or of a shape function.
 template <class Context>
 absl::Status GetWindows(Context* ctx, Windows* windows) {
   std::string padding;

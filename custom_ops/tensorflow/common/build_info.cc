@@ -1,4 +1,4 @@
-// What the library says of itself.
+// The exported functions that describe the library: its build, instruction sets and CUDA.
 
 #include <string>
 
@@ -12,14 +12,14 @@
 
 extern "C" {
 
-// Read from the file, before it is loaded: with another TensorFlow it may not load.
+// Read from the file before it is loaded, which may fail with another TensorFlow.
 KERAS_MP_EXPORT extern const char kKerasMpBuild[] = "keras_mp build " KERAS_MP_BUILD;
 
 KERAS_MP_EXPORT const char* KerasMpCpuInstructions() {
   return keras_mp::Name(keras_mp::ChosenIsa());
 }
 
-// The names of those that this machine has, the fastest last.
+// The names of the supported instruction sets, the fastest last.
 KERAS_MP_EXPORT const char* KerasMpSupportedCpuInstructions() {
   static const std::string* names = [] {
     auto* joined = new std::string;
@@ -33,7 +33,7 @@ KERAS_MP_EXPORT const char* KerasMpSupportedCpuInstructions() {
   return names->c_str();
 }
 
-// Why the kernels for CUDA devices cannot run here; empty where they can.
+// The reason why the CUDA kernels cannot run; empty where they can.
 KERAS_MP_EXPORT const char* KerasMpCudaProblem() {
 #ifdef KERAS_MP_HAS_CUDA
   const char* why;

@@ -1,4 +1,4 @@
-// TensorFlow's threads as the kernels for a CPU take them.
+// TensorFlow's thread pool as the `Parallel` of the CPU kernels.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_CPU_THREADS_H_
 #define KERAS_MP_TENSORFLOW_COMMON_CPU_THREADS_H_
@@ -23,8 +23,8 @@ inline Parallel CpuThreads(tensorflow::OpKernelContext* ctx) {
     const auto take_tasks = [&next, count, context, body](std::int64_t, std::int64_t) {
       for (std::int64_t i; (i = next++) < count;) body(context, i);
     };
-    // As many runners as cores, the caller among them: one more would take turns with
-    // them, and each turn finds its caches full of what is not its own.
+    // As many runners as threads, the caller among them: one more would share a core with
+    // another one, and each switch would find the caches full of the other's data.
     const auto runners = std::min<std::int64_t>(count, pool->NumThreads());
     const auto one_at_a_time = ThreadPool::SchedulingParams::Fixed(/*block_size=*/1);
     pool->ParallelFor(runners, one_at_a_time, take_tasks);

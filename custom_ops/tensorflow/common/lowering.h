@@ -1,5 +1,5 @@
-// What the ops on 16-bit numbers share where XLA compiles: each becomes its formula, in
-// FP32 between two conversions.
+// The parts of XLA lowerings: an op on 16-bit tensors becomes its formula in FP32 between
+// two conversions.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
 #define KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
@@ -26,8 +26,8 @@ inline xla::XlaOp SumOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
                      dimensions);
 }
 
-// How many numbers SumOver adds up, in FP32. XLA may know the size of a dimension when
-// the program runs, and then as an int32; one that it knows before may be larger.
+// The number of elements that SumOver sums, in FP32. A dynamic dimension has an int32
+// size at run time; a static one may be larger than that.
 inline xla::XlaOp CountOver(xla::XlaOp x, Dimensions dimensions) {
   const auto shape = x.builder()->GetShape(x);
   if (!shape.ok()) return x.builder()->ReportError(shape.status());
@@ -48,7 +48,7 @@ inline xla::XlaOp MeanOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
   return SumOver(ctx, x, dimensions) / CountOver(x, dimensions);
 }
 
-// Rounds the FP32 `wide` to the type that the output has.
+// Rounds the FP32 `wide` to the type of the output.
 inline void SetRounded(tensorflow::XlaOpKernelContext* ctx, int output, xla::XlaOp wide,
                        xla::PrimitiveType type) {
   ctx->SetOutput(output, xla::ConvertElementType(wide, type));
@@ -82,7 +82,7 @@ inline absl::Status CheckShape(tensorflow::XlaOpKernelContext* ctx, int input,
 
 }  // namespace keras_mp
 
-// Not REGISTER_XLA_OP: it has no effect once an op has run.
+// Not REGISTER_XLA_OP, which has no effect after the first op has run.
 #define KERAS_MP_REGISTER_LOWERING(name, kernel)                                 \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_CPU_JIT"), kernel); \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_GPU_JIT"), kernel)

@@ -1,3 +1,5 @@
+// Types and statuses of the kernels, converted from and to TensorFlow's.
+
 #include "common/status.h"
 
 namespace keras_mp {

@@ -1,4 +1,4 @@
-// What the kernels say, as TensorFlow says it.
+// Conversions between the types and statuses of TensorFlow and of the kernels.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_STATUS_H_
 #define KERAS_MP_TENSORFLOW_COMMON_STATUS_H_

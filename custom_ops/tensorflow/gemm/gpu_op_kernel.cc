@@ -25,7 +25,7 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
 
  protected:
   Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) override {
-    // Where cuBLASLt is missing or knows no algorithm, the own kernel has one.
+    // Where cuBLASLt is missing or has no algorithm, keras_mp's own kernel computes.
     const Status status = MultiplyOn(route_, ctx, gemm);
     if (status.code != StatusCode::kUnimplemented || !may_fall_back_) return status;
     LOG_FIRST_N(WARNING, 1) << "keras_mp: the own kernel computes what cuBLASLt did not: "
@@ -45,11 +45,11 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
     return GemmCuda(gemm, route, workspace.data(), bytes, stream);
   }
 
-  CudaRoute route_ = CudaRoute::kOwn;  // to be tried first
+  CudaRoute route_ = CudaRoute::kOwn;  // tried first
   bool may_fall_back_ = false;
 };
 
-// Not for an FP32 b: it would need a kernel that rounds it.
+// Not for an FP32 b, which the CUDA kernels do not round.
 REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
                             .Device(tensorflow::DEVICE_GPU)
                             .TypeConstraint<Eigen::half>("Tb"),

@@ -1,4 +1,4 @@
-// The op KerasMp>Fp16Gemm: its arguments and the shape of its result.
+// The op KerasMp>Fp16Gemm: inputs, attributes and shape function.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,3 +1,6 @@
+// The base class of the op kernels of KerasMp>Fp16Gemm: checks shapes and splits a
+// broadcast batch into calls of the kernel with constant strides.
+
 #include "gemm/op_kernel.h"
 
 #include <cstdint>
@@ -31,8 +34,8 @@ absl::Status Misfit(const char* rule, const Tensor& a, const Tensor& b) {
                    ", b.shape=", b.shape().DebugString()));
 }
 
-// The distance from one matrix of a batch to the next that is used, where it is the
-// same for a number of products: of indices[first], indices[first + 1], ...
+// The step from indices[first] to the next index, or 0 at the end: the stride, in
+// matrices, of the products that begin at `first`.
 std::int64_t StepAt(const std::vector<std::int64_t>& indices, std::int64_t first) {
   const auto next = static_cast<std::size_t>(first + 1);
   return next < indices.size() ? indices[next] - indices[first] : 0;
@@ -47,7 +50,7 @@ tensorflow::BCast::Vec LeadingSizes(const TensorShape& shape) {
 
 absl::Status ProductShape(const TensorShape& a, const TensorShape& b, std::int64_t m,
                           std::int64_t n, TensorShape* c) {
-  // MatMulBCast ends the process where there are more than 2^63 products.
+  // Checked here, because MatMulBCast ends the process on more than 2^63 products.
   const tensorflow::BCast leading(LeadingSizes(a), LeadingSizes(b));
   if (!leading.IsValid()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -120,7 +123,7 @@ void Fp16GemmOp::Compute(OpKernelContext* ctx) {
   gemm.stride_c = gemm.m * gemm.n;
 
   const tensorflow::MatMulBCast broadcast(a.shape().dim_sizes(), b.shape().dim_sizes());
-  // Without broadcasting, these are empty and matrix i belongs to product i.
+  // Empty without broadcasting: then matrix i belongs to product i.
   const std::vector<std::int64_t> of_a(broadcast.x_batch_indices().begin(),
                                        broadcast.x_batch_indices().end());
   const std::vector<std::int64_t> of_b(broadcast.y_batch_indices().begin(),

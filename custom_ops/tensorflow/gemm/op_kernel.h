@@ -1,5 +1,5 @@
-// What the kernels of KerasMp>Fp16Gemm for CPU and GPU share: they turn tensors into the
-// struct of gemm.h.
+// The base class of the op kernels of KerasMp>Fp16Gemm for CPU and GPU: converts tensors
+// to the struct of gemm.h.
 
 #ifndef KERAS_MP_TENSORFLOW_GEMM_OP_KERNEL_H_
 #define KERAS_MP_TENSORFLOW_GEMM_OP_KERNEL_H_
@@ -13,7 +13,7 @@
 
 namespace keras_mp {
 
-// The shape of c, from the leading dimensions of a and b and its own m and n.
+// The shape of c: the broadcast leading dimensions of a and b, then m and n.
 absl::Status ProductShape(const tensorflow::TensorShape& a,
                           const tensorflow::TensorShape& b, std::int64_t m,
                           std::int64_t n, tensorflow::TensorShape* c);

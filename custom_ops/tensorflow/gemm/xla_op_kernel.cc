@@ -1,4 +1,5 @@
-// KerasMp>Fp16Gemm for XLA: one DotGeneral whose result, and so its accumulator, is FP32.
+// The XLA lowering of KerasMp>Fp16Gemm: one DotGeneral with an FP32 result, and therefore
+// an FP32 accumulator.
 
 #include <cstdint>
 #include <string>
@@ -24,14 +25,14 @@ absl::Status ShapeOf(const absl::StatusOr<xla::Shape>& shape, TensorShape* to) {
   return tensorflow::XLAShapeToTensorShape(*shape, to);
 }
 
-// Gives a batch of matrices the leading dimensions `batch`.
+// Broadcasts a batch of matrices to the leading dimensions `batch`.
 XlaOp BroadcastBatch(XlaOp matrices, const TensorShape& shape, const TensorShape& batch) {
   std::vector<std::int64_t> wanted, kept, kept_at;
   for (int i = 0; i < batch.dims(); ++i) wanted.push_back(batch.dim_size(i));
   for (int i = 2; i > 0; --i) wanted.push_back(shape.dim_size(shape.dims() - i));
   const int missing = static_cast<int>(wanted.size()) - shape.dims();
   for (int i = 0; i < shape.dims(); ++i) {
-    // XLA broadcasts along new dimensions only: those of size 1 go.
+    // BroadcastInDim adds dimensions only, so those of size 1 are removed first.
     if (shape.dim_size(i) != wanted[i + missing]) continue;
     kept.push_back(shape.dim_size(i));
     kept_at.push_back(i + missing);
@@ -119,7 +120,7 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
  private:
   XlaOp Activate(XlaOp x) const {
     if (activation_ == "relu") {
-      // Not a maximum, of which XLA on a CPU may lose the NaN.
+      // Not xla::Max, which may lose a NaN on a CPU.
       const XlaOp zeros = xla::ZerosLike(x);
       return xla::Select(xla::Lt(x, zeros), zeros, x);
     }
@@ -137,7 +138,7 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
   int num_bias_;
 };
 
-// Not REGISTER_XLA_OP: it has no effect once an op has run.
+// Not REGISTER_XLA_OP, which has no effect after the first op has run.
 REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device("XLA_CPU_JIT"), Fp16GemmXlaOp);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device("XLA_GPU_JIT"), Fp16GemmXlaOp);
 

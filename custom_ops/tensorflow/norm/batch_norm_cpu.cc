@@ -1,4 +1,5 @@
-// KerasMp>BatchNorm and its gradient on a CPU: batch_norm_cpu.h on TensorFlow's threads.
+// The CPU kernels of KerasMp>BatchNorm, KerasMp>BatchNormInference and their gradient:
+// the functions of batch_norm_cpu.h on TensorFlow's threads.
 
 #include "keras_mp/batch_norm_cpu.h"
 
@@ -60,7 +61,7 @@ class ChannelOp : public tensorflow::OpKernel {
   float epsilon_;
 };
 
-template <bool kAreGiven>
+template <bool kInference>
 class BatchNormCpuOp : public ChannelOp {
  public:
   explicit BatchNormCpuOp(OpKernelConstruction* ctx) : ChannelOp(ctx, /*wide=*/1) {}
@@ -69,7 +70,7 @@ class BatchNormCpuOp : public ChannelOp {
   Status Run(OpKernelContext* ctx, const ChannelShape& shape, float epsilon,
              Tensor* const* outputs) override {
     BatchNorm norm;
-    norm.are_given = kAreGiven;
+    norm.inference = kInference;
     norm.shape = shape;
     norm.type = TypeOf(ctx->input(0).dtype());
     norm.epsilon = epsilon;
@@ -77,10 +78,10 @@ class BatchNormCpuOp : public ChannelOp {
     norm.gamma = Floats(ctx, 1);
     norm.beta = Floats(ctx, 2);
     norm.y = outputs[0]->data();
-    // Only read where they are given.
-    norm.mean = kAreGiven ? const_cast<float*>(Floats(ctx, 3)) : FloatsOf(outputs[1]);
+    // Inputs in inference, where they are only read.
+    norm.mean = kInference ? const_cast<float*>(Floats(ctx, 3)) : FloatsOf(outputs[1]);
     norm.variance =
-        kAreGiven ? const_cast<float*>(Floats(ctx, 4)) : FloatsOf(outputs[2]);
+        kInference ? const_cast<float*>(Floats(ctx, 4)) : FloatsOf(outputs[2]);
     return BatchNormCpu(norm, CpuThreads(ctx));
   }
 };
@@ -89,35 +90,35 @@ class BatchNormGradientCpuOp : public ChannelOp {
  public:
   explicit BatchNormGradientCpuOp(OpKernelConstruction* ctx)
       : ChannelOp(ctx, /*wide=*/2) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("are_given", &are_given_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("inference", &inference_));
   }
 
  protected:
   Status Run(OpKernelContext* ctx, const ChannelShape& shape, float epsilon,
              Tensor* const* outputs) override {
     BatchNormGradient gradient;
-    gradient.are_given = are_given_;
+    gradient.inference = inference_;
     gradient.shape = shape;
     gradient.type = TypeOf(ctx->input(0).dtype());
     gradient.epsilon = epsilon;
     gradient.x = ctx->input(0).data();
-    gradient.of_y = ctx->input(1).data();
+    gradient.grad_y = ctx->input(1).data();
     gradient.gamma = Floats(ctx, 2);
     gradient.mean = Floats(ctx, 3);
     gradient.variance = Floats(ctx, 4);
-    gradient.of_x = outputs[0]->data();
-    gradient.of_gamma = FloatsOf(outputs[1]);
-    gradient.of_beta = FloatsOf(outputs[2]);
+    gradient.grad_x = outputs[0]->data();
+    gradient.grad_gamma = FloatsOf(outputs[1]);
+    gradient.grad_beta = FloatsOf(outputs[2]);
     return BatchNormGradientCpu(gradient, CpuThreads(ctx));
   }
 
  private:
-  bool are_given_;
+  bool inference_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNorm").Device(tensorflow::DEVICE_CPU),
                         BatchNormCpuOp<false>);
-REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNormGiven").Device(tensorflow::DEVICE_CPU),
+REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNormInference").Device(tensorflow::DEVICE_CPU),
                         BatchNormCpuOp<true>);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>BatchNormGradient").Device(tensorflow::DEVICE_CPU),
                         BatchNormGradientCpuOp);

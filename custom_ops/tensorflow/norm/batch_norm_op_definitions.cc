@@ -1,5 +1,6 @@
-// The ops KerasMp>BatchNorm, which computes mean and variance, KerasMp>BatchNormGiven,
-// which is given them, and the gradient of both: arguments and shapes.
+// The ops KerasMp>BatchNorm, which computes mean and variance,
+// KerasMp>BatchNormInference, which takes them as inputs, and the gradient of both:
+// inputs, attributes and shape functions.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -43,7 +44,7 @@ REGISTER_OP("KerasMp>BatchNorm")
     .SetShapeFn([](InferenceContext* c) { return ChannelShapes(c, /*wide=*/1); })
     .Doc("round(gamma (x - mean) / sqrt(variance + epsilon) + beta), in FP32.");
 
-REGISTER_OP("KerasMp>BatchNormGiven")
+REGISTER_OP("KerasMp>BatchNormInference")
     .Input("x: T")
     .Input("gamma: float")
     .Input("beta: float")
@@ -57,16 +58,16 @@ REGISTER_OP("KerasMp>BatchNormGiven")
 
 REGISTER_OP("KerasMp>BatchNormGradient")
     .Input("x: T")
-    .Input("of_y: T")
+    .Input("grad_y: T")
     .Input("gamma: float")
     .Input("mean: float")
     .Input("variance: float")
-    .Output("of_x: T")
-    .Output("of_gamma: float")
-    .Output("of_beta: float")
+    .Output("grad_x: T")
+    .Output("grad_gamma: float")
+    .Output("grad_beta: float")
     .Attr("T: {half, bfloat16}")
     .Attr("epsilon: float")
-    .Attr("are_given: bool")
+    .Attr("inference: bool")
     .SetShapeFn([](InferenceContext* c) { return ChannelShapes(c, /*wide=*/2); })
     .Doc("The gradients of a batch normalization, in FP32.");
 

@@ -1,5 +1,5 @@
-// KerasMp>BatchNorm, KerasMp>BatchNormGiven and their gradient where XLA compiles: the
-// formulas of batch_norm.h.
+// The XLA lowerings of KerasMp>BatchNorm, KerasMp>BatchNormInference and their gradient:
+// the formulas of batch_norm.h.
 
 #include "common/attributes.h"
 #include "common/lowering.h"
@@ -65,9 +65,9 @@ class BatchNormXlaOp : public BatchNormXla {
   }
 };
 
-class BatchNormGivenXlaOp : public BatchNormXla {
+class BatchNormInferenceXlaOp : public BatchNormXla {
  public:
-  explicit BatchNormGivenXlaOp(OpKernelConstruction* ctx)
+  explicit BatchNormInferenceXlaOp(OpKernelConstruction* ctx)
       : BatchNormXla(ctx, /*wide=*/1) {}
 
  private:
@@ -80,40 +80,40 @@ class BatchNormGradientXlaOp : public BatchNormXla {
  public:
   explicit BatchNormGradientXlaOp(OpKernelConstruction* ctx)
       : BatchNormXla(ctx, /*wide=*/2) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("are_given", &are_given_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("inference", &inference_));
   }
 
  private:
   void Lower(XlaOpKernelContext* ctx) override {
     const XlaOp gamma = ctx->Input(2), mean = ctx->Input(3), variance = ctx->Input(4);
-    const XlaOp x = Widen(ctx->Input(0)), of_y = Widen(ctx->Input(1));
+    const XlaOp x = Widen(ctx->Input(0)), grad_y = Widen(ctx->Input(1));
     const XlaOp centered = xla::Sub(x, mean, {1}), count = CountOver(x, {0, 2});
     XlaOp inverse = Inverse(variance);
-    if (!are_given_) {
-      // Without numbers the variance is NaN, and the sums of slopes stay 0.
+    if (!inference_) {
+      // Without elements the variance is NaN, and the gradients' sums are 0.
       const XlaOp zeros = xla::ZerosLike(inverse);
       inverse = xla::Select(xla::Gt(xla::Add(zeros, count), zeros), inverse, zeros);
     }
-    const XlaOp of_beta = SumOver(ctx, of_y, {0, 2});
-    const XlaOp of_gamma = inverse * SumOver(ctx, of_y * centered, {0, 2});
+    const XlaOp grad_beta = SumOver(ctx, grad_y, {0, 2});
+    const XlaOp grad_gamma = inverse * SumOver(ctx, grad_y * centered, {0, 2});
     const XlaOp scale = gamma * inverse;
-    XlaOp of_x = xla::Mul(of_y, scale, {1});
-    if (!are_given_) {
-      const XlaOp through_mean = scale * of_beta / count;
-      const XlaOp through_variance = scale * inverse * of_gamma / count;
-      of_x = xla::Sub(of_x, through_mean, {1}) -
-             xla::Mul(centered, through_variance, {1});
+    XlaOp grad_x = xla::Mul(grad_y, scale, {1});
+    if (!inference_) {
+      const XlaOp mean_term = scale * grad_beta / count;
+      const XlaOp variance_term = scale * inverse * grad_gamma / count;
+      grad_x = xla::Sub(grad_x, mean_term, {1}) -
+             xla::Mul(centered, variance_term, {1});
     }
-    SetRounded(ctx, 0, of_x, ctx->input_xla_type(0));
-    ctx->SetOutput(1, of_gamma);
-    ctx->SetOutput(2, of_beta);
+    SetRounded(ctx, 0, grad_x, ctx->input_xla_type(0));
+    ctx->SetOutput(1, grad_gamma);
+    ctx->SetOutput(2, grad_beta);
   }
 
-  bool are_given_;
+  bool inference_;
 };
 
 KERAS_MP_REGISTER_LOWERING("BatchNorm", BatchNormXlaOp);
-KERAS_MP_REGISTER_LOWERING("BatchNormGiven", BatchNormGivenXlaOp);
+KERAS_MP_REGISTER_LOWERING("BatchNormInference", BatchNormInferenceXlaOp);
 KERAS_MP_REGISTER_LOWERING("BatchNormGradient", BatchNormGradientXlaOp);
 
 }  // namespace

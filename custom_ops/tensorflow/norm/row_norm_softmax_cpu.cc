@@ -1,12 +1,13 @@
-// The ops on rows on a CPU: softmax_cpu.h and row_norm_cpu.h on TensorFlow's threads.
+// The CPU kernels of KerasMp>Softmax, KerasMp>RowNorm and their gradients: the functions
+// of softmax_cpu.h and row_norm_cpu.h on TensorFlow's threads.
 
 #include <string>
 
 #include "common/attributes.h"
 #include "common/cpu_threads.h"
+#include "common/status.h"
 #include "keras_mp/row_norm_cpu.h"
 #include "keras_mp/softmax_cpu.h"
-#include "common/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace keras_mp {
@@ -19,13 +20,12 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Says which of the inputs does not fit: the first `matrices` are [rows, size] and the
-// others [size], of which there are at most one with each name.
+// Checks shapes: the first `matrices` inputs are [rows, size] and the others [size].
 absl::Status CheckInputs(OpKernelContext* ctx, int matrices) {
   const Tensor& x = ctx->input(0);
   if (x.dims() != 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x must be [rows, size]. Received: x.shape=", x.shape().DebugString()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "x must be [rows, size]. Received: x.shape=", x.shape().DebugString()));
   }
   const TensorShape row({x.dim_size(1)});
   for (int i = 1; i < ctx->num_inputs(); ++i) {
@@ -65,20 +65,20 @@ class SoftmaxGradientCpuOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckInputs(ctx, /*matrices=*/2));
     const Tensor& x = ctx->input(0);
-    Tensor* of_x;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &of_x));
+    Tensor* grad_x;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &grad_x));
     SoftmaxGradient gradient;
     gradient.rows = x.dim_size(0);
     gradient.size = x.dim_size(1);
     gradient.type = TypeOf(x.dtype());
     gradient.x = x.data();
-    gradient.of_y = ctx->input(1).data();
-    gradient.of_x = of_x->data();
+    gradient.grad_y = ctx->input(1).data();
+    gradient.grad_x = grad_x->data();
     OP_REQUIRES_OK(ctx, ToAbsl(SoftmaxGradientCpu(gradient, CpuThreads(ctx))));
   }
 };
 
-// What both ops of a normalization read when they are made.
+// The base class of both kernels of a normalization: its attributes.
 class RowNormOp : public tensorflow::OpKernel {
  public:
   explicit RowNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -104,7 +104,7 @@ class RowNormOp : public tensorflow::OpKernel {
     return problem;
   }
 
-  // The numbers of an argument that may be missing.
+  // The data of an optional input, or null.
   static const float* Optional(const OpInputList& list) {
     return list.size() == 0 ? nullptr : list[0].flat<float>().data();
   }
@@ -143,14 +143,14 @@ class RowNormGradientCpuOp : public RowNormOp {
     const Tensor& x = ctx->input(0);
     OpInputList gamma;
     OP_REQUIRES_OK(ctx, ctx->input_list("gamma", &gamma));
-    Tensor* of_x;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &of_x));
+    Tensor* grad_x;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &grad_x));
     auto gradient = MakeProblem<RowNormGradient>(x);
-    gradient.of_y = ctx->input(1).data();
+    gradient.grad_y = ctx->input(1).data();
     gradient.gamma = Optional(gamma);
-    gradient.of_x = of_x->data();
-    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_gamma", x, &gradient.of_gamma));
-    OP_REQUIRES_OK(ctx, Allocate(ctx, "of_beta", x, &gradient.of_beta));
+    gradient.grad_x = grad_x->data();
+    OP_REQUIRES_OK(ctx, Allocate(ctx, "grad_gamma", x, &gradient.grad_gamma));
+    OP_REQUIRES_OK(ctx, Allocate(ctx, "grad_beta", x, &gradient.grad_beta));
     OP_REQUIRES_OK(ctx, ToAbsl(RowNormGradientCpu(gradient, CpuThreads(ctx))));
   }
 

@@ -1,5 +1,5 @@
-// The ops on rows: KerasMp>Softmax, KerasMp>RowNorm and their gradients, arguments and
-// shapes.
+// The ops KerasMp>Softmax, KerasMp>RowNorm and their gradients: inputs, attributes and
+// shape functions.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -40,8 +40,8 @@ REGISTER_OP("KerasMp>Softmax")
 
 REGISTER_OP("KerasMp>SoftmaxGradient")
     .Input("x: T")
-    .Input("of_y: T")
-    .Output("of_x: T")
+    .Input("grad_y: T")
+    .Output("grad_x: T")
     .Attr("T: {half, bfloat16}")
     .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/2); })
     .Doc("The gradient of KerasMp>Softmax, in FP32.");
@@ -61,11 +61,11 @@ REGISTER_OP("KerasMp>RowNorm")
 
 REGISTER_OP("KerasMp>RowNormGradient")
     .Input("x: T")
-    .Input("of_y: T")
+    .Input("grad_y: T")
     .Input("gamma: num_gamma * float")
-    .Output("of_x: T")
-    .Output("of_gamma: num_gamma * float")
-    .Output("of_beta: num_beta * float")
+    .Output("grad_x: T")
+    .Output("grad_gamma: num_gamma * float")
+    .Output("grad_beta: num_beta * float")
     .Attr("T: {half, bfloat16}")
     .Attr("num_gamma: int >= 0")
     .Attr("num_beta: int >= 0")

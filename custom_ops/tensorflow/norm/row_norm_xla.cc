@@ -1,4 +1,4 @@
-// KerasMp>RowNorm and its gradient where XLA compiles: the formulas of row_norm_cpu.h.
+// The XLA lowerings of KerasMp>RowNorm and its gradient: the formulas of row_norm_cpu.h.
 
 #include <string>
 
@@ -13,7 +13,7 @@ using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
 
-// What both ops share: input 0, and what its rows become.
+// The base class of both lowerings: attributes, checks and the normalized rows.
 class RowNormXla : public tensorflow::XlaOpKernel {
  public:
   explicit RowNormXla(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -36,8 +36,8 @@ class RowNormXla : public tensorflow::XlaOpKernel {
 
   struct Normalized {
     XlaOp z;
-    XlaOp inverse;  // what the rows were multiplied with, [rows]
-    XlaOp length;   // of the rows, for unit length
+    XlaOp inverse;  // factor of each row, [rows]
+    XlaOp length;   // of each row, [rows], in unit length
   };
 
   Normalized Normalize(XlaOpKernelContext* ctx) const {
@@ -47,7 +47,7 @@ class RowNormXla : public tensorflow::XlaOpKernel {
     if (is_unit_length()) {
       row.length = xla::Sqrt(SumOver(ctx, x * x, {1}));
       const XlaOp shortest = xla::FullLike(row.length, epsilon_);
-      // Not a maximum, of which XLA on a CPU may lose the NaN.
+      // Not xla::Max, which may lose a NaN on a CPU.
       const XlaOp divisor =
           xla::Select(xla::Lt(row.length, shortest), shortest, row.length);
       row.inverse = Constant(x, 1) / divisor;
@@ -90,31 +90,31 @@ class RowNormGradientXlaOp : public RowNormXla {
   void Compile(XlaOpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckInputs(ctx, /*matrices=*/2));
     const Normalized row = Normalize(ctx);
-    const XlaOp of_y = Widen(ctx->Input(1));
-    const XlaOp of_z = has_gamma() ? xla::Mul(of_y, ctx->Input(2), {1}) : of_y;
-    SetRounded(ctx, 0, Slope(ctx, row, of_z), ctx->input_xla_type(0));
-    if (has_gamma()) ctx->SetOutput(1, SumOver(ctx, of_y * row.z, {0}));
-    if (has_beta()) ctx->SetOutput(1 + has_gamma(), SumOver(ctx, of_y, {0}));
+    const XlaOp grad_y = Widen(ctx->Input(1));
+    const XlaOp grad_z = has_gamma() ? xla::Mul(grad_y, ctx->Input(2), {1}) : grad_y;
+    SetRounded(ctx, 0, GradX(ctx, row, grad_z), ctx->input_xla_type(0));
+    if (has_gamma()) ctx->SetOutput(1, SumOver(ctx, grad_y * row.z, {0}));
+    if (has_beta()) ctx->SetOutput(1 + has_gamma(), SumOver(ctx, grad_y, {0}));
   }
 
  private:
-  // The gradient of x, from that of z.
-  XlaOp Slope(XlaOpKernelContext* ctx, const Normalized& row, XlaOp of_z) const {
-    const XlaOp along = of_z * row.z;
+  // The gradient of x from the gradient of z.
+  XlaOp GradX(XlaOpKernelContext* ctx, const Normalized& row, XlaOp grad_z) const {
+    const XlaOp product = grad_z * row.z;
     if (is_unit_length()) {
       const XlaOp zeros = xla::ZerosLike(row.length);
       // A row shorter than epsilon is divided by a constant.
       const XlaOp is_divided_by_its_length =
-          xla::Lt(row.inverse * Constant(of_z, epsilon()), xla::FullLike(zeros, 1));
+          xla::Lt(row.inverse * Constant(grad_z, epsilon()), xla::FullLike(zeros, 1));
       const XlaOp sum =
-          xla::Select(is_divided_by_its_length, SumOver(ctx, along, {1}), zeros);
+          xla::Select(is_divided_by_its_length, SumOver(ctx, product, {1}), zeros);
       const XlaOp inverse =
           xla::Select(xla::Gt(row.length, zeros), row.inverse, zeros);
-      return xla::Mul(of_z - xla::Mul(row.z, sum, {0}), inverse, {0});
+      return xla::Mul(grad_z - xla::Mul(row.z, sum, {0}), inverse, {0});
     }
-    XlaOp slope = of_z - xla::Mul(row.z, MeanOver(ctx, along, {1}), {0});
-    if (is_layer()) slope = xla::Sub(slope, MeanOver(ctx, of_z, {1}), {0});
-    return xla::Mul(slope, row.inverse, {0});
+    XlaOp grad = grad_z - xla::Mul(row.z, MeanOver(ctx, product, {1}), {0});
+    if (is_layer()) grad = xla::Sub(grad, MeanOver(ctx, grad_z, {1}), {0});
+    return xla::Mul(grad, row.inverse, {0});
   }
 };
 

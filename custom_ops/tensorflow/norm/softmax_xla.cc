@@ -1,4 +1,4 @@
-// KerasMp>Softmax and its gradient where XLA compiles: the formulas of softmax_cpu.h.
+// The XLA lowerings of KerasMp>Softmax and its gradient: the formulas of softmax_cpu.h.
 
 #include <limits>
 
@@ -17,8 +17,8 @@ using xla::XlaOp;
 XlaOp Probabilities(XlaOpKernelContext* ctx) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const XlaOp x = Widen(ctx->Input(0)), infinity = xla::FullLike(x, kInfinity);
-  // A row without a softmax is found here: a maximum may lose a NaN, and an exponential
-  // too.
+  // NaN becomes infinity before the maximum, because XLA's maximum and exponential may
+  // lose a NaN. A row whose maximum is not finite gives NaN below.
   const XlaOp largest =
       xla::Reduce(xla::Select(xla::Lt(x, infinity), x, infinity), Constant(x, -kInfinity),
                   *ctx->GetOrCreateMax(tensorflow::DT_FLOAT), {1});
@@ -48,8 +48,8 @@ class SoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, x));
     const XlaOp p = Probabilities(ctx), weighted = p * Widen(ctx->Input(1));
-    const XlaOp along = xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
-    SetRounded(ctx, 0, weighted - along, ctx->input_xla_type(0));
+    const XlaOp projection = xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
+    SetRounded(ctx, 0, weighted - projection, ctx->input_xla_type(0));
   }
 };
 

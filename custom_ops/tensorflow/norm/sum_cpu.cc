@@ -1,9 +1,9 @@
-// The op KerasMp>Sum: its argument and the shape of its result; and its kernel for a
-// CPU, sum_cpu.h on TensorFlow's threads.
+// The op KerasMp>Sum: input, attribute and shape function; and its CPU kernel, the
+// function of sum_cpu.h on TensorFlow's threads.
 
 #include "common/cpu_threads.h"
-#include "keras_mp/sum_cpu.h"
 #include "common/status.h"
+#include "keras_mp/sum_cpu.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -34,7 +34,7 @@ class SumCpuOp : public tensorflow::OpKernel {
                 absl::InvalidArgumentError(
                     absl::StrCat("x must be [outer, count, inner]. Received: x.shape=",
                                  x.shape().DebugString())));
-    // Without numbers in x, y may have more than can be counted.
+    // Where x has no elements, the size of y may overflow.
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(
                             {x.dim_size(0), x.dim_size(2)}, &shape));

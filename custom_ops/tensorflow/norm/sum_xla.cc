@@ -1,4 +1,4 @@
-// KerasMp>Sum where XLA compiles: one reduction in FP32.
+// The XLA lowering of KerasMp>Sum: one reduction in FP32.
 
 #include "common/lowering.h"
 

@@ -1,14 +1,14 @@
-// The ops KerasMp>AveragePool and its gradient: arguments and shapes; and their kernels
-// for a CPU, average_pool_cpu.h on TensorFlow's threads.
+// The ops KerasMp>AveragePool and its gradient: inputs, attributes and shape functions;
+// and their CPU kernels, the functions of average_pool_cpu.h on TensorFlow's threads.
 
 #include <cstdint>
 #include <vector>
 
 #include "common/attributes.h"
 #include "common/cpu_threads.h"
+#include "common/status.h"
 #include "keras_mp/average_pool_cpu.h"
 #include "pool/pooling_window.h"
-#include "common/status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -52,8 +52,8 @@ REGISTER_OP("KerasMp>AveragePool")
 
 REGISTER_OP("KerasMp>AveragePoolGradient")
     .Input("shape: int32")
-    .Input("of_y: T")
-    .Output("of_x: T")
+    .Input("grad_y: T")
+    .Output("grad_x: T")
     .Attr("T: {half, bfloat16}")
     .Attr("window: list(int) >= 3")
     .Attr("strides: list(int) >= 3")
@@ -121,7 +121,7 @@ class AveragePoolGradientCpuOp : public AveragePoolOp {
   using AveragePoolOp::AveragePoolOp;
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& of_y = ctx->input(1);
+    const Tensor& grad_y = ctx->input(1);
     OP_REQUIRES(ctx, ctx->input(0).dims() == 1,
                 absl::InvalidArgumentError(
                     absl::StrCat("shape must be a list of sizes. Received: a tensor ",
@@ -132,15 +132,15 @@ class AveragePoolGradientCpuOp : public AveragePoolOp {
       OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(sizes(i)));
     }
     AveragePool pool;
-    OP_REQUIRES_OK(ctx, MakePool(shape, of_y.dtype(), &pool));
-    OP_REQUIRES(ctx, of_y.shape() == ShapeOf(pool),
+    OP_REQUIRES_OK(ctx, MakePool(shape, grad_y.dtype(), &pool));
+    OP_REQUIRES(ctx, grad_y.shape() == ShapeOf(pool),
                 absl::InvalidArgumentError(absl::StrCat(
-                    "of_y must have the shape ", ShapeOf(pool).DebugString(),
-                    ". Received: ", of_y.shape().DebugString())));
-    Tensor* of_x;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &of_x));
-    pool.from = of_y.data();
-    pool.to = of_x->data();
+                    "grad_y must have the shape ", ShapeOf(pool).DebugString(),
+                    ". Received: ", grad_y.shape().DebugString())));
+    Tensor* grad_x;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &grad_x));
+    pool.from = grad_y.data();
+    pool.to = grad_x->data();
     OP_REQUIRES_OK(ctx, ToAbsl(AveragePoolGradientCpu(pool, CpuThreads(ctx))));
   }
 };

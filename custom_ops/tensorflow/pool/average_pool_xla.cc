@@ -1,5 +1,5 @@
-// KerasMp>AveragePool and its gradient where XLA compiles: sums of windows in FP32, and
-// each divided by how many of its numbers are of x.
+// The XLA lowerings of KerasMp>AveragePool and its gradient: the FP32 sum of each window,
+// divided by the number of its elements that are not padding.
 
 #include <algorithm>
 #include <array>
@@ -17,12 +17,12 @@ using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
 
-// Of the tensors [batch, a, b, c, channels].
-using Numbers = std::array<std::int64_t, 5>;
+// One integer for each dimension of [batch, a, b, c, channels].
+using Sizes = std::array<std::int64_t, 5>;
 using Paddings = std::array<std::pair<std::int64_t, std::int64_t>, 5>;
 
-XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Numbers& window,
-                    const Numbers& strides, const Paddings& padding) {
+XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Sizes& window,
+                    const Sizes& strides, const Paddings& padding) {
   return xla::ReduceWindowWithGeneralPadding(
       x, Constant(x, 0), *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT), window, strides,
       /*base_dilations=*/{}, /*window_dilations=*/{}, padding);
@@ -44,8 +44,8 @@ class AveragePoolXla : public tensorflow::XlaOpKernel {
     return dimensions;
   }
 
-  // Divides each sum by the numbers of x in its window: the product of those in each
-  // dimension.
+  // Divides each sum by the number of elements of x in its window, the product of the
+  // counts of the three dimensions.
   static XlaOp DivideByCounts(XlaOp sums,
                               const std::vector<PooledDimension>& dimensions) {
     for (int d = 0; d < 3; ++d) {
@@ -73,7 +73,7 @@ class AveragePoolXlaOp : public AveragePoolXla {
     TensorShape x;
     OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/5, &x));
     const auto dimensions = DimensionsOf(x);
-    Numbers window = {1, 1, 1, 1, 1}, strides = window;
+    Sizes window = {1, 1, 1, 1, 1}, strides = window;
     Paddings padding = {};
     for (int d = 0; d < 3; ++d) {
       const PooledDimension& one = dimensions[d];
@@ -103,21 +103,21 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
     TensorShape result = shape;
     for (int d = 0; d < 3; ++d) result.set_dim(d + 1, dimensions[d].pooled);
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, result));
-    const XlaOp of_sums = DivideByCounts(Widen(ctx->Input(1)), dimensions);
-    const XlaOp of_x = result.num_elements() == 0
-                           ? xla::Broadcast(Constant(of_sums, 0), shape.dim_sizes())
-                           : Spread(ctx, of_sums, dimensions);
-    SetRounded(ctx, 0, of_x, ctx->input_xla_type(1));
+    const XlaOp grad_sums = DivideByCounts(Widen(ctx->Input(1)), dimensions);
+    const XlaOp grad_x = result.num_elements() == 0
+                           ? xla::Broadcast(Constant(grad_sums, 0), shape.dim_sizes())
+                           : Spread(ctx, grad_sums, dimensions);
+    SetRounded(ctx, 0, grad_x, ctx->input_xla_type(1));
   }
 
  private:
-  // Adds up, for each number of x, the gradients of the windows it is in: those of the
-  // sums are laid out as far apart as the windows are, and summed by windows of stride 1.
-  static XlaOp Spread(XlaOpKernelContext* ctx, XlaOp of_sums,
+  // Sums, for each element of x, the gradients of the windows that contain it: interior
+  // padding spreads the gradients by the strides, and windows of stride 1 sum them.
+  static XlaOp Spread(XlaOpKernelContext* ctx, XlaOp grad_sums,
                       const std::vector<PooledDimension>& dimensions) {
-    const XlaOp zero = Constant(of_sums, 0);
-    Numbers window = {1, 1, 1, 1, 1};
-    const Numbers strides = window;
+    const XlaOp zero = Constant(grad_sums, 0);
+    Sizes window = {1, 1, 1, 1, 1};
+    const Sizes strides = window;
     xla::PaddingConfig apart;
     for (int d = 0; d < 5; ++d) apart.add_dimensions();
     for (int d = 0; d < 3; ++d) {
@@ -129,7 +129,7 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
       const std::int64_t last = (one.pooled - 1) * one.stride;
       dimension->set_edge_padding_high(one.size - 1 - last + one.before);
     }
-    return SumsOfWindows(ctx, xla::Pad(of_sums, zero, apart), window, strides, {});
+    return SumsOfWindows(ctx, xla::Pad(grad_sums, zero, apart), window, strides, {});
   }
 };
 

@@ -1,4 +1,4 @@
-// Where the windows of a pooled dimension lie.
+// The windows of one pooled dimension.
 
 #ifndef KERAS_MP_TENSORFLOW_POOL_POOLING_WINDOW_H_
 #define KERAS_MP_TENSORFLOW_POOL_POOLING_WINDOW_H_
@@ -10,7 +10,7 @@
 
 namespace keras_mp {
 
-// `is_same`: windows may begin and end outside of x, and else they may not.
+// `is_same` is the padding "same", otherwise "valid".
 inline PooledDimension Pooled(std::int64_t size, std::int64_t window,
                               std::int64_t stride, bool is_same) {
   PooledDimension one;

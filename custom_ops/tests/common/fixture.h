@@ -1,4 +1,4 @@
-// What the tests of the kernels for a CPU share.
+// The fixture of the tests of the CPU kernels.
 
 #ifndef KERAS_MP_TESTS_COMMON_FIXTURE_H_
 #define KERAS_MP_TESTS_COMMON_FIXTURE_H_
@@ -47,7 +47,8 @@ inline std::uint16_t To16(DataType type, float x) {
   return type == DataType::kHalf ? FloatToHalf(x) : FloatToBfloat16(x);
 }
 
-// How far a number that errs by `error` may be off after one rounding to 16 bits.
+// The error bound of `value` after one rounding to 16 bits, where it erred by `error`
+// before.
 inline double Rounded(DataType type, double value, double error) {
   const double unit = type == DataType::kHalf ? 0x1p-11 : 0x1p-8;
   const double smallest = type == DataType::kHalf ? 0x1p-25 : 0x1p-127;
@@ -70,7 +71,7 @@ inline std::vector<float> Floats(std::int64_t count, float mean, float deviation
   return numbers;
 }
 
-// Threads for a test: `state` is an int, as many of them take the indices as they come.
+// `Parallel::run` for a test: `state` is an int, the number of threads.
 inline void RunOnThreads(void* state, std::int64_t count, void* context,
                          Parallel::Body body) {
   std::atomic<std::int64_t> next{0};

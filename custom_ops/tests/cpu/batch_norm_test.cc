@@ -28,20 +28,20 @@ class Case {
       : shape_(shape), type_(type) {
     const std::int64_t size = shape.outer * shape.channels * shape.inner;
     x = Numbers(type, size, mean, 1, random);
-    of_y = Numbers(type, size, 0, 1, random);
+    grad_y = Numbers(type, size, 0, 1, random);
     gamma = Floats(shape.channels, 1, 0.25f, random);
     beta = Floats(shape.channels, 0, 1, random);
     y.assign(size + 1, kGuard);
-    of_x = y;
-    for (auto* row : {&mean_, &variance_, &of_gamma, &of_beta}) {
+    grad_x = y;
+    for (auto* row : {&mean_, &variance_, &grad_gamma, &grad_beta}) {
       row->assign(shape.channels + 1, kFloatGuard);
     }
   }
 
   // With mean 2 and variance 3 for all channels where they are given.
-  void Run(Isa isa, int threads, bool are_given = false) {
-    are_given_ = are_given;
-    if (are_given) {
+  void Run(Isa isa, int threads, bool inference = false) {
+    inference_ = inference;
+    if (inference) {
       std::fill_n(mean_.begin(), shape_.channels, 2.0f);
       std::fill_n(variance_.begin(), shape_.channels, 3.0f);
     }
@@ -50,7 +50,7 @@ class Case {
     norm.shape = shape_;
     norm.type = type_;
     norm.epsilon = kEpsilon;
-    norm.are_given = are_given;
+    norm.inference = inference;
     norm.x = x.data();
     norm.gamma = gamma.data();
     norm.beta = beta.data();
@@ -63,29 +63,29 @@ class Case {
     gradient.shape = shape_;
     gradient.type = type_;
     gradient.epsilon = kEpsilon;
-    gradient.are_given = are_given;
+    gradient.inference = inference;
     gradient.x = x.data();
-    gradient.of_y = of_y.data();
+    gradient.grad_y = grad_y.data();
     gradient.gamma = gamma.data();
     gradient.mean = mean_.data();
     gradient.variance = variance_.data();
-    gradient.of_x = of_x.data();
-    gradient.of_gamma = of_gamma.data();
-    gradient.of_beta = of_beta.data();
+    gradient.grad_x = grad_x.data();
+    gradient.grad_gamma = grad_gamma.data();
+    gradient.grad_beta = grad_beta.data();
     const Status backward = BatchNormGradientCpu(gradient, parallel, isa);
     EXPECT(backward.ok(), "%s", backward.message);
   }
 
   void Check(Isa isa) {
     for (std::int64_t c = 0; c < shape_.channels; ++c) CheckChannel(isa, c);
-    EXPECT(y.back() == kGuard && of_x.back() == kGuard, "wrote behind a result");
-    for (const auto* row : {&mean_, &variance_, &of_gamma, &of_beta}) {
+    EXPECT(y.back() == kGuard && grad_x.back() == kGuard, "wrote behind a result");
+    for (const auto* row : {&mean_, &variance_, &grad_gamma, &grad_beta}) {
       EXPECT(row->back() == kFloatGuard, "wrote behind the channels");
     }
   }
 
-  std::vector<std::uint16_t> x, of_y, y, of_x;
-  std::vector<float> gamma, beta, mean_, variance_, of_gamma, of_beta;
+  std::vector<std::uint16_t> x, grad_y, y, grad_x;
+  std::vector<float> gamma, beta, mean_, variance_, grad_gamma, grad_beta;
 
  private:
   static constexpr std::uint16_t kGuard = 0xa5a5;
@@ -115,16 +115,16 @@ class Case {
       sum += From16(type_, x[i]);
       size += std::abs(From16(type_, x[i]));
     });
-    const double mean = are_given_ ? 2 : sum / count;
-    const double of_mean = are_given_ ? 0 : kSum * size / count;
+    const double mean = inference_ ? 2 : sum / count;
+    const double of_mean = inference_ ? 0 : kSum * size / count;
     double square = 0;
     ForNumbers(c, [&](std::int64_t i) {
       square += std::pow(From16(type_, x[i]) - mean, 2);
     });
-    const double variance = are_given_ ? 3 : square / count;
+    const double variance = inference_ ? 3 : square / count;
     // A mean that is off by e makes each square (d + e)^2.
     const double of_variance =
-        are_given_ ? 0
+        inference_ ? 0
                    : kSum * variance + 2 * of_mean * std::sqrt(variance) + of_mean * of_mean;
     Expect(isa, "mean", c, mean_[c], mean, of_mean);
     Expect(isa, "variance", c, variance_[c], variance, of_variance);
@@ -134,7 +134,7 @@ class Case {
         inverse * (of_variance / (2 * (variance + kEpsilon)) + 0x1p-22);
     double d_sum = 0, d_size = 0, product = 0, product_size = 0;
     ForNumbers(c, [&](std::int64_t i) {
-      const double d = From16(type_, of_y[i]);
+      const double d = From16(type_, grad_y[i]);
       const double z = (From16(type_, x[i]) - mean) * inverse;
       d_sum += d;
       d_size += std::abs(d);
@@ -145,35 +145,35 @@ class Case {
     const double relative = of_inverse / inverse;
     const double of_product =
         (kSum + relative) * product_size + d_size * of_mean * inverse;
-    Expect(isa, "of_beta", c, of_beta[c], d_sum, of_d_sum);
-    Expect(isa, "of_gamma", c, of_gamma[c], product, of_product);
+    Expect(isa, "grad_beta", c, grad_beta[c], d_sum, of_d_sum);
+    Expect(isa, "grad_gamma", c, grad_gamma[c], product, of_product);
 
     ForNumbers(c, [&](std::int64_t i) {
       const double z = (From16(type_, x[i]) - mean) * inverse;
-      const double of_z = std::abs(z) * (relative + 0x1p-22) + of_mean * inverse;
+      const double grad_z = std::abs(z) * (relative + 0x1p-22) + of_mean * inverse;
       const double expected = gamma[c] * z + beta[c];
-      const double error = std::abs(gamma[c]) * of_z +
+      const double error = std::abs(gamma[c]) * grad_z +
                            0x1p-22 * (std::abs(gamma[c] * z) + std::abs(beta[c]));
       Expect(isa, "y", c, From16(type_, y[i]), expected,
              Rounded(type_, expected, error));
-      const double d = From16(type_, of_y[i]);
+      const double d = From16(type_, grad_y[i]);
       const double scale = std::abs(gamma[c]) * inverse;
-      const double share = are_given_ ? 0 : 1 / count;
+      const double share = inference_ ? 0 : 1 / count;
       const double slope =
           gamma[c] * inverse * (d - d_sum * share - z * product * share);
       const double terms = std::abs(d) + std::abs(d_sum) * share +
                            std::abs(z * product) * share;
       const double of_slope =
           scale * ((relative + 0x1p-21) * terms + of_d_sum * share +
-                   (of_z * std::abs(product) + std::abs(z) * of_product) * share);
-      Expect(isa, "of_x", c, From16(type_, of_x[i]), slope,
+                   (grad_z * std::abs(product) + std::abs(z) * of_product) * share);
+      Expect(isa, "grad_x", c, From16(type_, grad_x[i]), slope,
              Rounded(type_, slope, of_slope));
     });
   }
 
   ChannelShape shape_;
   DataType type_;
-  bool are_given_ = false;
+  bool inference_ = false;
 };
 
 void TestSizes(Isa isa) {
@@ -182,12 +182,12 @@ void TestSizes(Isa isa) {
     for (std::int64_t channels : {1, 7, 16, 17, 64, 111, 217}) {
       for (std::int64_t rows : {1, 7, 17, 256, 257, 989}) {
         Case one({rows, channels, 1}, type, 3, random);
-        one.Run(isa, 1 + random() % 3, /*are_given=*/random() % 3 == 0);
+        one.Run(isa, 1 + random() % 3, /*inference=*/random() % 3 == 0);
         one.Check(isa);
       }
       for (std::int64_t inner : {2, 7, 16, 64, 257, 989}) {
         Case one({3, channels, inner}, type, 3, random);
-        one.Run(isa, 1 + random() % 3, /*are_given=*/random() % 3 == 0);
+        one.Run(isa, 1 + random() % 3, /*inference=*/random() % 3 == 0);
         one.Check(isa);
       }
     }
@@ -210,8 +210,8 @@ void TestThreadsDoNotChangeBits(Isa isa) {
     Case one(shape, DataType::kHalf, 1, random), other(shape, DataType::kHalf, 1, again);
     one.Run(isa, 1);
     other.Run(isa, 3);
-    EXPECT(one.y == other.y && one.of_x == other.of_x && one.mean_ == other.mean_ &&
-               one.variance_ == other.variance_ && one.of_gamma == other.of_gamma,
+    EXPECT(one.y == other.y && one.grad_x == other.grad_x && one.mean_ == other.mean_ &&
+               one.variance_ == other.variance_ && one.grad_gamma == other.grad_gamma,
            "%s", Name(isa));
   }
 }
@@ -253,7 +253,7 @@ void TestNothing(Isa isa) {
     one.Run(isa, 2);
     if (shape.channels == 0) continue;
     EXPECT(std::isnan(one.mean_[0]) && std::isnan(one.variance_[0]), "%s", Name(isa));
-    EXPECT(one.of_gamma[0] == 0 && one.of_beta[0] == 0, "%s", Name(isa));
+    EXPECT(one.grad_gamma[0] == 0 && one.grad_beta[0] == 0, "%s", Name(isa));
   }
 }
 

@@ -407,8 +407,9 @@ void TestModelOfDotProducts() {
   GemmKernel machine = *KernelsOf(Isa::kAvx512Bf16)->bfloat16_gemm;
   GemmKernel model = kGemmKernel<DotModel, Bfloat16<DotModel>>;
   for (GemmKernel* kernel : {&machine, &model}) {
-    kernel->blocking.terms = 64;
-    kernel->blocking.few_rows_of_rows = kernel->blocking.few_rows_of_columns = 0;
+    kernel->blocking.steps = 64;
+    kernel->blocking.skinny_rows_row_major_b = 0;
+    kernel->blocking.skinny_rows_column_major_b = 0;
   }
   for (const int exponent : {0, -63, -66, 63}) {  // also below 2^-126, and beyond 2^128
     for (int bits = 0; bits < 4; ++bits) {

@@ -26,21 +26,21 @@ struct Case {
   DataType type;
   RowNormKind kind;
   float epsilon;
-  std::vector<std::uint16_t> x, of_y, y, of_x;
-  std::vector<float> gamma, beta, of_gamma, of_beta;
+  std::vector<std::uint16_t> x, grad_y, y, grad_x;
+  std::vector<float> gamma, beta, grad_gamma, grad_beta;
 
   Case(std::int64_t rows, std::int64_t size, DataType type, RowNormKind kind,
        std::mt19937& random)
       : rows(rows), size(size), type(type), kind(kind) {
     epsilon = kind == RowNormKind::kUnitLength ? 1e-12f : 1e-3f;
     x = Numbers(type, rows * size, 3, 1, random);
-    of_y = Numbers(type, rows * size, 0, 1, random);
+    grad_y = Numbers(type, rows * size, 0, 1, random);
     y.assign(rows * size + 1, kGuard);
-    of_x = y;
+    grad_x = y;
     gamma = Floats(size, 1, 0.25f, random);
     beta = Floats(size, 0, 1, random);
-    of_gamma.assign(size + 1, kFloatGuard);
-    of_beta = of_gamma;
+    grad_gamma.assign(size + 1, kFloatGuard);
+    grad_beta = grad_gamma;
   }
 
   // Without gamma and beta, and their gradients, where `plain`.
@@ -69,11 +69,11 @@ struct Case {
     gradient.kind = kind;
     gradient.epsilon = epsilon;
     gradient.x = x.data();
-    gradient.of_y = of_y.data();
+    gradient.grad_y = grad_y.data();
     gradient.gamma = norm.gamma;
-    gradient.of_x = of_x.data();
-    gradient.of_gamma = plain ? nullptr : of_gamma.data();
-    gradient.of_beta = plain ? nullptr : of_beta.data();
+    gradient.grad_x = grad_x.data();
+    gradient.grad_gamma = plain ? nullptr : grad_gamma.data();
+    gradient.grad_beta = plain ? nullptr : grad_beta.data();
     const Status backward = RowNormGradientCpu(gradient, parallel, isa);
     EXPECT(backward.ok(), "%s", backward.message);
   }
@@ -120,21 +120,21 @@ struct Case {
       double sum = 0, sum_size = 0, product = 0, product_size = 0, of_product = 0;
       for (std::int64_t i = 0; i < size; ++i) {
         const double z = (At(x, row, i) - scale.mean) * scale.inverse;
-        const double of_z = std::abs(z) * (scale.relative + 0x1p-22) +
+        const double grad_z = std::abs(z) * (scale.relative + 0x1p-22) +
                             scale.of_mean * scale.inverse;
-        const double d = At(of_y, row, i), h = d * gamma[i];
+        const double d = At(grad_y, row, i), h = d * gamma[i];
         const double expected = gamma[i] * z + beta[i];
         Expect(isa, "y", i, At(y, row, i), expected,
                Rounded(type, expected,
-                       std::abs(gamma[i]) * of_z +
+                       std::abs(gamma[i]) * grad_z +
                            0x1p-22 * (std::abs(gamma[i] * z) + std::abs(beta[i]))));
         sum += h;
         sum_size += std::abs(h);
         product += h * z;
         product_size += std::abs(h * z);
-        of_product += std::abs(h) * of_z;
+        of_product += std::abs(h) * grad_z;
         gammas[i] += d * z;
-        of_gammas[i] += std::abs(d) * of_z + kRowsSum * std::abs(d * z);
+        of_gammas[i] += std::abs(d) * grad_z + kRowsSum * std::abs(d * z);
         betas[i] += d;
         of_betas[i] += kRowsSum * std::abs(d);
       }
@@ -142,30 +142,30 @@ struct Case {
       of_product += kSum * product_size;
       for (std::int64_t i = 0; i < size; ++i) {
         const double z = (At(x, row, i) - scale.mean) * scale.inverse;
-        const double of_z = std::abs(z) * (scale.relative + 0x1p-22) +
+        const double grad_z = std::abs(z) * (scale.relative + 0x1p-22) +
                             scale.of_mean * scale.inverse;
-        const double h = At(of_y, row, i) * gamma[i];
-        const double through_mean = centered ? sum / size : 0;
+        const double h = At(grad_y, row, i) * gamma[i];
+        const double mean_term = centered ? sum / size : 0;
         const double slope =
-            scale.inverse * (h - through_mean - z * product / scale.count);
-        const double terms = std::abs(h) + std::abs(through_mean) +
+            scale.inverse * (h - mean_term - z * product / scale.count);
+        const double terms = std::abs(h) + std::abs(mean_term) +
                              std::abs(z * product) / scale.count;
         const double error =
             scale.inverse * ((scale.relative + 0x1p-21) * terms +
                              (centered ? kSum * sum_size / size : 0) +
-                             (of_z * std::abs(product) + std::abs(z) * of_product) /
+                             (grad_z * std::abs(product) + std::abs(z) * of_product) /
                                  scale.count);
-        Expect(isa, "of_x", i, At(of_x, row, i), slope, Rounded(type, slope, error));
+        Expect(isa, "grad_x", i, At(grad_x, row, i), slope, Rounded(type, slope, error));
       }
     }
-    if (of_gamma[0] != kFloatGuard) {
+    if (grad_gamma[0] != kFloatGuard) {
       for (std::int64_t i = 0; i < size; ++i) {
-        Expect(isa, "of_gamma", i, of_gamma[i], gammas[i], of_gammas[i]);
-        Expect(isa, "of_beta", i, of_beta[i], betas[i], of_betas[i]);
+        Expect(isa, "grad_gamma", i, grad_gamma[i], gammas[i], of_gammas[i]);
+        Expect(isa, "grad_beta", i, grad_beta[i], betas[i], of_betas[i]);
       }
     }
-    EXPECT(y.back() == kGuard && of_x.back() == kGuard, "wrote behind a result");
-    EXPECT(of_gamma.back() == kFloatGuard && of_beta.back() == kFloatGuard,
+    EXPECT(y.back() == kGuard && grad_x.back() == kGuard, "wrote behind a result");
+    EXPECT(grad_gamma.back() == kFloatGuard && grad_beta.back() == kFloatGuard,
            "wrote behind a gradient");
   }
 
@@ -210,7 +210,8 @@ void TestARowOfZeros(Isa isa) {
   std::fill_n(one.x.begin(), 21, std::uint16_t{0});
   one.Run(isa, 1, /*plain=*/true);
   for (int i = 0; i < 21; ++i) {
-    EXPECT(HalfToFloat(one.y[i]) == 0 && HalfToFloat(one.of_x[i]) == 0, "%s", Name(isa));
+    EXPECT(HalfToFloat(one.y[i]) == 0 && HalfToFloat(one.grad_x[i]) == 0, "%s",
+           Name(isa));
     EXPECT(HalfToFloat(one.y[21 + i]) != 0, "%s", Name(isa));
   }
 }
@@ -220,11 +221,11 @@ void TestAShortRow(Isa isa) {
   std::mt19937 random(7);
   Case one(1, 2, DataType::kBfloat16, RowNormKind::kUnitLength, random);
   one.x = {To16(one.type, 3e-13f), To16(one.type, 4e-13f)};
-  one.of_y = {To16(one.type, 1), To16(one.type, 0)};
+  one.grad_y = {To16(one.type, 1), To16(one.type, 0)};
   one.Run(isa, 1, /*plain=*/true);
   EXPECT(std::abs(From16(one.type, one.y[1]) - 0.4f) < 0.01f, "%s", Name(isa));
-  EXPECT(std::abs(From16(one.type, one.of_x[0]) / 1e12f - 1) < 0.01f, "%s", Name(isa));
-  EXPECT(one.of_x[1] == 0, "%s", Name(isa));
+  EXPECT(std::abs(From16(one.type, one.grad_x[0]) / 1e12f - 1) < 0.01f, "%s", Name(isa));
+  EXPECT(one.grad_x[1] == 0, "%s", Name(isa));
 }
 
 void TestANanStaysInItsRow(Isa isa) {
@@ -250,7 +251,8 @@ void TestThreadsDoNotChangeBits(Isa isa) {
   Case other(989, 217, DataType::kHalf, RowNormKind::kLayer, again);
   one.Run(isa, 1);
   other.Run(isa, 3);
-  EXPECT(one.y == other.y && one.of_x == other.of_x && one.of_gamma == other.of_gamma,
+  EXPECT(one.y == other.y && one.grad_x == other.grad_x &&
+             one.grad_gamma == other.grad_gamma,
          "%s", Name(isa));
 }
 
@@ -258,7 +260,7 @@ void TestNothing(Isa isa) {
   std::mt19937 random(6);
   Case rows(0, 3, DataType::kHalf, RowNormKind::kLayer, random);
   rows.Run(isa, 2);
-  EXPECT(rows.of_gamma[0] == 0 && rows.of_beta[2] == 0, "%s", Name(isa));
+  EXPECT(rows.grad_gamma[0] == 0 && rows.grad_beta[2] == 0, "%s", Name(isa));
   Case(3, 0, DataType::kHalf, RowNormKind::kLayer, random).Run(isa, 2);
 }
 

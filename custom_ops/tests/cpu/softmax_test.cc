@@ -21,15 +21,15 @@ struct Case {
 
   std::int64_t rows, size;
   DataType type;
-  std::vector<std::uint16_t> x, of_y, y, of_x;
+  std::vector<std::uint16_t> x, grad_y, y, grad_x;
 
   Case(std::int64_t rows, std::int64_t size, DataType type, float deviation,
        std::mt19937& random)
       : rows(rows), size(size), type(type) {
     x = Numbers(type, rows * size, 0, deviation, random);
-    of_y = Numbers(type, rows * size, 0, 1, random);
+    grad_y = Numbers(type, rows * size, 0, 1, random);
     y.assign(rows * size + 1, kGuard);
-    of_x = y;
+    grad_x = y;
   }
 
   void Run(Isa isa, int threads) {
@@ -47,15 +47,15 @@ struct Case {
     gradient.size = size;
     gradient.type = type;
     gradient.x = x.data();
-    gradient.of_y = of_y.data();
-    gradient.of_x = of_x.data();
+    gradient.grad_y = grad_y.data();
+    gradient.grad_x = grad_x.data();
     const Status backward = SoftmaxGradientCpu(gradient, parallel, isa);
     EXPECT(backward.ok(), "%s", backward.message);
   }
 
   void Check(Isa isa) const {
     for (std::int64_t row = 0; row < rows; ++row) CheckRow(isa, row);
-    EXPECT(y.back() == kGuard && of_x.back() == kGuard, "wrote behind a result");
+    EXPECT(y.back() == kGuard && grad_x.back() == kGuard, "wrote behind a result");
   }
 
   void CheckRow(Isa isa, std::int64_t row) const {
@@ -67,17 +67,17 @@ struct Case {
     for (std::int64_t i = 0; i < size; ++i) sum += std::exp(at(x, i) - max);
     for (std::int64_t i = 0; i < size; ++i) {
       const double p = std::exp(at(x, i) - max) / sum;
-      total += p * at(of_y, i);
-      magnitude += p * std::abs(at(of_y, i));
+      total += p * at(grad_y, i);
+      magnitude += p * std::abs(at(grad_y, i));
     }
     for (std::int64_t i = 0; i < size; ++i) {
       const double p = std::exp(at(x, i) - max) / sum;
-      const double slope = p * (at(of_y, i) - total);
+      const double slope = p * (at(grad_y, i) - total);
       // Below e^-87 the exponential is 0.
       const double error = kError * p + 0x1p-125;
       Expect(isa, "y", row, i, at(y, i), p, error);
-      Expect(isa, "of_x", row, i, at(of_x, i), slope,
-             2 * error * (std::abs(at(of_y, i)) + magnitude));
+      Expect(isa, "grad_x", row, i, at(grad_x, i), slope,
+             2 * error * (std::abs(at(grad_y, i)) + magnitude));
     }
   }
 
@@ -137,7 +137,7 @@ void TestThreadsDoNotChangeBits(Isa isa) {
   Case one(300, 217, DataType::kHalf, 3, random), other(300, 217, DataType::kHalf, 3, again);
   one.Run(isa, 1);
   other.Run(isa, 3);
-  EXPECT(one.y == other.y && one.of_x == other.of_x, "%s", Name(isa));
+  EXPECT(one.y == other.y && one.grad_x == other.grad_x, "%s", Name(isa));
 }
 
 void TestNothing(Isa isa) {

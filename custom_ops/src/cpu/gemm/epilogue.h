@@ -1,21 +1,29 @@
-// What happens to a finished row of sums: alpha, bias, activation, one rounding.
+// The GEMM epilogue: scales the FP32 accumulators, adds the bias, applies the activation
+// and rounds once.
+//
+//   to[i, j] = round(activation(alpha * from[i, j] + bias[j]))
+//
+// Both matrices are row-major, `from` in FP32 and `to` in `Format`; the bias is FP32.
+//
+//   cmake --build build/cpp-plain --target gemm_cpu_test &&
+//     build/cpp-plain/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_
 #define KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_
 
 #include <cstdint>
 
-#include "keras_mp/gemm.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/vector_math.h"
+#include "keras_mp/gemm.h"
 
 namespace keras_mp {
 
-// to[j] = round(activate(alpha * from[j] + bias[j])); no bias where null.
+// One row; no bias where null.
 template <class Simd, class Format, class Activate>
-static inline void FinishRow(const float* from, std::int64_t count, float alpha,
-                             const float* bias, Activate activate,
-                             typename Format::Element* to) {
+static inline void ApplyEpilogueToRow(const float* from, std::int64_t count, float alpha,
+                                      const float* bias, Activate activate,
+                                      typename Format::Element* to) {
   constexpr int kWidth = Simd::kWidth;
   std::int64_t j = 0;
   for (; j + kWidth <= count; j += kWidth) {
@@ -24,24 +32,24 @@ static inline void FinishRow(const float* from, std::int64_t count, float alpha,
     Format::Store(to + j, activate(x));
   }
   if (j < count) {
-    typename Simd::Float x = alpha * LoadSome<Simd, Single<Simd>>(from + j, count - j);
-    if (bias != nullptr) x += LoadSome<Simd, Single<Simd>>(bias + j, count - j);
-    StoreSome<Simd, Format>(to + j, activate(x), count - j);
+    typename Simd::Float x = alpha * LoadPartial<Simd, Single<Simd>>(from + j, count - j);
+    if (bias != nullptr) x += LoadPartial<Simd, Single<Simd>>(bias + j, count - j);
+    StorePartial<Simd, Format>(to + j, activate(x), count - j);
   }
 }
 
-// All rows of a block: `from` [rows, columns] at distance from_row, `to` at to_row.
+// All rows of a block [rows, columns], with row strides from_row and to_row.
 template <class Simd, class Format>
-void FinishRows(const float* from, std::int64_t from_row, std::int64_t rows,
-                std::int64_t columns, float alpha, const float* bias,
-                Activation activation, typename Format::Element* to,
-                std::int64_t to_row) {
+void ApplyEpilogue(const float* from, std::int64_t from_row, std::int64_t rows,
+                   std::int64_t columns, float alpha, const float* bias,
+                   Activation activation, typename Format::Element* to,
+                   std::int64_t to_row) {
   using Float = typename Simd::Float;
   using Math = VectorMath<Simd>;
   const auto finish = [&](auto activate) {
     for (std::int64_t i = 0; i < rows; ++i) {
-      FinishRow<Simd, Format>(from + i * from_row, columns, alpha, bias, activate,
-                              to + i * to_row);
+      ApplyEpilogueToRow<Simd, Format>(from + i * from_row, columns, alpha, bias,
+                                       activate, to + i * to_row);
     }
   };
   switch (activation) {

@@ -1,4 +1,13 @@
-// Cuts a product into tiles and gives them to the kernel of the instruction set.
+// The driver of the GEMM on a CPU: chooses the order of the operands, cuts C into tiles
+// and runs the kernel of the instruction set (cpu/gemm/gemm_kernel_simd.h) on each, in
+// parallel.
+//
+//   C = round(activation(alpha * op(A) * op(B) + bias))
+//
+// Matrices are row-major, with the strides of keras_mp/gemm.h.
+//
+//   cmake --build build/cpp-plain --target gemm_cpu_test &&
+//     build/cpp-plain/gemm_cpu_test
 
 #include "keras_mp/gemm_cpu.h"
 
@@ -6,26 +15,27 @@
 #include <atomic>
 #include <utility>
 
+#include "common/ceil_div.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/kernels.h"
-#include "common/ceil_div.h"
 #include "cpu/runtime/workspace.h"
 
 namespace keras_mp {
 namespace {
 
-// Whether op(A) op(B) is best computed without packing B.
-bool HasFewRows(std::int64_t m, bool transpose_b, const Blocking& blocking) {
-  return m <= (transpose_b ? blocking.few_rows_of_columns : blocking.few_rows_of_rows);
+// Whether op(A) op(B) has so few rows that packing B does not pay.
+bool IsSkinny(std::int64_t m, bool transpose_b, const Blocking& blocking) {
+  return m <= (transpose_b ? blocking.skinny_rows_column_major_b
+                           : blocking.skinny_rows_row_major_b);
 }
 
 // Whether to compute C^T = op(B)^T op(A)^T instead.
 bool IsBetterSwapped(const Gemm& g, const Blocking& blocking) {
-  const bool few_rows = HasFewRows(g.m, g.transpose_b, blocking);
-  const bool few_columns = HasFewRows(g.n, !g.transpose_a, blocking);
-  if (few_rows || few_columns) return few_columns && (!few_rows || g.n < g.m);
-  // Packing is cheap along the rows in memory and dear across them: the larger matrix
-  // takes the side where it is read along its rows.
+  const bool skinny = IsSkinny(g.m, g.transpose_b, blocking);
+  const bool skinny_transposed = IsSkinny(g.n, !g.transpose_a, blocking);
+  if (skinny || skinny_transposed) return skinny_transposed && (!skinny || g.n < g.m);
+  // Packing reads contiguous rows fast and strided columns slowly: the larger matrix
+  // takes the side where it is read contiguously.
   if (g.transpose_a && g.transpose_b) return true;
   if (g.transpose_a) return g.n < g.m;
   return g.transpose_b && g.m < g.n;
@@ -60,32 +70,32 @@ Product ProductOf(const Gemm& g, const Blocking& blocking) {
   return product;
 }
 
-// How many threads are worth waking: each should have this many multiply-adds, which
-// take tens of microseconds.
+// How many threads are worth waking: each should have kWorkOfAThread multiply-adds,
+// which take tens of microseconds.
 std::int64_t ThreadsFor(const Gemm& gemm, int threads) {
   constexpr double kWorkOfAThread = 2e6;
   const double work = 1.0 * gemm.m * gemm.n * gemm.k * gemm.batch;
   return std::max(1.0, std::min<double>(threads, work / kWorkOfAThread));
 }
 
-// The tiles of a product, for a number of threads that share them.
+// The tiles of a product that a number of threads share.
 struct Grid {
-  bool few_rows;
+  bool skinny;
   std::int64_t rows, columns;  // of a tile
   std::int64_t row_tiles, column_tiles;
 
   Grid(const Product& product, const GemmKernel& kernel, std::int64_t threads) {
     const Blocking& blocking = kernel.blocking;
-    few_rows = HasFewRows(product.m, product.b.row == 1, blocking);
-    if (few_rows) {
+    skinny = IsSkinny(product.m, product.b.row == 1, blocking);
+    if (skinny) {
       rows = product.m;
       row_tiles = 1;
       const std::int64_t share = RoundUp(CeilDiv(product.n, threads), kernel.panel);
-      columns = std::min(share, blocking.few_rows_max_columns);
+      columns = std::min(share, blocking.skinny_max_columns);
       column_tiles = CeilDiv(product.n, columns);
       return;
     }
-    // Equal tiles, as many in a row as the threads can share evenly.
+    // Tiles of equal size, in a row a multiple of the number of threads.
     column_tiles = CeilDiv(product.n, blocking.max_columns);
     if (product.m <= blocking.max_rows) column_tiles = RoundUp(column_tiles, threads);
     columns = std::min(RoundUp(CeilDiv(product.n, column_tiles), kernel.panel),
@@ -101,6 +111,7 @@ struct Grid {
   }
 };
 
+// One call: tasks are the tiles of all products of the batch.
 struct Job {
   const Gemm& gemm;
   const Product product;
@@ -127,7 +138,7 @@ struct Job {
     one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
     const Tile tile = {i, std::min(grid.rows, one.m - i), j,
                        std::min(grid.columns, one.n - j)};
-    const auto compute = grid.few_rows ? kernel.few_rows_tile : kernel.tile;
+    const auto compute = grid.skinny ? kernel.skinny_tile : kernel.tile;
     compute(one, tile, kernel.blocking, workspace);
   }
 };
@@ -141,7 +152,7 @@ Status GemmWith(const GemmKernel& kernel, const Gemm& given, const Parallel& par
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return {};
   const Product product = ProductOf(gemm, kernel.blocking);
   const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
-  // The products of a batch are shared out before the tiles of one.
+  // The threads take different products of a batch first, then tiles of one product.
   const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
   Job job = {gemm, product, kernel, grid};
   const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;

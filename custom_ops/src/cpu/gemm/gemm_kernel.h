@@ -1,4 +1,5 @@
-// A product as the kernels of the instruction sets see it, and what each provides.
+// The interface between cpu/gemm/gemm.cc, which cuts a product into tiles, and the GEMM
+// kernel that each instruction set has for each 16-bit format.
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
@@ -11,29 +12,32 @@
 
 namespace keras_mp {
 
-// A matrix in memory: element (i, j) is data[i * row + j * column], where one of the
-// two distances is 1.
-struct View {
+// A matrix in memory: element (i, j) is data[i * row + j * column]. One of the two
+// strides is 1: the matrix is row-major where `column` is 1, else column-major.
+struct MatrixView {
   const void* data;
   DataType type;
   std::int64_t row;
   std::int64_t column;
 
-  View Moved(std::int64_t elements) const {
+  MatrixView Moved(std::int64_t elements) const {
     const std::int64_t size = type == DataType::kFloat ? 4 : 2;
     return {static_cast<const char*>(data) + elements * size, type, row, column};
   }
-  View At(std::int64_t i, std::int64_t j) const { return Moved(i * row + j * column); }
-  View Transposed() const { return {data, type, column, row}; }
+  MatrixView At(std::int64_t i, std::int64_t j) const {
+    return Moved(i * row + j * column);
+  }
+  MatrixView Transposed() const { return {data, type, column, row}; }
 };
 
-// op(A) [m, k] times op(B) [k, n]. `swapped` says that this is the transpose of what
-// was asked for: op(B)^T op(A)^T, to be written transposed, with a bias for each row.
+// op(A) [m, k] times op(B) [k, n]. Where `swapped`, this is the transpose of the
+// caller's product, op(B)^T op(A)^T: the kernel writes it transposed, and its bias has
+// one element for each row.
 struct Product {
   std::int64_t m, n, k;
-  View a, b;
+  MatrixView a, b;
   void* c;
-  std::int64_t c_row;  // from one row of what was asked for to the next
+  std::int64_t c_row;  // row stride of the caller's C
   bool swapped;
   DataType output;
   float alpha;
@@ -48,30 +52,31 @@ struct Tile {
   std::int64_t j, columns;
 };
 
-// How a product is cut: the numbers that suit a processor.
+// Cache blocking, tuned for a processor. In the words of BLIS: `steps` is KC, in steps of
+// cpu/gemm/multiply_accumulate.h, `max_rows` bounds MC and `max_columns` bounds NC.
 struct Blocking {
-  std::int64_t terms;        // of each sum (gemm_terms.h) that are packed at a time
+  std::int64_t steps;        // along k, packed at a time
   std::int64_t max_rows;     // of a Tile
   std::int64_t max_columns;  // of a Tile
-  // Products of up to so many rows go to `few_rows_tile`: where the rows of B lie in
-  // memory one after the other, and where its columns do.
-  std::int64_t few_rows_of_rows, few_rows_of_columns;
-  std::int64_t few_rows_max_columns;
+  // Products of up to so many rows go to `skinny_tile`, where B is row-major and where
+  // it is column-major.
+  std::int64_t skinny_rows_row_major_b, skinny_rows_column_major_b;
+  std::int64_t skinny_max_columns;
 };
 
-// The kernel of one instruction set, for one 16-bit format.
+// The GEMM kernel of one instruction set for one 16-bit format.
 struct GemmKernel {
   Blocking blocking;
-  std::int64_t panel;  // tiles are best a multiple of this many columns wide
+  std::int64_t panel;  // columns of a packed panel of B: a tile is best a multiple wide
   std::size_t workspace_bytes;
 
   // Compute one tile; `workspace` is aligned to 64 bytes.
   using Function = void (*)(const Product& product, const Tile& tile,
                             const Blocking& blocking, void* workspace);
-  Function tile, few_rows_tile;
+  Function tile, skinny_tile;
 };
 
-// The product of gemm_cpu.h with a kernel for its input's type.
+// Computes `gemm` (gemm_cpu.h) with `kernel`, whose format is that of A.
 Status GemmWith(const GemmKernel& kernel, const Gemm& gemm, const Parallel& parallel);
 
 }  // namespace keras_mp

@@ -1,7 +1,20 @@
-// The GEMM kernel of one instruction set, as a template: included by the sources that
-// CMake writes from cpu/kernels_for_isa.cc.in, each compiled for its instruction set.
+// The GEMM kernel of one instruction set: one tile of
+//
+//   C = round(activation(alpha * op(A) * op(B) + bias))
+//
+// for A and B in FP16 or bfloat16, accumulated in FP32. For FP16 on AVX-512 the format
+// is Half<Avx512> of cpu/simd/avx512.h. A block of A and panels of B are packed
+// (cpu/gemm/packing.h), multiplied by the micro-kernel (cpu/gemm/micro_kernel.h), and
+// written by the epilogue (cpu/gemm/epilogue.h). Few rows take the unpacked path of
+// cpu/gemm/skinny_gemm.h.
+//
+// The template is instantiated by the sources that CMake writes from
+// cpu/kernels_for_isa.cc.in, each compiled with the flags of its instruction set.
 // Everything here depends on `Simd`, so that the linker cannot take the code of one
 // instruction set for that of another.
+//
+//   cmake --build build/cpp-plain --target gemm_cpu_test &&
+//     build/cpp-plain/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
@@ -9,135 +22,139 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/skinny_gemm.h"
+#include "cpu/gemm/gemm_kernel.h"
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/gemm/packing.h"
-#include "cpu/gemm/gemm_kernel.h"
+#include "cpu/gemm/skinny_gemm.h"
 #include "cpu/simd/shuffle.h"
-#include "common/ceil_div.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {
 
-// For A and B of `Format`.
+// A tile of C for A and B of `Format`, which is Half<Simd> or Bfloat16<Simd>.
 template <class Simd, class Format>
 class GemmTile {
   using Step = typename StepFor<Simd, Format>::Type;
-  using Term = typename Step::Term;
+  using Packed = typename Step::Packed;
   using From16Bits = StoredSource<Simd, Format>;
   using FromFloat = RoundedSource<Simd, Format>;
-  static constexpr std::int64_t kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
+  static constexpr std::int64_t kWidth = Simd::kWidth, kElements = Step::kElements;
   static constexpr int kVectors = 2;
 
  public:
   static constexpr int kPanel = kVectors * Simd::kWidth;
-  static constexpr std::int64_t kMaxTerms = 512;
-  static constexpr std::int64_t kStride = kMaxTerms + 16;  // rows in different sets
-  static constexpr std::int64_t kBlockRows = 16 * Simd::kRows;
+  static constexpr std::int64_t kMaxSteps = 512;
+  // Rows of the packed block of A; + 16 puts neighbours into different cache sets.
+  static constexpr std::int64_t kStride = kMaxSteps + 16;
+  static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
   static constexpr std::int64_t kMaxColumns = 256;
 
-  static constexpr std::int64_t kFewRows = 48;
-  static constexpr std::int64_t kFewRowsMaxColumns = 2048;
-  static constexpr std::int64_t kFewRowsTerms = 2048;
+  static constexpr std::int64_t kSkinnyMaxRows = 48;
+  static constexpr std::int64_t kSkinnyMaxColumns = 2048;
+  static constexpr std::int64_t kSkinnyMaxSteps = 2048;
 
-  static_assert(Simd::kTerms <= kMaxTerms);
-  static_assert(std::max(Simd::kFewRowsOfRows, Simd::kFewRowsOfColumns) <= kFewRows);
+  static_assert(Simd::kStepsPerBlock <= kMaxSteps);
+  static_assert(Simd::kSkinnyRowsRowMajorB <= kSkinnyMaxRows);
+  static_assert(Simd::kSkinnyRowsColumnMajorB <= kSkinnyMaxRows);
   static constexpr Blocking kBlocking = {
-      Simd::kTerms,
+      Simd::kStepsPerBlock,
       kMaxRows,
       kMaxColumns,
-      Simd::kFewRowsOfRows,
-      Simd::kFewRowsOfColumns,
-      kFewRowsMaxColumns,
+      Simd::kSkinnyRowsRowMajorB,
+      Simd::kSkinnyRowsColumnMajorB,
+      kSkinnyMaxColumns,
   };
 
-  // Columns of C as rows, in different sets of the cache.
+  // Row stride of a transposed strip of C; + 16 as for kStride.
   static constexpr std::int64_t kStripRow = kMaxRows + 16;
 
   struct Workspace {
-    alignas(64) Term a[std::max(kBlockRows * kStride, kFewRows * kFewRowsTerms)];
-    alignas(64) Term b[kMaxTerms * kMaxColumns];
+    alignas(64) Packed
+        a[std::max(kBlockRows * kStride, kSkinnyMaxRows * kSkinnyMaxSteps)];
+    alignas(64) Packed b[kMaxSteps * kMaxColumns];
     alignas(64) float c[kMaxRows * kMaxColumns];
     alignas(64) float strip[kWidth * kStripRow];
-    alignas(64) float bias[kFewRowsMaxColumns];
+    alignas(64) float bias[kSkinnyMaxColumns];
   };
-  static_assert(kFewRows * kFewRowsMaxColumns <= kMaxRows * kMaxColumns);
-  static_assert(std::max(kMaxRows, kMaxColumns) <= kFewRowsMaxColumns);
+  static_assert(kSkinnyMaxRows * kSkinnyMaxColumns <= kMaxRows * kMaxColumns);
+  static_assert(std::max(kMaxRows, kMaxColumns) <= kSkinnyMaxColumns);
 
   static void Tile(const Product& product, const keras_mp::Tile& tile,
                    const Blocking& blocking, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     const std::int64_t c_row = RoundUp(tile.columns, kWidth);
     if (product.k == 0) std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
-    const std::int64_t step = blocking.terms * kNumbers;
+    const std::int64_t step = blocking.steps * kElements;
     for (std::int64_t p = 0; p < product.k; p += step) {
       const std::int64_t depth = std::min(step, product.k - p);
       PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
       for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
         const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
         PackRows(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
-        MultiplyBlock(workspace, rows, CeilDiv(depth, kNumbers), tile.columns, p > 0,
+        MultiplyBlock(workspace, rows, CeilDiv(depth, kElements), tile.columns, p > 0,
                       workspace.c + i * c_row, c_row);
       }
     }
     Finish(product, tile, workspace, c_row);
   }
 
-  static void FewRowsTile(const Product& product, const keras_mp::Tile& tile,
-                          const Blocking&, void* memory) {
+  static void SkinnyTile(const Product& product, const keras_mp::Tile& tile,
+                         const Blocking&, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     const std::int64_t c_row = RoundUp(tile.columns, kWidth);
     std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
-    constexpr std::int64_t kStep = kFewRowsTerms * kNumbers;
+    constexpr std::int64_t kStep = kSkinnyMaxSteps * kElements;
     for (std::int64_t p = 0; p < product.k; p += kStep) {
       const std::int64_t depth = std::min(kStep, product.k - p);
-      PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kFewRowsTerms);
-      const View b = product.b.At(p, tile.j);
+      PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kSkinnyMaxSteps);
+      const MatrixView b = product.b.At(p, tile.j);
       const auto multiply = b.type == DataType::kFloat
-                                ? FewRows<Simd, Step, FromFloat>::Multiply
-                                : FewRows<Simd, Step, From16Bits>::Multiply;
-      multiply(workspace.a, kFewRowsTerms, tile.rows, b, depth, tile.columns,
+                                ? SkinnyGemm<Simd, Step, FromFloat>::Multiply
+                                : SkinnyGemm<Simd, Step, From16Bits>::Multiply;
+      multiply(workspace.a, kSkinnyMaxSteps, tile.rows, b, depth, tile.columns,
                workspace.c, c_row);
     }
     Finish(product, tile, workspace, c_row);
   }
 
  private:
-  static void PackRows(const View& a, std::int64_t rows, std::int64_t depth, Term* to,
-                       std::int64_t stride) {
+  static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
+                       Packed* to, std::int64_t stride) {
     const auto pack = a.type == DataType::kFloat
                           ? Packer<Simd, Step, FromFloat>::Rows
                           : Packer<Simd, Step, From16Bits>::Rows;
     pack(a, rows, depth, to, stride);
   }
 
-  static void PackPanels(const View& b, std::int64_t depth, std::int64_t columns,
-                         Term* to) {
+  static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
+                         Packed* to) {
     const auto pack = b.type == DataType::kFloat
                           ? Packer<Simd, Step, FromFloat>::template Panels<kPanel>
                           : Packer<Simd, Step, From16Bits>::template Panels<kPanel>;
     pack(b, depth, columns, to);
   }
 
-  // c (+)= the packed rows times the packed panels
+  // c = or += (where `accumulate`) the packed rows of A times the packed panels of B.
   static void MultiplyBlock(const Workspace& workspace, std::int64_t rows,
-                            std::int64_t terms, std::int64_t columns, bool accumulate,
+                            std::int64_t steps, std::int64_t columns, bool accumulate,
                             float* c, std::int64_t c_row) {
     for (std::int64_t j = 0; j < columns; j += kPanel) {
-      constexpr int kRows = Simd::kRows;
-      // A last panel of one vector leaves registers for more rows.
+      constexpr int kRows = Simd::kMicroRows;
+      // A last panel one vector wide leaves registers for twice as many rows.
       const auto multiply =
           columns - j <= kWidth
-              ? MicroRows<Simd, Step, kVectors * kRows, 1, kStride>::Run
-              : MicroRows<Simd, Step, kRows, kVectors, kStride>::Run;
-      multiply(workspace.a, rows, workspace.b + j * terms, terms, accumulate, c + j,
+              ? MicroKernelRows<Simd, Step, kVectors * kRows, 1, kStride>::Run
+              : MicroKernelRows<Simd, Step, kRows, kVectors, kStride>::Run;
+      multiply(workspace.a, rows, workspace.b + j * steps, steps, accumulate, c + j,
                c_row);
     }
   }
 
-  // C = what the epilogue makes of workspace.c, whose rows are c_row apart.
+  // Applies the epilogue to workspace.c, with row stride c_row, and writes it to C. A
+  // swapped product is transposed first, a strip of kWidth columns at a time.
   static void Finish(const Product& product, const keras_mp::Tile& tile,
                      Workspace& workspace, std::int64_t c_row) {
     if (!product.swapped) {
@@ -164,7 +181,7 @@ class GemmTile {
     }
   }
 
-  // The bias of columns [j, j + columns) of C in FP32; null where there is none.
+  // The bias of columns [j, j + columns) of the caller's C in FP32, or null.
   static const float* Bias(const Product& product, std::int64_t j, std::int64_t columns,
                            Workspace& workspace) {
     if (product.bias == nullptr) return nullptr;
@@ -176,20 +193,20 @@ class GemmTile {
     return workspace.bias;
   }
 
-  // Rows and columns `out` of C, as it was asked for.
+  // Writes the rows and columns `out` of the caller's C.
   static void Write(const Product& product, const keras_mp::Tile& out,
                     const float* sums, std::int64_t sums_row, const float* bias) {
     const std::int64_t offset = out.i * product.c_row + out.j;
     if (product.output == DataType::kFloat) {
-      FinishRows<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
-                                     product.alpha, bias, product.activation,
-                                     static_cast<float*>(product.c) + offset,
-                                     product.c_row);
+      ApplyEpilogue<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
+                                        product.alpha, bias, product.activation,
+                                        static_cast<float*>(product.c) + offset,
+                                        product.c_row);
     } else {
-      FinishRows<Simd, Format>(sums, sums_row, out.rows, out.columns, product.alpha,
-                               bias, product.activation,
-                               static_cast<std::uint16_t*>(product.c) + offset,
-                               product.c_row);
+      ApplyEpilogue<Simd, Format>(sums, sums_row, out.rows, out.columns, product.alpha,
+                                  bias, product.activation,
+                                  static_cast<std::uint16_t*>(product.c) + offset,
+                                  product.c_row);
     }
   }
 };
@@ -200,7 +217,7 @@ constexpr GemmKernel kGemmKernel = {
     GemmTile<Simd, Format>::kPanel,
     sizeof(typename GemmTile<Simd, Format>::Workspace),
     GemmTile<Simd, Format>::Tile,
-    GemmTile<Simd, Format>::FewRowsTile,
+    GemmTile<Simd, Format>::SkinnyTile,
 };
 
 template <class Simd>

@@ -1,8 +1,14 @@
-// What the blocks of a product hold, and what a step of a sum does with it.
+// One step along k of a sum of products, and how its operands are read.
 //
-// A *term* is what a step takes from a row of A or a column of B: one number, widened
-// to FP32, or two bfloat16 numbers that are neighbours along k. A *source* says how the
-// numbers lie in memory: in the 16-bit format, or as FP32, to be rounded to it.
+//   MultiplyAdd:  sum += a[k] * b[k]                         in FP32
+//   DotProduct:   sum += a[k] * b[k] + a[k + 1] * b[k + 1]   of bfloat16 pairs
+//
+// A *packed element* is what a step takes from a row of A or a column of B: one element
+// widened to FP32, or two bfloat16 elements that are neighbours along k. A *source* reads
+// the matrix in memory: its 16-bit format, or FP32 that is rounded to that format.
+//
+//   cmake --build build/cpp-plain --target gemm_cpu_test &&
+//     build/cpp-plain/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_
 #define KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_
@@ -15,35 +21,35 @@
 
 namespace keras_mp {
 
-// A step of one number: an FP32 multiply-add.
+// A step of one element along k: an FP32 multiply-add.
 template <class Simd>
 struct MultiplyAdd {
-  using Term = float;
+  using Packed = float;
   using Vector = typename Simd::Float;
-  static constexpr int kNumbers = 1;  // along k, in a term
+  static constexpr int kElements = 1;  // along k, in a packed element
 
-  static Vector Repeat(Term term) { return Set<Simd>(term); }
-  static Vector Load(const Term* terms) { return keras_mp::Load<Simd>(terms); }
+  static Vector Broadcast(Packed x) { return keras_mp::Broadcast<Simd>(x); }
+  static Vector Load(const Packed* x) { return keras_mp::Load<Simd>(x); }
   static void Accumulate(typename Simd::Float& sum, Vector a, Vector b) {
     sum += a * b;
   }
 };
 
-// A step of two numbers: the dot product of the instruction set. The terms of a vector
-// are moved as FP32 numbers, and never computed with.
+// A step of two elements along k: the instruction set's dot product of pairs. Vectors of
+// pairs have the type of FP32 vectors, but are only moved and never computed with.
 template <class Simd>
 struct DotProduct {
-  using Term = std::uint32_t;
+  using Packed = std::uint32_t;
   using Vector = typename Simd::Float;
   using Words = typename Simd::Words;
-  static constexpr int kNumbers = 2;
+  static constexpr int kElements = 2;
 
-  static Vector Repeat(Term term) {
-    return reinterpret_cast<Vector>(term - Words{});
+  static Vector Broadcast(Packed pair) {
+    return reinterpret_cast<Vector>(pair - Words{});
   }
-  static Vector Load(const Term* terms) {
+  static Vector Load(const Packed* pairs) {
     Vector v;
-    std::memcpy(&v, terms, sizeof v);
+    std::memcpy(&v, pairs, sizeof v);
     return v;
   }
   static void Accumulate(typename Simd::Float& sum, Vector a, Vector b) {
@@ -51,19 +57,19 @@ struct DotProduct {
   }
 };
 
-// Numbers as they are.
+// Reads elements that are stored in `Format`.
 template <class Simd, class Format>
 struct StoredSource {
   using Element = typename Format::Element;
 
-  // kWidth numbers as FP32, and as bits in the lower half of words.
+  // kWidth elements, as FP32 and as bits in the lower halves of 32-bit words.
   static typename Simd::Float Load(const Element* x) { return Format::Load(x); }
   static typename Simd::Words LoadBits(const Element* x) {
     typename Simd::Shorts shorts;
     std::memcpy(&shorts, x, sizeof shorts);
     return __builtin_convertvector(shorts, typename Simd::Words);
   }
-  // 2 * kWidth numbers, two to a word.
+  // 2 * kWidth elements, two to a 32-bit word.
   static typename Simd::Float LoadPairs(const Element* x) {
     typename Simd::Float pairs;
     std::memcpy(&pairs, x, sizeof pairs);
@@ -71,7 +77,7 @@ struct StoredSource {
   }
 };
 
-// FP32 numbers, rounded to `Format`.
+// Reads FP32 elements and rounds them to `Format`.
 template <class Simd, class Format>
 struct RoundedSource {
   using Element = float;
@@ -94,25 +100,26 @@ struct RoundedSource {
   }
 };
 
-// Reads vectors of terms: kWidth of one row of A or column of B, whose numbers are
-// neighbours in memory, or one of each of kWidth neighbours.
+// Reads vectors of kWidth packed elements, from a matrix that is contiguous along k
+// (Along: successive steps of one row of A or column of B) or across k (Across: one step
+// of kWidth neighbouring rows of A or columns of B).
 template <class Simd, class Step, class Source>
 struct Reader {
   using Element = typename Source::Element;
   using Vector = typename Step::Vector;
-  static constexpr int kWidth = Simd::kWidth, kNumbers = Step::kNumbers;
+  static constexpr int kWidth = Simd::kWidth, kElements = Step::kElements;
 
   static Vector Along(const Element* x) {
-    if constexpr (kNumbers == 1) {
+    if constexpr (kElements == 1) {
       return Source::Load(x);
     } else {
       return Source::LoadPairs(x);
     }
   }
 
-  // `next` is the distance to the next number of a term.
+  // `next` is the stride along k.
   static Vector Across(const Element* x, std::int64_t next) {
-    if constexpr (kNumbers == 1) {
+    if constexpr (kElements == 1) {
       return Source::Load(x);
     } else {
       return reinterpret_cast<Vector>(Source::LoadBits(x) |
@@ -120,25 +127,25 @@ struct Reader {
     }
   }
 
-  // The same for the first `count` numbers, and zeros beyond.
+  // Along for the first `count` elements, with zeros beyond.
   static Vector AlongSome(const Element* x, std::int64_t count) {
-    Element all[kNumbers * kWidth] = {};
+    Element all[kElements * kWidth] = {};
     std::memcpy(all, x, count * sizeof *x);
     return Along(all);
   }
 
-  // The same for `count` neighbours with `numbers` numbers each, and zeros beyond.
+  // Across for `count` neighbours and `depth` elements along k, with zeros beyond.
   static Vector AcrossSome(const Element* x, std::int64_t next, std::int64_t count,
-                           std::int64_t numbers) {
-    Element all[kNumbers * kWidth] = {};
-    for (std::int64_t q = 0; q < numbers; ++q) {
+                           std::int64_t depth) {
+    Element all[kElements * kWidth] = {};
+    for (std::int64_t q = 0; q < depth; ++q) {
       std::memcpy(all + q * kWidth, x + q * next, count * sizeof *x);
     }
     return Across(all, kWidth);
   }
 };
 
-// The step that an instruction set has for a format.
+// The step for a format: DotProduct where the instruction set has one, else MultiplyAdd.
 template <class Simd, class Format, class = void>
 struct StepFor {
   using Type = MultiplyAdd<Simd>;

@@ -1,5 +1,6 @@
-// A part of [outer, channels, inner] as the kernels of the instruction sets see it, and
-// what each provides for it.
+// The interface between the drivers (batch_norm.cc, sum.cc), which cut the tensor
+// [outer, channels, inner] into tiles, and the reductions and elementwise passes over one
+// tile that each instruction set has.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_H_
 #define KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_H_
@@ -10,21 +11,21 @@
 
 namespace keras_mp {
 
-// `count` numbers of each of `channels` channels. Those of one channel lie `stride`
-// apart and the channels side by side; or, where `is_run`, there is one channel and its
-// numbers lie side by side.
+// `count` elements of each of `channels` channels. Where `is_contiguous`, there is one
+// channel and its elements are contiguous; else the channels are interleaved, and the
+// elements of one channel are `stride` apart.
 struct ChannelTile {
   DataType type;
-  bool is_run;
+  bool is_contiguous;
   std::int64_t count;
   std::int64_t channels;
   std::int64_t stride;
   const std::uint16_t* x;
-  const std::uint16_t* of_y;  // for the gradient
+  const std::uint16_t* grad_y;  // of the gradient kernels
   std::uint16_t* to;
 };
 
-// The numbers of each channel that a result is made with.
+// The coefficients of each channel, [channels] each.
 struct Affine {
   const float* mean;
   const float* scale;
@@ -34,21 +35,21 @@ struct Affine {
 struct AffineGradient {
   const float* mean;
   const float* scale;
-  const float* through_mean;
-  const float* through_variance;
+  const float* mean_term;
+  const float* variance_term;
 };
 
 struct ChannelKernel {
   // sum(x)
   void (*sums)(const ChannelTile& tile, float* sums);
-  // Mean of the tile, and the sum of the squared distances from it.
+  // mean(x) of the tile, and sum((x - mean)^2)
   void (*moments)(const ChannelTile& tile, float* mean, float* squares);
   // to = round((x - mean) * scale + offset)
   void (*normalize)(const ChannelTile& tile, const Affine& affine);
-  // sum(of_y), and sum(of_y * (x - mean))
+  // sum(grad_y), and sum(grad_y * (x - mean))
   void (*gradient_sums)(const ChannelTile& tile, const float* mean, float* sums,
                         float* products);
-  // to = round(of_y * scale - (through_mean + (x - mean) * through_variance))
+  // to = round(grad_y * scale - (mean_term + (x - mean) * variance_term))
   void (*gradient)(const ChannelTile& tile, const AffineGradient& affine);
 };
 

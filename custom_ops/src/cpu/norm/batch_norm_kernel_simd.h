@@ -1,5 +1,14 @@
-// The kernels of cpu/norm/batch_norm_kernel.h for one instruction set, as a template; see
-// cpu/gemm/gemm_kernel_simd.h.
+// Batch normalization of one tile of channels, and its reductions, for one instruction
+// set: a template, as cpu/gemm/gemm_kernel_simd.h.
+//
+//   y = round((x - mean) * scale + offset)
+//   grad_x = round(grad_y * scale - (mean_term + (x - mean) * variance_term))
+//
+// A tile is a part of x [outer, channels, inner]: channels that are interleaved, or one
+// that is contiguous (cpu/norm/batch_norm_kernel.h). Elements are 16-bit, sums FP32.
+//
+//   cmake --build build/cpp-plain --target batch_norm_cpu_test &&
+//     build/cpp-plain/batch_norm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_
@@ -12,11 +21,11 @@
 
 namespace keras_mp {
 
-// Channels side by side: a vector has a number of each of several channels.
+// Interleaved channels: the lanes of a vector are neighbouring channels.
 template <class Simd, class Format>
-struct Columns {
+struct InterleavedChannels {
   using Float = typename Simd::Float;
-  // In 16-bit numbers a line of the cache with vectors of 8.
+  // With vectors of 8 lanes, 4 vectors of 16-bit elements are a cache line.
   static constexpr int kVectors = 4;
 
   static void Sums(const ChannelTile& tile, float* sums) {
@@ -35,7 +44,7 @@ struct Columns {
   }
 
   static void Moments(const ChannelTile& tile, float* mean, float* squares) {
-    const Float count = Set<Simd>(static_cast<float>(tile.count));
+    const Float count = Broadcast<Simd>(static_cast<float>(tile.count));
     ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float sum[kParts] = {};
@@ -95,9 +104,9 @@ struct Columns {
         const std::int64_t at = i * tile.stride + c;
 #pragma GCC unroll 4
         for (int v = 0; v < kParts; ++v) {
-          const Float of_y = part.Load(tile.of_y + at, v);
-          sum[v] += of_y;
-          product[v] += of_y * (part.Load(tile.x + at, v) - mean[v]);
+          const Float grad_y = part.Load(tile.grad_y + at, v);
+          sum[v] += grad_y;
+          product[v] += grad_y * (part.Load(tile.x + at, v) - mean[v]);
         }
       }
 #pragma GCC unroll 4
@@ -109,35 +118,35 @@ struct Columns {
   }
 
   static void Gradient(const ChannelTile& tile, const AffineGradient& affine) {
-    // Half as many vectors: each needs four registers for its channels.
+    // Half as many vectors: each needs four registers of coefficients.
     ForVectors<Simd, Format, kVectors / 2>(
         tile.channels, [&](auto part, std::int64_t c) {
           constexpr int kParts = decltype(part)::kVectors;
-          Float mean[kParts], scale[kParts], through[kParts], slope[kParts];
+          Float mean[kParts], scale[kParts], mean_term[kParts], variance_term[kParts];
 #pragma GCC unroll 4
           for (int v = 0; v < kParts; ++v) {
             mean[v] = part.Load(affine.mean + c, v);
             scale[v] = part.Load(affine.scale + c, v);
-            through[v] = part.Load(affine.through_mean + c, v);
-            slope[v] = part.Load(affine.through_variance + c, v);
+            mean_term[v] = part.Load(affine.mean_term + c, v);
+            variance_term[v] = part.Load(affine.variance_term + c, v);
           }
           for (std::int64_t i = 0; i < tile.count; ++i) {
             const std::int64_t at = i * tile.stride + c;
 #pragma GCC unroll 4
             for (int v = 0; v < kParts; ++v) {
               const Float x = part.Load(tile.x + at, v) - mean[v];
-              const Float of_y = part.Load(tile.of_y + at, v);
+              const Float grad_y = part.Load(tile.grad_y + at, v);
               part.Store(tile.to + at, v,
-                         of_y * scale[v] - (through[v] + x * slope[v]));
+                         grad_y * scale[v] - (mean_term[v] + x * variance_term[v]));
             }
           }
         });
   }
 };
 
-// One channel whose numbers lie side by side: a vector has several of them.
+// One contiguous channel: the lanes of a vector are its elements.
 template <class Simd, class Format>
-struct Run {
+struct ContiguousChannel {
   using Float = typename Simd::Float;
   static constexpr int kVectors = 4;
 
@@ -164,7 +173,7 @@ struct Run {
     Float square[kVectors] = {};
     Sums(tile, mean);
     *mean /= static_cast<float>(tile.count);
-    const Float center = Set<Simd>(*mean);
+    const Float center = Broadcast<Simd>(*mean);
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
       for (int v = 0; v < decltype(part)::kVectors; ++v) {
@@ -176,8 +185,9 @@ struct Run {
   }
 
   static void Normalize(const ChannelTile& tile, const Affine& affine) {
-    const Float mean = Set<Simd>(*affine.mean), scale = Set<Simd>(*affine.scale);
-    const Float offset = Set<Simd>(*affine.offset);
+    const Float mean = Broadcast<Simd>(*affine.mean);
+    const Float scale = Broadcast<Simd>(*affine.scale);
+    const Float offset = Broadcast<Simd>(*affine.offset);
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
       for (int v = 0; v < decltype(part)::kVectors; ++v) {
@@ -189,14 +199,14 @@ struct Run {
 
   static void GradientSums(const ChannelTile& tile, const float* means, float* sums,
                            float* products) {
-    const Float mean = Set<Simd>(*means);
+    const Float mean = Broadcast<Simd>(*means);
     Float sum[kVectors] = {}, product[kVectors] = {};
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
       for (int v = 0; v < decltype(part)::kVectors; ++v) {
-        const Float of_y = part.Load(tile.of_y + i, v);
-        sum[v] += of_y;
-        product[v] += of_y * (part.Load(tile.x + i, v) - mean);
+        const Float grad_y = part.Load(tile.grad_y + i, v);
+        sum[v] += grad_y;
+        product[v] += grad_y * (part.Load(tile.x + i, v) - mean);
       }
     });
     *sums = Sum(sum);
@@ -204,31 +214,33 @@ struct Run {
   }
 
   static void Gradient(const ChannelTile& tile, const AffineGradient& affine) {
-    const Float mean = Set<Simd>(*affine.mean), scale = Set<Simd>(*affine.scale);
-    const Float through = Set<Simd>(*affine.through_mean);
-    const Float slope = Set<Simd>(*affine.through_variance);
+    const Float mean = Broadcast<Simd>(*affine.mean);
+    const Float scale = Broadcast<Simd>(*affine.scale);
+    const Float mean_term = Broadcast<Simd>(*affine.mean_term);
+    const Float variance_term = Broadcast<Simd>(*affine.variance_term);
     ForVectors<Simd, Format, kVectors>(tile.count, [&](auto part, std::int64_t i) {
 #pragma GCC unroll 4
       for (int v = 0; v < decltype(part)::kVectors; ++v) {
         const Float x = part.Load(tile.x + i, v) - mean;
-        const Float of_y = part.Load(tile.of_y + i, v);
-        part.Store(tile.to + i, v, of_y * scale - (through + x * slope));
+        const Float grad_y = part.Load(tile.grad_y + i, v);
+        part.Store(tile.to + i, v, grad_y * scale - (mean_term + x * variance_term));
       }
     });
   }
 };
 
-// Calls the function of the layout and format of a tile.
+// Selects the function for the layout and the format of a tile.
 template <class Simd>
 struct ChannelTileOf {
   template <class Function>
   static void With(const ChannelTile& tile, const Function& function) {
     const bool half = tile.type == DataType::kHalf;
-    if (tile.is_run) {
-      half ? function(Run<Simd, Half<Simd>>{}) : function(Run<Simd, Bfloat16<Simd>>{});
+    if (tile.is_contiguous) {
+      half ? function(ContiguousChannel<Simd, Half<Simd>>{})
+           : function(ContiguousChannel<Simd, Bfloat16<Simd>>{});
     } else {
-      half ? function(Columns<Simd, Half<Simd>>{})
-           : function(Columns<Simd, Bfloat16<Simd>>{});
+      half ? function(InterleavedChannels<Simd, Half<Simd>>{})
+           : function(InterleavedChannels<Simd, Bfloat16<Simd>>{});
     }
   }
 

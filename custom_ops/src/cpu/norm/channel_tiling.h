@@ -1,4 +1,5 @@
-// [outer, channels, inner] cut into tiles.
+// The tiling of a tensor [outer, channels, inner] for the kernels of
+// cpu/norm/batch_norm_kernel.h.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_CHANNEL_TILING_H_
 #define KERAS_MP_SRC_CPU_NORM_CHANNEL_TILING_H_
@@ -6,34 +7,38 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "cpu/norm/batch_norm_kernel.h"
 #include "keras_mp/channel_shape.h"
-#include "common/ceil_div.h"
 
 namespace keras_mp {
 
-// The tiles of x. The numbers of a channel are cut into parts; each part has a tile, or,
-// where channels lie side by side, shares one with its neighbours.
-class Tiles {
+// The elements of a channel are cut into parts of at most kElements, whose sums are FP32.
+// A tile is one part of one channel where inner != 1 (contiguous), else the same part of
+// up to kChannels neighbouring channels (interleaved).
+class ChannelTiling {
  public:
-  Tiles(const ChannelShape& shape, DataType type) : shape_(shape), type_(type) {
-    // Two tiles of 16-bit numbers fit into the second cache.
-    const std::int64_t numbers_in_a_row = is_run() ? shape.inner : shape.outer;
-    numbers_ = std::min(numbers_in_a_row, kNumbers);
-    parts_in_a_row_ = CeilDiv(numbers_in_a_row, kNumbers);
-    channels_ = is_run() ? 1 : std::clamp<std::int64_t>(shape.channels, 1, kChannels);
+  ChannelTiling(const ChannelShape& shape, DataType type) : shape_(shape), type_(type) {
+    // Two tiles of 16-bit elements fit into the L2 cache.
+    const std::int64_t row = is_contiguous() ? shape.inner : shape.outer;
+    elements_ = std::min(row, kElements);
+    parts_per_row_ = CeilDiv(row, kElements);
+    channels_ =
+        is_contiguous() ? 1 : std::clamp<std::int64_t>(shape.channels, 1, kChannels);
     channel_groups_ = CeilDiv(shape.channels, channels_);
   }
 
-  std::int64_t parts() const { return parts_in_a_row_ * (is_run() ? shape_.outer : 1); }
+  std::int64_t parts() const {
+    return parts_per_row_ * (is_contiguous() ? shape_.outer : 1);
+  }
   std::int64_t size() const { return parts() * channel_groups_; }
-  // How many numbers a tile has at most.
-  std::int64_t numbers() const { return numbers_ * channels_; }
+  // The most elements of a tile.
+  std::int64_t elements() const { return elements_ * channels_; }
 
-  // How many numbers of each channel a part has.
+  // The elements of each channel in a part.
   std::int64_t CountOf(std::int64_t part) const {
-    const std::int64_t row = is_run() ? shape_.inner : shape_.outer;
-    return std::min(numbers_, row - part % parts_in_a_row_ * numbers_);
+    const std::int64_t row = is_contiguous() ? shape_.inner : shape_.outer;
+    return std::min(elements_, row - part % parts_per_row_ * elements_);
   }
 
   struct Place {
@@ -41,37 +46,38 @@ class Tiles {
     ChannelTile tile;
   };
 
-  Place At(std::int64_t index, const void* x, const void* of_y, void* to) const {
+  Place At(std::int64_t index, const void* x, const void* grad_y, void* to) const {
     Place place;
     place.part = index / channel_groups_;
     place.channel = index % channel_groups_ * channels_;
-    const std::int64_t first = place.part % parts_in_a_row_ * numbers_;
+    const std::int64_t first = place.part % parts_per_row_ * elements_;
     const std::int64_t at =
-        is_run() ? (place.part / parts_in_a_row_ * shape_.channels + place.channel) *
-                           shape_.inner +
-                       first
-                 : first * shape_.channels + place.channel;
+        is_contiguous()
+            ? (place.part / parts_per_row_ * shape_.channels + place.channel) *
+                      shape_.inner +
+                  first
+            : first * shape_.channels + place.channel;
     place.tile.type = type_;
-    place.tile.is_run = is_run();
+    place.tile.is_contiguous = is_contiguous();
     place.tile.count = CountOf(place.part);
     place.tile.channels = std::min(channels_, shape_.channels - place.channel);
     place.tile.stride = shape_.channels;
     place.tile.x = static_cast<const std::uint16_t*>(x) + at;
-    place.tile.of_y =
-        of_y ? static_cast<const std::uint16_t*>(of_y) + at : nullptr;
+    place.tile.grad_y =
+        grad_y ? static_cast<const std::uint16_t*>(grad_y) + at : nullptr;
     place.tile.to = to ? static_cast<std::uint16_t*>(to) + at : nullptr;
     return place;
   }
 
  private:
-  static constexpr std::int64_t kNumbers = 256;
+  static constexpr std::int64_t kElements = 256;
   static constexpr std::int64_t kChannels = 128;
 
-  bool is_run() const { return shape_.inner != 1; }
+  bool is_contiguous() const { return shape_.inner != 1; }
 
   ChannelShape shape_;
   DataType type_;
-  std::int64_t numbers_, parts_in_a_row_, channels_, channel_groups_;
+  std::int64_t elements_, parts_per_row_, channels_, channel_groups_;
 };
 
 }  // namespace keras_mp

@@ -1,4 +1,4 @@
-// What the functions on the rows of a matrix, or on channels, refuse.
+// The argument checks of the kernels on rows and channels.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_CHECK_ARGUMENTS_H_
 #define KERAS_MP_SRC_CPU_NORM_CHECK_ARGUMENTS_H_

@@ -1,4 +1,4 @@
-// Memory for a matrix of partial sums.
+// A matrix of partial sums [rows, size] in FP32. ok() is false without memory.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
 #define KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
@@ -9,9 +9,9 @@
 
 namespace keras_mp {
 
-class Rows {
+class PartialSums {
  public:
-  Rows(std::int64_t rows, std::int64_t size)
+  PartialSums(std::int64_t rows, std::int64_t size)
       : size_(size), numbers_(new (std::nothrow) float[rows * size + 1]) {}
 
   bool ok() const { return numbers_ != nullptr; }

@@ -1,18 +1,29 @@
+// The driver of row normalization (layer, root mean square, unit length) on a CPU: runs
+// the kernel of the instruction set (cpu/norm/row_norm_kernel_simd.h) on each row, in
+// parallel.
+//
+//   y = round(gamma * z + beta), z the normalized row of keras_mp/row_norm_cpu.h
+//
+// x and y are [rows, size], packed; gamma and beta [size].
+//
+//   cmake --build build/cpp-plain --target row_norm_cpu_test &&
+//     build/cpp-plain/row_norm_cpu_test
+
 #include "keras_mp/row_norm_cpu.h"
 
 #include <algorithm>
 
-#include "cpu/kernels.h"
 #include "common/ceil_div.h"
-#include "cpu/runtime/parallel.h"
+#include "cpu/kernels.h"
 #include "cpu/norm/check_arguments.h"
 #include "cpu/norm/partial_sums.h"
+#include "cpu/runtime/parallel.h"
 
 namespace keras_mp {
 namespace {
 
-// Adds up what each group of rows has, in double.
-void AddUp(Rows& parts, std::int64_t groups, std::int64_t size, float* total) {
+// Sums the partial sums of all groups of rows, in double.
+void SumGroups(PartialSums& parts, std::int64_t groups, std::int64_t size, float* total) {
   for (std::int64_t i = 0; i < size; ++i) {
     double sum = 0;
     for (std::int64_t group = 0; group < groups; ++group) sum += parts[group][i];
@@ -24,9 +35,9 @@ void AddUp(Rows& parts, std::int64_t groups, std::int64_t size, float* total) {
 
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel, Isa isa) {
   const Status status = CheckRows(norm.rows, norm.size, norm.type, isa);
-  if (!status.ok() || HasNone({norm.rows, norm.size})) return status;
+  if (!status.ok() || IsEmpty({norm.rows, norm.size})) return status;
   const auto row = KernelsOf(isa)->rows->norm;
-  ForPieces(parallel, norm.rows, norm.size, [&](std::int64_t i) { row(norm, i); });
+  ParallelFor(parallel, norm.rows, norm.size, [&](std::int64_t i) { row(norm, i); });
   return {};
 }
 
@@ -37,28 +48,28 @@ Status RowNormGradientCpu(const RowNormGradient& gradient, const Parallel& paral
   if (!status.ok() || size == 0) return status;
   const auto row = KernelsOf(isa)->rows->norm_gradient;
 
-  // Rows whose gradients of gamma and beta are added up in FP32.
+  // Groups of rows, whose gradients of gamma and beta are summed in FP32.
   constexpr std::int64_t kFewest = 16, kMost = 256;
-  const std::int64_t fit = kNumbersOfATask / std::max<std::int64_t>(1, size);
-  const std::int64_t of_a_group = std::clamp(fit, kFewest, kMost);
-  const std::int64_t groups = CeilDiv(rows, of_a_group);
-  Rows of_gamma(gradient.of_gamma ? groups : 0, size);
-  Rows of_beta(gradient.of_beta ? groups : 0, size);
-  if (!of_gamma.ok() || !of_beta.ok()) {
+  const std::int64_t fit = kElementsPerTask / std::max<std::int64_t>(1, size);
+  const std::int64_t group_rows = std::clamp(fit, kFewest, kMost);
+  const std::int64_t groups = CeilDiv(rows, group_rows);
+  PartialSums grad_gamma(gradient.grad_gamma ? groups : 0, size);
+  PartialSums grad_beta(gradient.grad_beta ? groups : 0, size);
+  if (!grad_gamma.ok() || !grad_beta.ok()) {
     return {StatusCode::kOutOfMemory, "no memory for partial sums"};
   }
-  ForPieces(parallel, groups, of_a_group * size, [&](std::int64_t group) {
-    float* gamma = gradient.of_gamma ? of_gamma[group] : nullptr;
-    float* beta = gradient.of_beta ? of_beta[group] : nullptr;
+  ParallelFor(parallel, groups, group_rows * size, [&](std::int64_t group) {
+    float* gamma = gradient.grad_gamma ? grad_gamma[group] : nullptr;
+    float* beta = gradient.grad_beta ? grad_beta[group] : nullptr;
     if (gamma) std::fill_n(gamma, size, 0.0f);
     if (beta) std::fill_n(beta, size, 0.0f);
-    const std::int64_t end = std::min(rows, (group + 1) * of_a_group);
-    for (std::int64_t i = group * of_a_group; i < end; ++i) {
+    const std::int64_t end = std::min(rows, (group + 1) * group_rows);
+    for (std::int64_t i = group * group_rows; i < end; ++i) {
       row(gradient, i, gamma, beta);
     }
   });
-  if (gradient.of_gamma) AddUp(of_gamma, groups, size, gradient.of_gamma);
-  if (gradient.of_beta) AddUp(of_beta, groups, size, gradient.of_beta);
+  if (gradient.grad_gamma) SumGroups(grad_gamma, groups, size, gradient.grad_gamma);
+  if (gradient.grad_beta) SumGroups(grad_beta, groups, size, gradient.grad_beta);
   return {};
 }
 

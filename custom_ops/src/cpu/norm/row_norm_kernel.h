@@ -1,4 +1,5 @@
-// What each instruction set provides for the rows of a matrix.
+// The softmax and the normalization of one row of a matrix, which each instruction set
+// has.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
 #define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
@@ -10,14 +11,14 @@
 
 namespace keras_mp {
 
-// Each computes one row.
+// Each function computes row `row` of a matrix [rows, size].
 struct RowKernel {
   void (*softmax)(const Softmax& softmax, std::int64_t row);
   void (*softmax_gradient)(const SoftmaxGradient& gradient, std::int64_t row);
   void (*norm)(const RowNorm& norm, std::int64_t row);
-  // Adds what this row gives to of_gamma and of_beta, where these are not null.
+  // Adds the terms of this row to grad_gamma and grad_beta, where these are not null.
   void (*norm_gradient)(const RowNormGradient& gradient, std::int64_t row,
-                        float* of_gamma, float* of_beta);
+                        float* grad_gamma, float* grad_beta);
 };
 
 }  // namespace keras_mp

@@ -1,5 +1,13 @@
-// The kernels of cpu/norm/row_norm_kernel.h for one instruction set, as a template; see
-// cpu/gemm/gemm_kernel_simd.h.
+// The softmax and the normalization of one row, and their gradients, for one instruction
+// set: a template, as cpu/gemm/gemm_kernel_simd.h.
+//
+//   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
+//   y = round(gamma * (x - mean) * inverse + beta)
+//
+// Matrices are [rows, size], packed, in 16 bits; gamma and beta [size] in FP32.
+//
+//   cmake --build build/cpp-plain --target row_norm_cpu_test softmax_cpu_test &&
+//     ctest --test-dir build/cpp-plain -R "row_norm|softmax"
 
 #ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_
@@ -11,8 +19,8 @@
 
 #include "cpu/norm/row_norm_kernel.h"
 #include "cpu/simd/simd.h"
-#include "cpu/simd/vector_math.h"
 #include "cpu/simd/vector_loop.h"
+#include "cpu/simd/vector_math.h"
 
 namespace keras_mp {
 
@@ -23,8 +31,8 @@ struct Row {
   static constexpr int kVectors = 4;
   static constexpr std::int64_t kChunk = 1024;
 
-  // Calls body(vectors, v, i) for each vector of [0, size): it is the v-th of `vectors`,
-  // which begin at i.
+  // Calls body(vectors, v, i) for each vector of [0, size): the v-th of `vectors`, whose
+  // first element is i.
   template <class Body>
   static void ForEach(std::int64_t size, const Body& body) {
     ForVectors<Simd, Format, kVectors>(size, [&](auto part, std::int64_t i) {
@@ -61,7 +69,7 @@ struct Row {
     double first = 0, second = 0;
   };
 
-  // The sums of both numbers of term(vectors, v, i) over a row.
+  // The sums of both members of term(vectors, v, i) over a row.
   template <class Term>
   static Totals SumPairs(std::int64_t size, const Term& term) {
     Totals totals;
@@ -78,14 +86,14 @@ struct Row {
     return totals;
   }
 
-  // Looks past NaN, whose row becomes NaN in any case.
+  // Ignores NaN, which makes its row NaN in any case.
   static float Max(const std::uint16_t* x, std::int64_t size) {
     const float least = -std::numeric_limits<float>::infinity();
     Float most[kVectors];
-    for (Float& one : most) one = Set<Simd>(least);
+    for (Float& one : most) one = Broadcast<Simd>(least);
     ForEach(size, [&](auto part, int v, std::int64_t i) {
-      const Float number = part.Fill(part.Load(x + i, v), least);
-      most[v] = number > most[v] ? number : most[v];
+      const Float value = part.Fill(part.Load(x + i, v), least);
+      most[v] = value > most[v] ? value : most[v];
     });
     float found = least;
     for (const Float& one : most) {
@@ -101,12 +109,12 @@ struct Row {
     return static_cast<std::uint16_t*>(matrix) + index;
   }
 
-  // The exponentials of a row, less its largest number. Those of a short row are kept:
-  // computing them takes longer than all the rest.
+  // exp(x - max(x)) of a row. A short row is kept from the first pass for the second,
+  // because the exponentials take longer than all the rest.
   class Exponentials {
    public:
     Exponentials(const std::uint16_t* x, std::int64_t size)
-        : x_(x), max_(Set<Simd>(Max(x, size))), is_kept_(size <= kChunk) {}
+        : x_(x), max_(Broadcast<Simd>(Max(x, size))), is_kept_(size <= kChunk) {}
 
     template <class Part>
     Float Compute(Part part, int v, std::int64_t i) {
@@ -135,7 +143,7 @@ struct Row {
     const double sum = Sum(size, [&](auto part, int v, std::int64_t i) {
       return exponentials.Compute(part, v, i);
     });
-    const Float inverse = Set<Simd>(static_cast<float>(1 / sum));
+    const Float inverse = Broadcast<Simd>(static_cast<float>(1 / sum));
     ForEach(size, [&](auto part, int v, std::int64_t i) {
       part.Store(y + i, v, exponentials.Again(part, v, i) * inverse);
     });
@@ -143,27 +151,27 @@ struct Row {
 
   static void SoftmaxGradientRow(const SoftmaxGradient& gradient, std::int64_t row) {
     const std::int64_t size = gradient.size;
-    const std::uint16_t* of_y = At(gradient.of_y, row * size);
-    std::uint16_t* of_x = At(gradient.of_x, row * size);
+    const std::uint16_t* grad_y = At(gradient.grad_y, row * size);
+    std::uint16_t* grad_x = At(gradient.grad_x, row * size);
     Exponentials exponentials(At(gradient.x, row * size), size);
     const Totals totals = SumPairs(size, [&](auto part, int v, std::int64_t i) {
       const Float e = exponentials.Compute(part, v, i);
-      return Pair{e, e * part.Load(of_y + i, v)};
+      return Pair{e, e * part.Load(grad_y + i, v)};
     });
-    const Float inverse = Set<Simd>(static_cast<float>(1 / totals.first));
-    const Float mean = Set<Simd>(static_cast<float>(totals.second / totals.first));
+    const Float inverse = Broadcast<Simd>(static_cast<float>(1 / totals.first));
+    const Float mean = Broadcast<Simd>(static_cast<float>(totals.second / totals.first));
     ForEach(size, [&](auto part, int v, std::int64_t i) {
       const Float p = exponentials.Again(part, v, i) * inverse;
-      part.Store(of_x + i, v, p * (part.Load(of_y + i, v) - mean));
+      part.Store(grad_x + i, v, p * (part.Load(grad_y + i, v) - mean));
     });
   }
 
-  // The mean that is taken off a row, and what the rest is multiplied with.
+  // The statistics of a row: z = (x - mean) * inverse.
   struct Scale {
     float mean, inverse;
-    double count;  // that the squares are divided by
-    bool is_zero;  // a row that has no direction
-    bool is_short;  // one that is divided by epsilon, not by its length
+    double count;  // divisor of the sum of squares: size, or 1 for unit length
+    bool is_zero;  // unit length: a row of zeros
+    bool is_short;  // unit length: a row divided by epsilon, not by its length
   };
 
   static Scale ScaleOf(const std::uint16_t* x, std::int64_t size, RowNormKind kind,
@@ -175,7 +183,7 @@ struct Row {
       });
       scale.mean = static_cast<float>(sum / scale.count);
     }
-    const Float mean = Set<Simd>(scale.mean);
+    const Float mean = Broadcast<Simd>(scale.mean);
     const double squares = Sum(size, [&](auto part, int v, std::int64_t i) {
       const Float distance = part.Load(x + i, v) - mean;
       return distance * distance;
@@ -197,7 +205,8 @@ struct Row {
     const std::uint16_t* x = At(norm.x, row * size);
     std::uint16_t* y = At(norm.y, row * size);
     const Scale scale = ScaleOf(x, size, norm.kind, norm.epsilon);
-    const Float mean = Set<Simd>(scale.mean), inverse = Set<Simd>(scale.inverse);
+    const Float mean = Broadcast<Simd>(scale.mean);
+    const Float inverse = Broadcast<Simd>(scale.inverse);
     ForEach(size, [&](auto part, int v, std::int64_t i) {
       Float z = (part.Load(x + i, v) - mean) * inverse;
       if (norm.gamma) z *= part.Load(norm.gamma + i, v);
@@ -207,42 +216,43 @@ struct Row {
   }
 
   static void NormGradientRow(const RowNormGradient& gradient, std::int64_t row,
-                              float* of_gamma, float* of_beta) {
+                              float* grad_gamma, float* grad_beta) {
     const std::int64_t size = gradient.size;
     const std::uint16_t* x = At(gradient.x, row * size);
-    const std::uint16_t* of_y = At(gradient.of_y, row * size);
-    std::uint16_t* of_x = At(gradient.of_x, row * size);
+    const std::uint16_t* grad_y = At(gradient.grad_y, row * size);
+    std::uint16_t* grad_x = At(gradient.grad_x, row * size);
     const Scale scale = ScaleOf(x, size, gradient.kind, gradient.epsilon);
-    const Float mean = Set<Simd>(scale.mean), inverse = Set<Simd>(scale.inverse);
+    const Float mean = Broadcast<Simd>(scale.mean);
+    const Float inverse = Broadcast<Simd>(scale.inverse);
     const auto z_at = [&](auto part, int v, std::int64_t i) {
       return (part.Load(x + i, v) - mean) * inverse;
     };
-    const auto of_z_at = [&](auto part, int v, std::int64_t i) {
-      const Float d = part.Load(of_y + i, v);
+    const auto grad_z_at = [&](auto part, int v, std::int64_t i) {
+      const Float d = part.Load(grad_y + i, v);
       return gradient.gamma ? d * part.Load(gradient.gamma + i, v) : d;
     };
     const Totals totals = SumPairs(size, [&](auto part, int v, std::int64_t i) {
-      const Float of_z = of_z_at(part, v, i);
-      return Pair{of_z, of_z * z_at(part, v, i)};
+      const Float grad_z = grad_z_at(part, v, i);
+      return Pair{grad_z, grad_z * z_at(part, v, i)};
     });
     const bool centered = gradient.kind == RowNormKind::kLayer;
-    const double through = centered ? totals.first / scale.count : 0;
-    const Float through_mean = Set<Simd>(static_cast<float>(through));
-    const double along = scale.is_short ? 0 : totals.second / scale.count;
-    const Float through_length = Set<Simd>(static_cast<float>(along));
-    const Float slope_inverse = Set<Simd>(scale.is_zero ? 0 : scale.inverse);
+    const double mean_grad_z = centered ? totals.first / scale.count : 0;
+    const Float mean_term = Broadcast<Simd>(static_cast<float>(mean_grad_z));
+    const double mean_grad_z_z = scale.is_short ? 0 : totals.second / scale.count;
+    const Float length_term = Broadcast<Simd>(static_cast<float>(mean_grad_z_z));
+    const Float factor = Broadcast<Simd>(scale.is_zero ? 0 : scale.inverse);
     ForEach(size, [&](auto part, int v, std::int64_t i) {
       const Float z = z_at(part, v, i);
-      const Float slope = of_z_at(part, v, i) - through_mean - z * through_length;
-      part.Store(of_x + i, v, slope * slope_inverse);
-      const Float d = part.Load(of_y + i, v);
-      if (of_gamma) part.Store(of_gamma + i, v, part.Load(of_gamma + i, v) + d * z);
-      if (of_beta) part.Store(of_beta + i, v, part.Load(of_beta + i, v) + d);
+      const Float grad = grad_z_at(part, v, i) - mean_term - z * length_term;
+      part.Store(grad_x + i, v, grad * factor);
+      const Float d = part.Load(grad_y + i, v);
+      if (grad_gamma) part.Store(grad_gamma + i, v, part.Load(grad_gamma + i, v) + d * z);
+      if (grad_beta) part.Store(grad_beta + i, v, part.Load(grad_beta + i, v) + d);
     });
   }
 };
 
-// Calls the function of the format of a matrix.
+// Selects the function for the format of a matrix.
 template <class Simd>
 struct RowOf {
   template <class Function>
@@ -261,9 +271,9 @@ struct RowOf {
     With(norm.type, [&](auto kernel) { kernel.NormRow(norm, row); });
   }
   static void NormGradientRow(const RowNormGradient& gradient, std::int64_t row,
-                              float* of_gamma, float* of_beta) {
+                              float* grad_gamma, float* grad_beta) {
     With(gradient.type, [&](auto kernel) {
-      kernel.NormGradientRow(gradient, row, of_gamma, of_beta);
+      kernel.NormGradientRow(gradient, row, grad_gamma, grad_beta);
     });
   }
 };

@@ -1,5 +1,14 @@
-// Both ways each result is a weighted sum over a box: of the numbers of a window, or of
-// the results whose windows have a number.
+// The driver of average pooling and of its gradient on a CPU: runs the kernel of the
+// instruction set (cpu/pool/average_pool_kernel_simd.h) for each element of the result.
+//
+//   y[o] = round(mean of x over window o)
+//   grad_x[i] = round(sum over the windows o that contain i of grad_y[o] / size of o)
+//
+// Both are weighted sums over a window of positions. x is [batch, a, b, c, channels] and
+// y likewise, packed, in 16 bits.
+//
+//   cmake --build build/cpp-plain --target average_pool_cpu_test &&
+//     build/cpp-plain/average_pool_cpu_test
 
 #include "keras_mp/average_pool_cpu.h"
 
@@ -14,16 +23,16 @@ namespace {
 
 constexpr float kOne = 1;
 
-// Of one dimension: the positions [first, first + count) that each result is made of,
-// and the weights of a gradient.
-struct Ranges {
+// Of one dimension: the positions [first, first + count) that each result sums over, and
+// the weights of the gradient.
+struct WindowRanges {
   std::vector<std::int64_t> first, count;
   std::vector<float> weights;
 };
 
-// Of a window the part that lies inside of x.
-Ranges Windows(const PooledDimension& d) {
-  Ranges ranges;
+// The part of each window that lies inside x.
+WindowRanges Windows(const PooledDimension& d) {
+  WindowRanges ranges;
   for (std::int64_t o = 0; o < d.pooled; ++o) {
     const std::int64_t begin = o * d.stride - d.before;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, d.size);
@@ -35,9 +44,9 @@ Ranges Windows(const PooledDimension& d) {
   return ranges;
 }
 
-// For each number of x the windows that have it; a window has its weight.
-Ranges WindowsOfNumbers(const PooledDimension& d) {
-  Ranges ranges;
+// The windows that contain each position of x, with the weight of each window.
+WindowRanges WindowsOfInputs(const PooledDimension& d) {
+  WindowRanges ranges;
   ranges.weights = Windows(d).weights;
   for (std::int64_t i = 0; i < d.size; ++i) {
     const std::int64_t at = i + d.before;
@@ -72,38 +81,38 @@ Status Check(const AveragePool& pool, Isa isa) {
   return {};
 }
 
-// `sizes` are those of what is read. A mean has one weight for its whole box, which is
-// applied once; a gradient has one for each position.
-void SumBoxes(const AveragePool& pool, const Ranges (&ranges)[3],
-              const std::int64_t (&sizes)[3], bool is_mean, const Parallel& parallel,
-              Isa isa) {
+// `sizes` are those of the tensor that is read. A mean has one weight for its whole
+// window, which is applied once; a gradient has one for each position.
+void SumWindows(const AveragePool& pool, const WindowRanges (&ranges)[3],
+                const std::int64_t (&sizes)[3], bool is_mean, const Parallel& parallel,
+                Isa isa) {
   const auto& kernel = *KernelsOf(isa)->pool;
   const auto results = [&](int d) {
     return static_cast<std::int64_t>(ranges[d].first.size());
   };
   const std::int64_t channels = pool.channels;
   const std::int64_t rows = pool.batch * results(0) * results(1);
-  ForPieces(parallel, rows, results(2) * channels, [&](std::int64_t row) {
+  ParallelFor(parallel, rows, results(2) * channels, [&](std::int64_t row) {
     const std::int64_t n = row / (results(0) * results(1));
     std::int64_t at[3] = {row / results(1) % results(0), row % results(1), 0};
-    Box box;
-    box.weight_step = is_mean ? 0 : 1;
+    PoolWindow window;
+    window.weight_step = is_mean ? 0 : 1;
     std::int64_t distance = channels;
     for (int d = 2; d >= 0; --d) {
-      box.distance[d] = distance;
+      window.stride[d] = distance;
       distance *= sizes[d];
     }
     const auto* from = static_cast<const std::uint16_t*>(pool.from) + n * distance;
     for (; at[2] < results(2); ++at[2]) {
       std::int64_t count = 1;
       for (int d = 0; d < 3; ++d) {
-        box.first[d] = ranges[d].first[at[d]];
-        box.count[d] = ranges[d].count[at[d]];
-        box.weights[d] = is_mean ? &kOne : ranges[d].weights.data() + box.first[d];
-        count *= box.count[d];
+        window.first[d] = ranges[d].first[at[d]];
+        window.count[d] = ranges[d].count[at[d]];
+        window.weights[d] = is_mean ? &kOne : ranges[d].weights.data() + window.first[d];
+        count *= window.count[d];
       }
-      box.scale = is_mean ? 1.0f / static_cast<float>(count) : 1.0f;
-      kernel.weighted_sum(pool.type, from, box, channels, pool.to,
+      window.scale = is_mean ? 1.0f / static_cast<float>(count) : 1.0f;
+      kernel.weighted_sum(pool.type, from, window, channels, pool.to,
                           (row * results(2) + at[2]) * channels);
     }
   });
@@ -115,9 +124,9 @@ Status AveragePoolCpu(const AveragePool& pool, const Parallel& parallel, Isa isa
   const Status status = Check(pool, isa);
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
-  if (HasNone({pool.batch, a.pooled, b.pooled, c.pooled, pool.channels})) return {};
-  SumBoxes(pool, {Windows(a), Windows(b), Windows(c)}, {a.size, b.size, c.size},
-           /*is_mean=*/true, parallel, isa);
+  if (IsEmpty({pool.batch, a.pooled, b.pooled, c.pooled, pool.channels})) return {};
+  SumWindows(pool, {Windows(a), Windows(b), Windows(c)}, {a.size, b.size, c.size},
+             /*is_mean=*/true, parallel, isa);
   return {};
 }
 
@@ -126,9 +135,9 @@ Status AveragePoolGradientCpu(const AveragePool& pool, const Parallel& parallel,
   const Status status = Check(pool, isa);
   if (!status.ok()) return status;
   const auto& [a, b, c] = pool.dimensions;
-  if (HasNone({pool.batch, a.size, b.size, c.size, pool.channels})) return {};
-  SumBoxes(pool, {WindowsOfNumbers(a), WindowsOfNumbers(b), WindowsOfNumbers(c)},
-           {a.pooled, b.pooled, c.pooled}, /*is_mean=*/false, parallel, isa);
+  if (IsEmpty({pool.batch, a.size, b.size, c.size, pool.channels})) return {};
+  SumWindows(pool, {WindowsOfInputs(a), WindowsOfInputs(b), WindowsOfInputs(c)},
+             {a.pooled, b.pooled, c.pooled}, /*is_mean=*/false, parallel, isa);
   return {};
 }
 

@@ -1,3 +1,5 @@
+// Which instruction sets this library and this machine have, and the kernels of each.
+
 #include "keras_mp/cpu.h"
 
 #include <cstdlib>
@@ -19,7 +21,7 @@ bool MachineHas(Isa isa) {
            __builtin_cpu_supports("f16c");
   }
 #endif
-  // NEON belongs to every aarch64, and is built for nothing else.
+  // Every aarch64 has NEON, and its kernels are built for no other processor.
   return isa == Isa::kPortable || isa == Isa::kNeon;
 }
 
@@ -30,7 +32,7 @@ Isa NamedIsa(const std::string& name) {
   return Isa::kUnknown;
 }
 
-// The kernels of avx512, but for the product of bfloat16.
+// The kernels of avx512, except for the GEMM of bfloat16.
 const Kernels* Avx512Bf16Kernels() {
   if (Avx512Bf16Bfloat16Gemm() == nullptr) return nullptr;
   static const Kernels kernels = [] {

@@ -24,8 +24,8 @@ thread_local Buffer buffer;
 
 void* ThreadWorkspace(std::size_t bytes) {
   if (bytes > buffer.size) {
-    // In one huge page where the system has them: small ones lie anywhere, and some
-    // sets of the cache would get more of them than they hold.
+    // A huge page, where the system has them: small pages may lie anywhere in physical
+    // memory, and overload some sets of the cache.
     constexpr std::size_t kHugePage = std::size_t{1} << 21;
     const std::size_t size = RoundUp(bytes, kHugePage);
     std::free(buffer.data);

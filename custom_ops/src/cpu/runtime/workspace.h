@@ -1,4 +1,4 @@
-// Scratch memory that a thread keeps from one call to the next.
+// Scratch memory of a thread, kept from one call to the next.
 
 #ifndef KERAS_MP_SRC_CPU_RUNTIME_WORKSPACE_H_
 #define KERAS_MP_SRC_CPU_RUNTIME_WORKSPACE_H_

@@ -1,4 +1,4 @@
-// AVX2, FMA and F16C: vectors of 8 numbers, 16 registers.
+// AVX2, FMA and F16C: FP32 vectors of 8 lanes, 16 registers.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_AVX2_H_
 #define KERAS_MP_SRC_CPU_SIMD_AVX2_H_
@@ -11,14 +11,14 @@ namespace keras_mp {
 
 struct Avx2 {
   static constexpr int kWidth = 8;
-  // The tile of C in registers: 6 x 2 accumulators, 2 vectors of B and one of A.
-  static constexpr int kRows = 6;
-  static constexpr int kTerms = 256;  // of a sum that are packed at a time
-  // Products of few rows: how many rows are computed at a time, and up to how many it
-  // is worth it, where the rows of B lie in memory one after the other, or its columns.
+  // MR: the register tile has 6 x 2 accumulators, 2 vectors of B and one of A.
+  static constexpr int kMicroRows = 6;
+  static constexpr int kStepsPerBlock = 256;  // KC: steps along k packed at a time
+  // The skinny GEMM: rows computed at a time, and up to how many rows it is faster than
+  // packing, for row-major (sweep) and column-major (dot) B.
   static constexpr int kSweptRows = 2;
   static constexpr int kDotRows = 2;
-  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 8;
+  static constexpr int kSkinnyRowsRowMajorB = 8, kSkinnyRowsColumnMajorB = 8;
 
   typedef float Float __attribute__((vector_size(32)));
   typedef std::int32_t Ints __attribute__((vector_size(32)));

@@ -1,4 +1,4 @@
-// AVX-512F: vectors of 16 numbers, 32 registers.
+// AVX-512F: FP32 vectors of 16 lanes, 32 registers.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_AVX512_H_
 #define KERAS_MP_SRC_CPU_SIMD_AVX512_H_
@@ -11,15 +11,15 @@ namespace keras_mp {
 
 struct Avx512 {
   static constexpr int kWidth = 16;
-  // The tile of C in registers: 14 x 2 accumulators, 2 vectors of B; A is broadcast by
-  // the multiplication itself.
-  static constexpr int kRows = 14;
-  static constexpr int kTerms = 384;  // of a sum that are packed at a time
-  // Products of few rows: how many rows are computed at a time, and up to how many it
-  // is worth it, where the rows of B lie in memory one after the other, or its columns.
+  // MR: the register tile has 14 x 2 accumulators and 2 vectors of B; A is an embedded
+  // broadcast of the multiply-add.
+  static constexpr int kMicroRows = 14;
+  static constexpr int kStepsPerBlock = 384;  // KC: steps along k packed at a time
+  // The skinny GEMM: rows computed at a time, and up to how many rows it is faster than
+  // packing, for row-major (sweep) and column-major (dot) B.
   static constexpr int kSweptRows = 4;
   static constexpr int kDotRows = 6;
-  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 48;
+  static constexpr int kSkinnyRowsRowMajorB = 8, kSkinnyRowsColumnMajorB = 48;
 
   typedef float Float __attribute__((vector_size(64)));
   typedef std::int32_t Ints __attribute__((vector_size(64)));
@@ -29,7 +29,7 @@ struct Avx512 {
   static Float Sqrt(Float x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
 
   static Float LoadHalf(const std::uint16_t* x) {
-    // With a mask: GCC 12 takes the plain intrinsics for uses of uninitialized memory.
+    // Masked, because GCC 12 warns of uninitialized memory in the plain intrinsics.
     return _mm512_maskz_cvtph_ps(
         0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
   }

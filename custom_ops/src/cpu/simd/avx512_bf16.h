@@ -1,4 +1,4 @@
-// AVX-512 with dot products of bfloat16.
+// AVX-512 with the dot products of bfloat16 pairs of AVX512_BF16.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_AVX512_BF16_H_
 #define KERAS_MP_SRC_CPU_SIMD_AVX512_BF16_H_
@@ -10,8 +10,8 @@
 namespace keras_mp {
 
 struct Avx512Bf16 : Avx512 {
-  // sum + a.odd * b.odd + a.even * b.even, with the odd numbers first, each product added
-  // with one rounding; what is below 2^-126 is 0, before and after.
+  // sum + a.odd * b.odd + a.even * b.even: the odd elements first, each product added
+  // with one rounding, and magnitudes below 2^-126 flushed to 0 before and after.
   static Float DotBfloat16(Float sum, Float a, Float b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }

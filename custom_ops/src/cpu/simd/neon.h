@@ -1,4 +1,4 @@
-// NEON of aarch64: vectors of 4 numbers, 32 registers.
+// NEON of aarch64: FP32 vectors of 4 lanes, 32 registers.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_NEON_H_
 #define KERAS_MP_SRC_CPU_SIMD_NEON_H_
@@ -11,13 +11,13 @@ namespace keras_mp {
 
 struct Neon {
   static constexpr int kWidth = 4;
-  static constexpr int kRows = 12;
-  static constexpr int kTerms = 256;  // of a sum that are packed at a time
-  // Products of few rows: how many rows are computed at a time, and up to how many it
-  // is worth it, where the rows of B lie in memory one after the other, or its columns.
+  static constexpr int kMicroRows = 12;    // MR
+  static constexpr int kStepsPerBlock = 256;  // KC: steps along k packed at a time
+  // The skinny GEMM: rows computed at a time, and up to how many rows it is faster than
+  // packing, for row-major (sweep) and column-major (dot) B.
   static constexpr int kSweptRows = 4;
   static constexpr int kDotRows = 4;
-  static constexpr int kFewRowsOfRows = 8, kFewRowsOfColumns = 8;
+  static constexpr int kSkinnyRowsRowMajorB = 8, kSkinnyRowsColumnMajorB = 8;
 
   typedef float Float __attribute__((vector_size(16)));
   typedef std::int32_t Ints __attribute__((vector_size(16)));

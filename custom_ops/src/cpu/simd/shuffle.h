@@ -1,4 +1,4 @@
-// What moves numbers between the lanes of vectors.
+// Shuffles between the lanes of vectors: the transpose of a square, the horizontal sum.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_SHUFFLE_H_
 #define KERAS_MP_SRC_CPU_SIMD_SHUFFLE_H_
@@ -22,18 +22,18 @@ class Lanes {
   using Vector = typename Simd::Float;
   static constexpr int kWidth = Simd::kWidth;
 
-  // Transposes a square of vectors.
+  // Transposes kWidth vectors of kWidth lanes in place.
   static void Transpose(Vector (&square)[kWidth]) {
     ExchangeBlocks<kWidth / 2>(square, All());
   }
 
-  // The sum of all lanes: each half of the vector to the other one, and so on.
+  // The sum of all lanes, by halving.
   static float Sum(Vector x) { return AddHalves<kWidth / 2>(x, All()); }
 
  private:
   using All = std::make_index_sequence<kWidth>;
 
-  // Those off the diagonal: the blocks of kBlock lanes, then the smaller ones.
+  // Exchanges the off-diagonal blocks of kBlock lanes, then those of the smaller sizes.
   template <int kBlock, std::size_t... kLane>
   static void ExchangeBlocks(Vector (&square)[kWidth],
                              std::index_sequence<kLane...> all) {

@@ -1,4 +1,5 @@
-// What every instruction set has in common: `Simd` is one of the structs of simd_*.h.
+// Vector loads and stores of every instruction set: `Simd` is Avx2, Avx512, Neon or
+// Portable of the headers of these names.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_SIMD_H_
 #define KERAS_MP_SRC_CPU_SIMD_SIMD_H_
@@ -23,11 +24,11 @@ static inline void Store(float* to, typename Simd::Float v) {
 }
 
 template <class Simd>
-static inline typename Simd::Float Set(float x) {
+static inline typename Simd::Float Broadcast(float x) {
   return x - typename Simd::Float{};
 }
 
-// The two formats of the inputs, and the three of the output.
+// The formats of elements in memory. Load converts to FP32, Store rounds to nearest even.
 template <class Simd>
 struct Half {
   using Element = std::uint16_t;
@@ -70,18 +71,18 @@ struct Single {
   }
 };
 
-// Reads or writes the first `count` < kWidth numbers of a vector.
+// Reads (the rest as 0) or writes the first `count` < kWidth elements of a vector.
 template <class Simd, class Format>
-static inline typename Simd::Float LoadSome(const typename Format::Element* x,
-                                            std::int64_t count) {
+static inline typename Simd::Float LoadPartial(const typename Format::Element* x,
+                                               std::int64_t count) {
   typename Format::Element all[Simd::kWidth] = {};
   std::memcpy(all, x, count * sizeof *x);
   return Format::Load(all);
 }
 
 template <class Simd, class Format>
-static inline void StoreSome(typename Format::Element* to, typename Simd::Float v,
-                             std::int64_t count) {
+static inline void StorePartial(typename Format::Element* to, typename Simd::Float v,
+                                std::int64_t count) {
   typename Format::Element all[Simd::kWidth];
   Format::Store(all, v);
   std::memcpy(to, all, count * sizeof *to);

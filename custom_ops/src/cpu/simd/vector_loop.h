@@ -1,4 +1,4 @@
-// A row of numbers of any length as vectors.
+// Loops over an array of any length: whole vectors, then a tail.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_
 #define KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_
@@ -9,7 +9,7 @@
 
 namespace keras_mp {
 
-// A few vectors side by side, all of them whole.
+// kCount adjacent whole vectors.
 template <class Simd, class Format, int kCount>
 struct WholeVectors {
   using Float = typename Simd::Float;
@@ -30,34 +30,36 @@ struct WholeVectors {
   Float Fill(Float v, float) const { return v; }
 };
 
-// The first numbers of a vector; the others are read as 0, and become what Fill says.
+// The tail: the first `count` < kWidth lanes of a vector. The other lanes are read as 0,
+// and not written. Fill gives them another value for a reduction.
 template <class Simd, class Format>
-struct PartOfVector {
+struct TailVector {
   using Float = typename Simd::Float;
   static constexpr int kVectors = 1;
   std::int64_t count;
 
   Float Load(const std::uint16_t* x, int) const {
-    return LoadSome<Simd, Format>(x, count);
+    return LoadPartial<Simd, Format>(x, count);
   }
   void Store(std::uint16_t* to, int, Float v) const {
-    StoreSome<Simd, Format>(to, v, count);
+    StorePartial<Simd, Format>(to, v, count);
   }
   Float Load(const float* x, int) const {
-    return LoadSome<Simd, Single<Simd>>(x, count);
+    return LoadPartial<Simd, Single<Simd>>(x, count);
   }
   void Store(float* to, int, Float v) const {
-    StoreSome<Simd, Single<Simd>>(to, v, count);
+    StorePartial<Simd, Single<Simd>>(to, v, count);
   }
   Float Fill(Float v, float rest) const {
-    float numbers[Simd::kWidth];
-    for (float& number : numbers) number = rest;
-    Store(numbers, 0, v);
-    return keras_mp::Load<Simd>(numbers);
+    float lanes[Simd::kWidth];
+    for (float& lane : lanes) lane = rest;
+    Store(lanes, 0, v);
+    return keras_mp::Load<Simd>(lanes);
   }
 };
 
-// Calls body(vectors, at) for [0, size) in pieces of up to `kVectors` vectors.
+// Calls body(vectors, at) for consecutive blocks of [0, size): kVectors whole vectors as
+// long as they fit, then single ones, then the tail.
 template <class Simd, class Format, int kVectors, class Body>
 static inline void ForVectors(std::int64_t size, const Body& body) {
   constexpr std::int64_t kWidth = Simd::kWidth;
@@ -68,7 +70,7 @@ static inline void ForVectors(std::int64_t size, const Body& body) {
   for (; at + kWidth <= size; at += kWidth) {
     body(WholeVectors<Simd, Format, 1>{}, at);
   }
-  if (at < size) body(PartOfVector<Simd, Format>{size - at}, at);
+  if (at < size) body(TailVector<Simd, Format>{size - at}, at);
 }
 
 }  // namespace keras_mp

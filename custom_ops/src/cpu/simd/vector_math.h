@@ -1,5 +1,5 @@
-// Activations in FP32, a vector at a time. The coefficients are least-squares fits of
-// the relative error, made for this file.
+// exp, tanh and the activations in FP32, a vector at a time. The coefficients are
+// least-squares fits of the relative error, computed for this file.
 
 #ifndef KERAS_MP_SRC_CPU_SIMD_VECTOR_MATH_H_
 #define KERAS_MP_SRC_CPU_SIMD_VECTOR_MATH_H_
@@ -18,7 +18,7 @@ struct VectorMath {
 
   template <std::size_t kCount>
   static Float Polynomial(const float (&coefficients)[kCount], Float x) {
-    Float value = Set<Simd>(coefficients[kCount - 1]);
+    Float value = Broadcast<Simd>(coefficients[kCount - 1]);
     for (std::size_t i = kCount - 1; i-- > 0;) value = value * x + coefficients[i];
     return value;
   }
@@ -37,9 +37,9 @@ struct VectorMath {
     static constexpr float kCoefficients[] = {0x1p0f,        0x1p0f,        0x1.fffffap-2f,
                                               0x1.5553fep-3f, 0x1.555906p-5f, 0x1.1273a4p-7f,
                                               0x1.6a7fb0p-10f};
-    const Float small = Set<Simd>(-87.0f), large = Set<Simd>(88.0f);
+    const Float small = Broadcast<Simd>(-87.0f), large = Broadcast<Simd>(88.0f);
     const Float inside = x < small ? small : (x > large ? large : x);
-    // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     const Float shifted = inside * 0x1.715476p+0f + 0x1.8p23f;
     const Float n = shifted - 0x1.8p23f;
     const Float rest = inside - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
@@ -61,7 +61,7 @@ struct VectorMath {
     const Float square = x * x;
     const Float near = x - x * square * Polynomial(kCoefficients, square);
     const Float far = 1.0f - 2.0f / (Exp(2.0f * magnitude) + 1.0f);
-    return magnitude < Set<Simd>(0.625f) ? near : CopySign(far, x);
+    return magnitude < Broadcast<Simd>(0.625f) ? near : CopySign(far, x);
   }
 
   // x Phi(x), with the normal distribution's Phi(-x) = erfc(x / sqrt(2)) / 2 and

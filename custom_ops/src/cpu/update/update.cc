@@ -38,7 +38,7 @@ void ForPiecesOf(const Parallel& parallel, const std::vector<Piece>& pieces,
   std::int64_t numbers = 0;
   for (const Piece& piece : pieces) numbers += piece.end - piece.begin;
   const auto count = static_cast<std::int64_t>(pieces.size());
-  ForPieces(parallel, count, numbers / std::max<std::int64_t>(1, count), work);
+  ParallelFor(parallel, count, numbers / std::max<std::int64_t>(1, count), work);
 }
 
 // Calls work(at, n) for each block of a piece.
