@@ -7,6 +7,7 @@
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/norm/row_norm_kernel.h"
+#include "cpu/norm/softmax_kernel.h"
 #include "cpu/pool/average_pool_kernel.h"
 #include "keras_mp/cpu.h"
 
@@ -15,9 +16,10 @@ namespace keras_mp {
 struct Kernels {
   const GemmKernel* half_gemm;
   const GemmKernel* bfloat16_gemm;
-  const ChannelKernel* channels;
-  const PoolKernel* pool;
-  const RowKernel* rows;
+  const BatchNormKernel* batch_norm;  // and the sum along one dimension
+  const RowNormKernel* row_norm;
+  const SoftmaxKernel* softmax;
+  const AveragePoolKernel* average_pool;
 };
 
 // Null where the library was built without the instruction set.

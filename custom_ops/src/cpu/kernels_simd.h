@@ -7,14 +7,16 @@
 #include "cpu/kernels.h"
 #include "cpu/norm/batch_norm_kernel_simd.h"
 #include "cpu/norm/row_norm_kernel_simd.h"
+#include "cpu/norm/softmax_kernel_simd.h"
 #include "cpu/pool/average_pool_kernel_simd.h"
 
 namespace keras_mp {
 
 template <class Simd>
-constexpr Kernels kKernels = {&kHalfGemm<Simd>, &kBfloat16Gemm<Simd>,
-                              &kChannelKernel<Simd>, &kPoolKernel<Simd>,
-                              &kRowKernel<Simd>};
+constexpr Kernels kKernels = {
+    &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
+    &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
+};
 
 }  // namespace keras_mp
 

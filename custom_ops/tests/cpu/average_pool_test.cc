@@ -1,4 +1,5 @@
-// average_pool_cpu.h against double precision, for every instruction set of this machine.
+// Tests average_pool_cpu.h against double precision, on every instruction set of this
+// machine.
 
 #include "keras_mp/average_pool_cpu.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr std::uint16_t kGuard = 0xa5a5;
 
-// As TensorFlow cuts a dimension, with padding "valid" or "same".
+// The windows of TensorFlow, with padding "valid" or "same".
 PooledDimension Dimension(std::int64_t size, std::int64_t window, std::int64_t stride,
                           bool same) {
   PooledDimension d;
@@ -29,7 +30,7 @@ PooledDimension Dimension(std::int64_t size, std::int64_t window, std::int64_t s
   return d;
 }
 
-// The share of number i in window o.
+// The weight of element i in window o.
 double Share(const PooledDimension& d, std::int64_t o, std::int64_t i) {
   const std::int64_t begin = o * d.stride - d.before;
   const std::int64_t first = std::max<std::int64_t>(begin, 0);
@@ -67,7 +68,7 @@ struct Case {
     EXPECT(to.back() == kGuard, "wrote behind the result");
   }
 
-  // Compares with the sum over all pairs of a number and a window.
+  // Compares with the sum over all pairs of an element and a window.
   void Check(bool gradient, Isa isa) const {
     const auto& [a, b, c] = pool.dimensions;
     std::vector<double> expected(to.size() - 1), magnitude(to.size() - 1);
@@ -94,7 +95,7 @@ struct Case {
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const double actual = From16(pool.type, to[i]);
-      // At most 27 weighted numbers in a sum here, each of them rounded 4 times.
+      // A sum has at most 27 weighted elements here, each rounded 4 times.
       const double error = 31 * 0x1p-24 * magnitude[i];
       EXPECT(std::abs(actual - expected[i]) <= Rounded(pool.type, expected[i], error),
              "%s gradient %d channels %ld at %zu: %.9g, expected %.9g", Name(isa),
@@ -125,7 +126,7 @@ void TestWindows(Isa isa) {
   }
 }
 
-// Divided once: the sum of so many ones is exact.
+// The sum of ones is exact, and divided once.
 void TestTheMeanOfManyOnes(Isa isa) {
   std::mt19937 random(4);
   Case one(1, 9, {PooledDimension{}, PooledDimension{}, Dimension(100'000, 100'000, 1, false)},

@@ -1,9 +1,10 @@
-// batch_norm_cpu.h against double precision, for every instruction set of this machine.
+// Tests batch_norm_cpu.h against double precision, on every instruction set of this
+// machine.
 //
-// An FP32 sum of at most 256 numbers, and then double: relative to the mean of |x| a
+// FP32 sums of at most 256 elements are summed in double: relative to the mean of |x| a
 // mean errs by (256 + 2) * 2^-24 < 2^-15, and so do the other sums relative to theirs.
-// From there a result takes a few FP32 operations on values that Bound() adds up, and
-// one rounding to 16 bits.
+// A result then takes a few FP32 operations, whose bounds Bound() adds up, and one
+// rounding to 16 bits.
 
 #include "keras_mp/batch_norm_cpu.h"
 
@@ -21,7 +22,7 @@ namespace {
 constexpr double kSum = 0x1p-15;
 constexpr float kEpsilon = 1e-3f;
 
-// Both functions on random numbers, with a guard behind what is written.
+// Both functions on random inputs, with a guard after each output.
 class Case {
  public:
   Case(const ChannelShape& shape, DataType type, float mean, std::mt19937& random)
@@ -38,7 +39,7 @@ class Case {
     }
   }
 
-  // With mean 2 and variance 3 for all channels where they are given.
+  // In inference, with mean 2 and variance 3 for all channels.
   void Run(Isa isa, int threads, bool inference = false) {
     inference_ = inference;
     if (inference) {
@@ -194,7 +195,7 @@ void TestSizes(Isa isa) {
   }
 }
 
-// Where FP32 sums of all numbers would be off by a multiple of the deviation.
+// Data whose sums in FP32 alone would err by a multiple of the deviation.
 void TestManyNumbersFarFromZero(Isa isa) {
   std::mt19937 random(2);
   for (const ChannelShape& shape : {ChannelShape{200'000, 3, 1}, {2, 3, 100'000}}) {

@@ -1,10 +1,9 @@
-// gemm_cpu.h against double precision, for every instruction set of this machine.
+// Tests gemm_cpu.h against double precision, on every instruction set of this machine.
 //
 // Tolerance of an element: one rounding of the output (2^-11 of it for half, 2^-8 for
-// bfloat16, 2^-24 for FP32; at least half the spacing of subnormal numbers), plus the
-// bound of the accumulator, k * 2^-24 * sum |a| |b|, and of what dot products of
-// bfloat16 take for 0, plus two FP32 roundings for alpha and bias, plus what
-// ActivationError states.
+// bfloat16, 2^-24 for FP32; at least half the ulp of subnormal numbers), plus the bound of
+// the accumulator, k * 2^-24 * sum |a| |b|, and of the dot products of bfloat16 that flush
+// to 0, plus two FP32 roundings for alpha and bias, plus ActivationError.
 
 #include "keras_mp/gemm_cpu.h"
 
@@ -60,8 +59,8 @@ double ActivationError(Activation activation, double x) {
   return 0x1p-20 + (activation == Activation::kGelu ? x * x * 0x1p-22 : 0);
 }
 
-// The instruction vdpbf16ps, number by number: two multiply-adds of one rounding each,
-// the odd numbers first; what is below 2^-126 is 0, before and after.
+// A model of one lane of the instruction vdpbf16ps: two multiply-adds of one rounding
+// each, the odd elements first; magnitudes below 2^-126 are 0, before and after.
 struct DotModel : Portable {
   static Float DotBfloat16(Float sum, Float a, Float b) {
     for (int lane = 0; lane < kWidth; ++lane) {
@@ -81,7 +80,7 @@ struct DotModel : Portable {
   }
 };
 
-// The kernels that a test runs.
+// The kernel under test.
 struct Subject {
   const char* name;
   const GemmKernel* half;
@@ -167,7 +166,7 @@ class Case {
   const std::vector<unsigned char>& result() const { return c_; }
 
   Gemm gemm;
-  int exponent_a = 0, exponent_b = 0;  // of the numbers of A and B
+  int exponent_a = 0, exponent_b = 0;  // of the elements of A and B
 
  private:
   static constexpr std::int64_t kGuard = 64;
@@ -225,7 +224,7 @@ class Case {
            static_cast<int>(gemm.activation), i, j, actual, expected, tolerance);
   }
 
-  // What the product takes for number `at` of B.
+  // Element `at` of B as the product reads it.
   double B(std::int64_t at) const {
     if (!gemm.rounds_b) return ToDouble(gemm.input, gemm.b, at);
     const float x = static_cast<const float*>(gemm.b)[at];
@@ -263,7 +262,7 @@ void TestConversions() {
     EXPECT(FloatToHalf(value) == half, "%04x came back as %04x", bits,
            FloatToHalf(value));
     if ((bits & 0x7fff) >= 0x7c00) continue;
-    // Halfway to the next number goes to the even one; a little less goes back.
+    // A tie goes to the even neighbour; a little less rounds down.
     const float next = (bits & 0x7fff) == 0x7bff
                            ? std::copysign(65536.0f, value)
                            : HalfToFloat(static_cast<std::uint16_t>(half + 1));
@@ -375,13 +374,13 @@ void TestSpecialValues(const Subject& subject) {
   both(ones, eighths, 512, 512);
 }
 
-// Numbers about 2^-126, and sums that fall below it: the tolerance has what a dot
-// product takes for 0, and no more.
+// Elements about 2^-126, and sums that fall below it: the tolerance covers what a dot
+// product flushes to 0, and no more.
 void TestSubnormalBfloat16(const Subject& subject) {
   std::mt19937 random(4);
   for (const auto &[exponent_a, exponent_b] :
        {std::pair{-130, 0}, {0, -130}, {-126, 3}, {-70, -60}, {-66, -66}}) {
-    for (const std::int64_t m : {3, 60}) {  // few rows, and tiles
+    for (const std::int64_t m : {3, 60}) {  // skinny, and packed
       for (int bits = 0; bits < 4; ++bits) {
         Case one(m, 50, 37, random);
         one.gemm.input = DataType::kBfloat16;
@@ -397,8 +396,8 @@ void TestSubnormalBfloat16(const Subject& subject) {
   }
 }
 
-// A model of the instruction gives its bits: the order of a sum does not depend on the
-// width of the vectors, where B is packed.
+// The model of the instruction has the same bits: with packed B, the order of a sum does
+// not depend on the vector width.
 void TestModelOfDotProducts() {
   if (!IsSupported(Isa::kAvx512Bf16)) {
     std::printf("skipped: this machine has no dot products of bfloat16\n");
@@ -430,7 +429,7 @@ void TestModelOfDotProducts() {
   }
 }
 
-// GemmCpu takes the kernel of the instruction set and of the input's type.
+// GemmCpu selects the kernel by instruction set and input type.
 void TestDispatch() {
   for (const Subject& subject : Subjects()) {
     for (Isa isa : SupportedIsas()) {
@@ -455,7 +454,7 @@ void TestEmptySum(const Subject& subject) {
   const float bias[2] = {1, -2};
   for (const float alpha : {1.0f, std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
-    for (const std::int64_t m : {1, 40}) {  // few rows, and tiles
+    for (const std::int64_t m : {1, 40}) {  // skinny, and packed
       std::vector<float> c(static_cast<std::size_t>(2 * m), 7.0f);
       Gemm gemm;
       gemm.m = m;
@@ -474,7 +473,7 @@ void TestEmptySum(const Subject& subject) {
 }
 
 void TestEveryActivation(const Subject& subject) {
-  // Every finite half number through each activation, 64 to a row.
+  // Every finite FP16 value through each activation, 64 to a row.
   std::vector<std::uint16_t> x;
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     if ((bits & 0x7fff) < 0x7c00) x.push_back(static_cast<std::uint16_t>(bits));
@@ -505,7 +504,7 @@ void TestEveryActivation(const Subject& subject) {
 }
 
 void TestDeterminism(const Subject& subject) {
-  // Enough work for several threads each: 3 columns take the path of few rows.
+  // Enough work for several threads each: 3 columns take the skinny path.
   for (auto [m, n] : {std::pair{2000L, 3L}, {500L, 40L}, {500L, 70L}}) {
     for (int bits = 0; bits < 4; ++bits) {
       std::mt19937 random(3);

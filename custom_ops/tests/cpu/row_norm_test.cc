@@ -1,4 +1,4 @@
-// row_norm_cpu.h against double precision, for every instruction set of this machine.
+// Tests row_norm_cpu.h against double precision, on every instruction set of this machine.
 
 #include "keras_mp/row_norm_cpu.h"
 
@@ -12,12 +12,12 @@
 namespace keras_mp {
 namespace {
 
-constexpr double kSum = 0x1p-17;      // of a sum over a row, relative to sum |.|
-constexpr double kRowsSum = 0x1p-15;  // of one over the rows
+constexpr double kSum = 0x1p-17;      // error of a sum over a row, relative to sum |.|
+constexpr double kRowsSum = 0x1p-15;  // error of a sum over the rows
 constexpr RowNormKind kKinds[] = {RowNormKind::kLayer, RowNormKind::kRootMeanSquare,
                                   RowNormKind::kUnitLength};
 
-// Both functions, with a guard behind what is written.
+// Both functions, with a guard after each output.
 struct Case {
   static constexpr std::uint16_t kGuard = 0xa5a5;
   static constexpr float kFloatGuard = -12345.0f;
@@ -43,7 +43,7 @@ struct Case {
     grad_beta = grad_gamma;
   }
 
-  // Without gamma and beta, and their gradients, where `plain`.
+  // Where `plain`, without gamma, beta and their gradients.
   void Run(Isa isa, int threads, bool plain = false) {
     const Parallel parallel = {threads, &threads, RunOnThreads};
     if (plain) {
@@ -83,7 +83,7 @@ struct Case {
     return From16(type, matrix[row * size + i]);
   }
 
-  // Mean and inverse deviation of a row, and how far they may be off.
+  // Mean and inverse deviation of a row, and their error bounds.
   struct Scale {
     double mean = 0, inverse = 0, of_mean = 0, relative = 0;
     double count = 0;
@@ -193,7 +193,7 @@ void TestSizes(Isa isa) {
   }
 }
 
-// In FP16 the squares are inf.
+// Elements whose squares overflow FP16.
 void TestLargeNumbers(Isa isa) {
   std::mt19937 random(2);
   for (RowNormKind kind : kKinds) {
@@ -216,7 +216,7 @@ void TestARowOfZeros(Isa isa) {
   }
 }
 
-// bfloat16 has lengths below epsilon: there y is x / epsilon.
+// Rows of bfloat16 shorter than epsilon: y is x / epsilon.
 void TestAShortRow(Isa isa) {
   std::mt19937 random(7);
   Case one(1, 2, DataType::kBfloat16, RowNormKind::kUnitLength, random);
@@ -237,7 +237,7 @@ void TestANanStaysInItsRow(Isa isa) {
       one.x[21 + 20] = FloatToHalf(bad);
       one.Run(isa, 1);
       for (std::int64_t row = 0; row < 3; ++row) {
-        // A finite number over an infinite length is 0.
+        // A finite element divided by an infinite length is 0.
         const std::uint16_t last = one.y[row * 21 + 20];
         EXPECT(std::isnan(HalfToFloat(last)) == (row == 1), "%s", Name(isa));
       }

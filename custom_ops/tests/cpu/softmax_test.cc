@@ -1,4 +1,4 @@
-// softmax_cpu.h against double precision, for every instruction set of this machine.
+// Tests softmax_cpu.h against double precision, on every instruction set of this machine.
 
 #include "keras_mp/softmax_cpu.h"
 
@@ -12,10 +12,10 @@
 namespace keras_mp {
 namespace {
 
-constexpr double kError = 0x1p-19;  // of a probability, relative, before the rounding
+constexpr double kError = 0x1p-19;  // relative error of a probability before rounding
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Both functions, with a guard behind what is written.
+// Both functions, with a guard after each output.
 struct Case {
   static constexpr std::uint16_t kGuard = 0xa5a5;
 

@@ -1,4 +1,4 @@
-// sum_cpu.h against double precision, for every instruction set of this machine.
+// Tests sum_cpu.h against double precision, on every instruction set of this machine.
 
 #include "keras_mp/sum_cpu.h"
 
@@ -65,7 +65,7 @@ void TestSizes(Isa isa) {
   }
 }
 
-// Where one FP32 sum would round each number away, or to a whole one.
+// Data that one FP32 sum would round away, or to integers.
 void TestManyNumbers(Isa isa) {
   const std::vector<std::uint16_t> ones(1 << 25, FloatToHalf(1));
   EXPECT(SumOf(ones, 1, 1 << 25, 1, DataType::kHalf, isa)[0] == 0x1p25f, "%s", Name(isa));

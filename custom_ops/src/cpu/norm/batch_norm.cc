@@ -36,7 +36,7 @@ ChannelShape Simplify(const ChannelShape& shape) {
 constexpr Status kNoMemory = {StatusCode::kOutOfMemory, "no memory for partial sums"};
 
 Status ComputeMoments(const BatchNorm& norm, const ChannelTiling& tiles,
-                      const Parallel& parallel, const ChannelKernel& kernel) {
+                      const Parallel& parallel, const BatchNormKernel& kernel) {
   const std::int64_t channels = norm.shape.channels, parts = tiles.parts();
   PartialSums means(parts, channels), squares(parts, channels);
   if (!means.ok() || !squares.ok()) return kNoMemory;
@@ -71,7 +71,7 @@ Status BatchNormCpu(const BatchNorm& given, const Parallel& parallel, Isa isa) {
   norm.shape = Simplify(given.shape);
   const std::int64_t channels = norm.shape.channels;
   if (channels == 0) return {};
-  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
+  const BatchNormKernel& kernel = *KernelsOf(isa)->batch_norm;
   const ChannelTiling tiles(norm.shape, norm.type);
   PartialSums scale(1, channels);
   if (!scale.ok()) return kNoMemory;
@@ -97,7 +97,7 @@ Status BatchNormGradientCpu(const BatchNormGradient& given, const Parallel& para
   gradient.shape = Simplify(given.shape);
   const std::int64_t channels = gradient.shape.channels;
   if (channels == 0) return {};
-  const ChannelKernel& kernel = *KernelsOf(isa)->channels;
+  const BatchNormKernel& kernel = *KernelsOf(isa)->batch_norm;
   const ChannelTiling tiles(gradient.shape, gradient.type);
   const std::int64_t parts = tiles.parts();
   PartialSums sums(parts, channels), products(parts, channels), per_channel(3, channels);

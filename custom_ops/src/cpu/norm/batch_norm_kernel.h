@@ -39,7 +39,7 @@ struct AffineGradient {
   const float* variance_term;
 };
 
-struct ChannelKernel {
+struct BatchNormKernel {
   // sum(x)
   void (*sums)(const ChannelTile& tile, float* sums);
   // mean(x) of the tile, and sum((x - mean)^2)

@@ -231,7 +231,7 @@ struct ContiguousChannel {
 
 // Selects the function for the layout and the format of a tile.
 template <class Simd>
-struct ChannelTileOf {
+struct BatchNormOf {
   template <class Function>
   static void With(const ChannelTile& tile, const Function& function) {
     const bool half = tile.type == DataType::kHalf;
@@ -263,12 +263,12 @@ struct ChannelTileOf {
 };
 
 template <class Simd>
-constexpr ChannelKernel kChannelKernel = {
-    ChannelTileOf<Simd>::Sums,
-    ChannelTileOf<Simd>::Moments,
-    ChannelTileOf<Simd>::Normalize,
-    ChannelTileOf<Simd>::GradientSums,
-    ChannelTileOf<Simd>::Gradient,
+constexpr BatchNormKernel kBatchNormKernel = {
+    BatchNormOf<Simd>::Sums,
+    BatchNormOf<Simd>::Moments,
+    BatchNormOf<Simd>::Normalize,
+    BatchNormOf<Simd>::GradientSums,
+    BatchNormOf<Simd>::Gradient,
 };
 
 }  // namespace keras_mp

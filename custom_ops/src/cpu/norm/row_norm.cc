@@ -36,7 +36,7 @@ void SumGroups(PartialSums& parts, std::int64_t groups, std::int64_t size, float
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel, Isa isa) {
   const Status status = CheckRows(norm.rows, norm.size, norm.type, isa);
   if (!status.ok() || IsEmpty({norm.rows, norm.size})) return status;
-  const auto row = KernelsOf(isa)->rows->norm;
+  const auto row = KernelsOf(isa)->row_norm->compute;
   ParallelFor(parallel, norm.rows, norm.size, [&](std::int64_t i) { row(norm, i); });
   return {};
 }
@@ -46,7 +46,7 @@ Status RowNormGradientCpu(const RowNormGradient& gradient, const Parallel& paral
   const std::int64_t rows = gradient.rows, size = gradient.size;
   const Status status = CheckRows(rows, size, gradient.type, isa);
   if (!status.ok() || size == 0) return status;
-  const auto row = KernelsOf(isa)->rows->norm_gradient;
+  const auto row = KernelsOf(isa)->row_norm->compute_gradient;
 
   // Groups of rows, whose gradients of gamma and beta are summed in FP32.
   constexpr std::int64_t kFewest = 16, kMost = 256;

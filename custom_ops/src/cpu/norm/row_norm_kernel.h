@@ -1,5 +1,4 @@
-// The softmax and the normalization of one row of a matrix, which each instruction set
-// has.
+// The normalization of one row of a matrix, which each instruction set has.
 
 #ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
 #define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_H_
@@ -7,18 +6,15 @@
 #include <cstdint>
 
 #include "keras_mp/row_norm_cpu.h"
-#include "keras_mp/softmax_cpu.h"
 
 namespace keras_mp {
 
 // Each function computes row `row` of a matrix [rows, size].
-struct RowKernel {
-  void (*softmax)(const Softmax& softmax, std::int64_t row);
-  void (*softmax_gradient)(const SoftmaxGradient& gradient, std::int64_t row);
-  void (*norm)(const RowNorm& norm, std::int64_t row);
+struct RowNormKernel {
+  void (*compute)(const RowNorm& norm, std::int64_t row);
   // Adds the terms of this row to grad_gamma and grad_beta, where these are not null.
-  void (*norm_gradient)(const RowNormGradient& gradient, std::int64_t row,
-                        float* grad_gamma, float* grad_beta);
+  void (*compute_gradient)(const RowNormGradient& gradient, std::int64_t row,
+                           float* grad_gamma, float* grad_beta);
 };
 
 }  // namespace keras_mp

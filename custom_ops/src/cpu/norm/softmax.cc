@@ -1,5 +1,5 @@
 // The driver of the softmax on a CPU: runs the kernel of the instruction set
-// (cpu/norm/row_norm_kernel_simd.h) on each row, in parallel.
+// (cpu/norm/softmax_kernel_simd.h) on each row, in parallel.
 //
 //   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
 //
@@ -19,7 +19,7 @@ namespace keras_mp {
 Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel, Isa isa) {
   const Status status = CheckRows(softmax.rows, softmax.size, softmax.type, isa);
   if (!status.ok() || IsEmpty({softmax.rows, softmax.size})) return status;
-  const auto row = KernelsOf(isa)->rows->softmax;
+  const auto row = KernelsOf(isa)->softmax->compute;
   ParallelFor(parallel, softmax.rows, softmax.size,
               [&](std::int64_t i) { row(softmax, i); });
   return {};
@@ -29,7 +29,7 @@ Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& paral
                           Isa isa) {
   const Status status = CheckRows(gradient.rows, gradient.size, gradient.type, isa);
   if (!status.ok() || IsEmpty({gradient.rows, gradient.size})) return status;
-  const auto row = KernelsOf(isa)->rows->softmax_gradient;
+  const auto row = KernelsOf(isa)->softmax->compute_gradient;
   ParallelFor(parallel, gradient.rows, gradient.size,
               [&](std::int64_t i) { row(gradient, i); });
   return {};

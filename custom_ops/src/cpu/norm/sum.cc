@@ -35,7 +35,7 @@ Status SumCpu(const Sum& sum, const Parallel& parallel, Isa isa) {
   PartialSums sums(slices * parts, shape.channels);
   if (!sums.ok()) return {StatusCode::kOutOfMemory, "no memory for partial sums"};
 
-  const auto kernel = KernelsOf(isa)->channels->sums;
+  const auto kernel = KernelsOf(isa)->batch_norm->sums;
   const auto* x = static_cast<const std::uint16_t*>(sum.x);
   ParallelFor(parallel, slices * tiles.size(), tiles.elements(), [&](std::int64_t i) {
     const std::int64_t slice = i / tiles.size();

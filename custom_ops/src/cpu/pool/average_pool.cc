@@ -86,7 +86,7 @@ Status Check(const AveragePool& pool, Isa isa) {
 void SumWindows(const AveragePool& pool, const WindowRanges (&ranges)[3],
                 const std::int64_t (&sizes)[3], bool is_mean, const Parallel& parallel,
                 Isa isa) {
-  const auto& kernel = *KernelsOf(isa)->pool;
+  const auto& kernel = *KernelsOf(isa)->average_pool;
   const auto results = [&](int d) {
     return static_cast<std::int64_t>(ranges[d].first.size());
   };

@@ -19,7 +19,7 @@ struct PoolWindow {
   float scale;  // that multiplies the sum
 };
 
-struct PoolKernel {
+struct AveragePoolKernel {
   // to = round(scale * sum over the window of weight * from), for all channels
   void (*weighted_sum)(DataType type, const void* from, const PoolWindow& window,
                        std::int64_t channels, void* to, std::int64_t at);

@@ -21,7 +21,7 @@
 namespace keras_mp {
 
 template <class Simd>
-struct PoolOf {
+struct AveragePoolOf {
   using Float = typename Simd::Float;
 
   template <class Format>
@@ -66,7 +66,7 @@ struct PoolOf {
 };
 
 template <class Simd>
-constexpr PoolKernel kPoolKernel = {PoolOf<Simd>::WeightedSum};
+constexpr AveragePoolKernel kAveragePoolKernel = {AveragePoolOf<Simd>::WeightedSum};
 
 }  // namespace keras_mp
 

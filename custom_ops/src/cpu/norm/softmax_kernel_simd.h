@@ -1,0 +1,127 @@
+// The softmax of one row, and its gradient, for one instruction set: a template, as
+// cpu/gemm/gemm_kernel_simd.h.
+//
+//   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
+//   grad_x = round(p * (grad_y - sum(p * grad_y))), where p is y before rounding
+//
+// Matrices are [rows, size], packed, in 16 bits.
+//
+//   cmake --build build/cpp-plain --target softmax_cpu_test &&
+//     build/cpp-plain/softmax_cpu_test
+
+#ifndef KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/norm/row_reduction_simd.h"
+#include "cpu/norm/softmax_kernel.h"
+#include "cpu/simd/simd.h"
+#include "cpu/simd/vector_math.h"
+
+namespace keras_mp {
+
+template <class Simd, class Format>
+struct SoftmaxRow {
+  using Row = RowReduction<Simd, Format>;
+  using Float = typename Simd::Float;
+  using Math = VectorMath<Simd>;
+
+  // Ignores NaN, which makes its row NaN in any case.
+  static float Max(const std::uint16_t* x, std::int64_t size) {
+    const float least = -std::numeric_limits<float>::infinity();
+    Float most[Row::kVectors];
+    for (Float& one : most) one = Broadcast<Simd>(least);
+    Row::ForEach(size, [&](auto part, int v, std::int64_t i) {
+      const Float value = part.Fill(part.Load(x + i, v), least);
+      most[v] = value > most[v] ? value : most[v];
+    });
+    float found = least;
+    for (const Float& one : most) {
+      for (int i = 0; i < Simd::kWidth; ++i) found = std::max(found, one[i]);
+    }
+    return found;
+  }
+
+  // exp(x - max(x)) of a row. A short row is kept from the first pass for the second,
+  // because the exponentials take longer than all the rest.
+  class Exponentials {
+   public:
+    Exponentials(const std::uint16_t* x, std::int64_t size)
+        : x_(x), max_(Broadcast<Simd>(Max(x, size))), is_kept_(size <= Row::kChunk) {}
+
+    template <class Part>
+    Float Compute(Part part, int v, std::int64_t i) {
+      const Float e = Math::Exp(part.Load(x_ + i, v) - max_);
+      if (is_kept_) part.Store(kept_ + i, v, e);
+      return e;
+    }
+
+    template <class Part>
+    Float Again(Part part, int v, std::int64_t i) const {
+      if (is_kept_) return part.Load(kept_ + i, v);
+      return Math::Exp(part.Load(x_ + i, v) - max_);
+    }
+
+   private:
+    const std::uint16_t* x_;
+    Float max_;
+    bool is_kept_;
+    float kept_[Row::kChunk];
+  };
+
+  static void Compute(const Softmax& softmax, std::int64_t row) {
+    const std::int64_t size = softmax.size;
+    std::uint16_t* y = Row::At(softmax.y, row * size);
+    Exponentials exponentials(Row::At(softmax.x, row * size), size);
+    const double sum = Row::Sum(size, [&](auto part, int v, std::int64_t i) {
+      return exponentials.Compute(part, v, i);
+    });
+    const Float inverse = Broadcast<Simd>(static_cast<float>(1 / sum));
+    Row::ForEach(size, [&](auto part, int v, std::int64_t i) {
+      part.Store(y + i, v, exponentials.Again(part, v, i) * inverse);
+    });
+  }
+
+  static void ComputeGradient(const SoftmaxGradient& gradient, std::int64_t row) {
+    const std::int64_t size = gradient.size;
+    const std::uint16_t* grad_y = Row::At(gradient.grad_y, row * size);
+    std::uint16_t* grad_x = Row::At(gradient.grad_x, row * size);
+    Exponentials exponentials(Row::At(gradient.x, row * size), size);
+    const auto totals = Row::SumPairs(size, [&](auto part, int v, std::int64_t i) {
+      const Float e = exponentials.Compute(part, v, i);
+      return typename Row::Pair{e, e * part.Load(grad_y + i, v)};
+    });
+    const Float inverse = Broadcast<Simd>(static_cast<float>(1 / totals.first));
+    const Float mean = Broadcast<Simd>(static_cast<float>(totals.second / totals.first));
+    Row::ForEach(size, [&](auto part, int v, std::int64_t i) {
+      const Float p = exponentials.Again(part, v, i) * inverse;
+      part.Store(grad_x + i, v, p * (part.Load(grad_y + i, v) - mean));
+    });
+  }
+};
+
+// Selects the function for the format of a matrix.
+template <class Simd>
+struct SoftmaxOf {
+  static void Compute(const Softmax& softmax, std::int64_t row) {
+    softmax.type == DataType::kHalf
+        ? SoftmaxRow<Simd, Half<Simd>>::Compute(softmax, row)
+        : SoftmaxRow<Simd, Bfloat16<Simd>>::Compute(softmax, row);
+  }
+  static void ComputeGradient(const SoftmaxGradient& gradient, std::int64_t row) {
+    gradient.type == DataType::kHalf
+        ? SoftmaxRow<Simd, Half<Simd>>::ComputeGradient(gradient, row)
+        : SoftmaxRow<Simd, Bfloat16<Simd>>::ComputeGradient(gradient, row);
+  }
+};
+
+template <class Simd>
+constexpr SoftmaxKernel kSoftmaxKernel = {SoftmaxOf<Simd>::Compute,
+                                          SoftmaxOf<Simd>::ComputeGradient};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
