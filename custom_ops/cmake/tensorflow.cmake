@@ -1,8 +1,8 @@
-# The ops of the installed TensorFlow, as a library that tf.load_op_library loads.
+# The ops for the installed TensorFlow: the library that tf.load_op_library loads.
 
 if(NOT KERAS_MP_TENSORFLOW_DIR OR NOT KERAS_MP_TENSORFLOW_VERSION)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  # Found, not imported: that would take seconds.
+  # Found without import, which would take seconds.
   execute_process(
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_tensorflow.py
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE
@@ -59,15 +59,15 @@ target_include_directories(keras_mp_ops SYSTEM PRIVATE
   ${tensorflow_include}
   ${tensorflow_include}/external/highwayhash
   ${tensorflow_include}/external/farmhash_archive/src)
-# As TensorFlow's own wheels are built.
+# The same definitions as in TensorFlow's own wheels.
 target_compile_definitions(keras_mp_ops PRIVATE
   _GLIBCXX_USE_CXX11_ABI=1
   EIGEN_MAX_ALIGN_BYTES=64)
 target_link_libraries(keras_mp_ops PRIVATE keras_mp_kernels keras_mp_warnings)
 if(KERAS_MP_CUDA)
   target_compile_definitions(keras_mp_ops PRIVATE KERAS_MP_HAS_CUDA)
-  # The runtime that the kernels were compiled for, before TensorFlow's library, which
-  # has the same functions for its own; and not to be seen from outside.
+  # The CUDA runtime that the kernels were compiled for. It comes before TensorFlow's
+  # library, which has the same functions, and its symbols are not exported.
   target_link_libraries(keras_mp_ops PRIVATE
     keras_mp_gemm_cuda keras_mp_update_cuda CUDA::cudart_static)
   target_link_options(keras_mp_ops PRIVATE -Wl,--exclude-libs,ALL)
@@ -75,7 +75,8 @@ endif()
 target_link_libraries(keras_mp_ops PRIVATE
   ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_framework.so.2)
 set(build "{\"tensorflow\": \"${KERAS_MP_TENSORFLOW_VERSION}\"")
-string(APPEND build ", \"compiler\": \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\"")
+set(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+string(APPEND build ", \"compiler\": \"${compiler}\"")
 if(KERAS_MP_CUDA)
   list(JOIN KERAS_MP_CUDA_ARCHITECTURES " " architectures)
 endif()
