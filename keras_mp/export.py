@@ -5,8 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.dtypes import is_half
 from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
-from keras_mp.optimizer.rounding import is_half, round_nearest
+from keras_mp.optimizer.rounding import round_nearest
 
 
 def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarray]:

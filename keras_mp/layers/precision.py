@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import activations, ops
 
-HALVES = ("float16", "bfloat16")
+from keras_mp.dtypes import is_half
 
 _FUSED = (
     (activations.relu, "relu"),
@@ -25,7 +25,7 @@ def uses_ops(layer: keras.Layer, *inputs: Any) -> bool:
     Inputs of another dtype reach a layer that does not cast, or that is called inside
     one with another policy; Keras promotes them, and so its layer computes them.
     """
-    if layer.compute_dtype not in HALVES:
+    if not is_half(layer.compute_dtype):
         return False
     if keras.backend.backend() != "tensorflow":
         _warn_of_backend(keras.backend.backend())
@@ -75,7 +75,7 @@ class FP32Weights:
     def add_weight(self: Any, *args: Any, dtype: Any = None, **options: Any) -> Any:
         dtype = keras.backend.standardize_dtype(dtype or self.variable_dtype)
         return super().add_weight(  # type: ignore[misc]
-            *args, dtype="float32" if dtype in HALVES else dtype, **options
+            *args, dtype="float32" if is_half(dtype) else dtype, **options
         )
 
 

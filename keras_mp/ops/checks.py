@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-HALVES = ("float16", "bfloat16")
+from keras_mp.dtypes import is_half
 
 
 def to_tensor(x: Any, name: str, rule: str = "of dtype float16 or bfloat16") -> Any:
@@ -94,7 +94,7 @@ def check_dtypes(
     def received() -> str:
         return f"a {half} {a.shape}, b {b.dtype.name} {b.shape}"
 
-    if half not in HALVES:
+    if not is_half(half):
         raise ValueError(
             f"`a` must be of dtype float16 or bfloat16. Received: {received()}. "
             "Cast it, or use `keras.ops.matmul` for FP32."

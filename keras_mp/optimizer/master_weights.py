@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops, random
 
+from keras_mp.dtypes import is_half
 from keras_mp.optimizer.backend import (
     assign_on_all_replicas,
     can_update,
@@ -20,7 +21,6 @@ from keras_mp.optimizer.backend import (
 from keras_mp.optimizer.rounding import (
     differs,
     draw_uniforms,
-    is_half,
     round_nearest,
     round_stochastic,
 )

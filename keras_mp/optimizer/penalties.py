@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.optimizer.rounding import is_half
+from keras_mp.dtypes import is_half
 from keras_mp.regularizers import FP32Regularizer
 
 

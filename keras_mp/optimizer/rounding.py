@@ -20,11 +20,6 @@ _FORMATS = {
 }
 
 
-def is_half(dtype: str) -> bool:
-    """Tells whether `dtype` is one of the two 16-bit formats."""
-    return dtype in _FORMATS
-
-
 def round_nearest(x: Any, dtype: str) -> Any:
     """Rounds to nearest even, saturating.
 

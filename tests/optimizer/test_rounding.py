@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_mp.optimizer.rounding import (
     differs,
-    is_half,
     round_nearest,
     round_stochastic,
 )
@@ -398,18 +397,3 @@ def test_a_rounding_never_differs_from_its_master(dtype, jit, seed):
     by_nearest, by_stochastic = compiled(roundings_differ, jit)(tf.constant(x))
     assert not np.any(by_nearest)
     assert not np.any(by_stochastic)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        ("float16", True),
-        ("bfloat16", True),
-        ("float32", False),
-        ("float64", False),
-        ("int16", False),
-        ("float8_e4m3fn", False),
-    ],
-)
-def test_is_half(dtype, expected):
-    assert is_half(dtype) is expected

@@ -13,10 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 
 # In each chain a module may import those of the ranks before its own; a package, such
-# as layers, also its own modules. No chain imports from another. `keras_mp` itself,
+# as layers, also its own modules. No chain imports from another; both begin with
+# `dtypes`. `keras_mp` itself,
 # the table of contents, imports anything.
 CHAINS = (
     (
+        ("dtypes",),
         ("arguments",),
         ("serialization",),
         ("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
@@ -33,6 +35,7 @@ CHAINS = (
         ("callbacks", "checkpoints", "export"),
     ),
     (
+        ("dtypes",),
         ("ops.checks",),
         ("ops.kernels",),
         ("ops",),

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
     LEFT,
@@ -16,7 +17,6 @@ from keras_mp.layers.conversion.counterparts import (
     plain_base,
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
-from keras_mp.layers.precision import HALVES
 from keras_mp.layers.rnn.recurrence import runs_cell_of_keras
 
 
@@ -127,7 +127,7 @@ def _runs_its_cell(layer: Any) -> bool:
 
 def _reason(layer: Any) -> str:
     """Returns why a layer's products or sums are those of Keras; empty without any."""
-    if layer.compute_dtype not in HALVES:
+    if not is_half(layer.compute_dtype):
         return ""
     cls = type(layer)
     base = plain_base(cls)
@@ -161,4 +161,4 @@ def _is_product_or_sum(operation: Any) -> bool:
     name = type(operation).__name__.lower()
     names = {known.replace("_", "") for known in PRODUCTS_AND_SUMS}
     outputs = keras.tree.flatten(operation.output)
-    return name in names and any(x.dtype in HALVES for x in outputs)
+    return name in names and any(is_half(x.dtype) for x in outputs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.dtypes import HALVES
 from keras_mp.layers.conversion.conversion_report import conversion_report, every_layer
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
@@ -16,7 +17,7 @@ from keras_mp.layers.conversion.counterparts import (
     is_converted,
     plain,
 )
-from keras_mp.layers.precision import HALVES, FP32Weights
+from keras_mp.layers.precision import FP32Weights
 
 
 def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.dtypes import is_half
 from keras_mp.layers.precision import (
-    HALVES,
     activated,
     finish,
     fused,
@@ -177,7 +177,7 @@ def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
 
 def _in_fp32(layer: Any, inputs: Any) -> bool:
     dtype = keras.backend.standardize_dtype(inputs.dtype)
-    if layer.compute_dtype not in HALVES or dtype != layer.compute_dtype:
+    if not is_half(layer.compute_dtype) or dtype != layer.compute_dtype:
         return False
     if keras.backend.backend() != "tensorflow":
         return False

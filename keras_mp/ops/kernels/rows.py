@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.checks import HALVES
+from keras_mp.dtypes import is_half
 from keras_mp.ops.kernels.dispatch import has_kernels
 
 
@@ -20,7 +20,7 @@ def have_sum(x: tf.Tensor, axes: list[int]) -> bool:
 
     It does on a CPU, for 16-bit tensors, and axes that follow one another.
     """
-    if x.dtype.name not in HALVES or not axes:
+    if not is_half(x.dtype.name) or not axes:
         return False
     if axes != list(range(axes[0], axes[-1] + 1)):
         return False
