@@ -32,21 +32,13 @@ def row_cases(dtype):
     for shape in SIZES:
         x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
         yield f"softmax {shape}", "softmax", {"x": x}, {}
-        yield (
-            f"softmax slope {shape}",
-            "softmax_gradient",
-            {"x": x, "grad_y": slope},
-            {},
-        )
+        tensors = {"x": x, "grad_y": slope}
+        yield f"softmax slope {shape}", "softmax_gradient", tensors, {}
     special = tf.constant(np.float32(SPECIAL), dtype)
     ones = tf.ones_like(special)
     yield "softmax special", "softmax", {"x": special}, {}
-    yield (
-        "softmax slope special",
-        "softmax_gradient",
-        {"x": special, "grad_y": ones},
-        {},
-    )
+    tensors = {"x": special, "grad_y": ones}
+    yield "softmax slope special", "softmax_gradient", tensors, {}
     for kind, given in itertools.product(KINDS, [(0, 0), (1, 0), (1, 1)]):
         attributes = {"kind": kind, "epsilon": 1e-3}
         for shape in SIZES:

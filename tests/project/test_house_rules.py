@@ -14,8 +14,7 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 
 # In each chain a module may import those of the ranks before its own; a package, such
 # as layers, also its own modules. No chain imports from another; both begin with
-# `dtypes`. `keras_mp` itself,
-# the table of contents, imports anything.
+# `dtypes`. `keras_mp` itself, the table of contents, imports anything.
 CHAINS = (
     (
         ("dtypes",),
