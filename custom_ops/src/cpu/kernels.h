@@ -1,4 +1,4 @@
-// The table of kernels of each instruction set; each entry is declared in its room. The
+// The table of kernels of each instruction set; each entry is declared in its folder. The
 // functions are compiled from cpu/kernels_for_isa.cc.in.
 
 #ifndef KERAS_MP_SRC_CPU_KERNELS_H_
