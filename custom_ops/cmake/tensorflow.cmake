@@ -30,9 +30,9 @@ set(op_sources
   tensorflow/norm/sum_cpu.cc
   tensorflow/pool/average_pool_cpu.cc
   tensorflow/update/arguments.cc
-  tensorflow/update/cpu_ops.cc
-  tensorflow/update/ops.cc
-  tensorflow/update/variables.cc)
+  tensorflow/update/cpu_op_kernels.cc
+  tensorflow/update/locked_variables.cc
+  tensorflow/update/op_definitions.cc)
 set(xla_sources
   tensorflow/gemm/xla_op_kernel.cc
   tensorflow/norm/batch_norm_xla.cc
@@ -40,11 +40,11 @@ set(xla_sources
   tensorflow/norm/softmax_xla.cc
   tensorflow/norm/sum_xla.cc
   tensorflow/pool/average_pool_xla.cc
-  tensorflow/update/xla.cc
-  tensorflow/update/xla_cpu.cc)
+  tensorflow/update/xla_ffi_cpu.cc
+  tensorflow/update/xla_op_kernels.cc)
 if(KERAS_MP_CUDA)
-  list(APPEND op_sources tensorflow/gemm/gpu_op_kernel.cc tensorflow/update/gpu_ops.cc)
-  list(APPEND xla_sources tensorflow/update/xla_cuda.cc)
+  list(APPEND op_sources tensorflow/gemm/gpu_op_kernel.cc tensorflow/update/gpu_op_kernels.cc)
+  list(APPEND xla_sources tensorflow/update/xla_ffi_cuda.cc)
 endif()
 add_library(keras_mp_ops MODULE
   ${op_sources} ${xla_sources} tensorflow/common/build_info.cc)

@@ -6,7 +6,7 @@
 
 #include "cuda/emulator.h"
 // Uses what the emulator defines.
-#include "cuda/update/calls.h"
+#include "cuda/update/launch.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "cuda/update/table.h"
+#include "cuda/update/tensor_list.h"
 #include "common/update_formulas.h"
 #ifdef __CUDACC__
 #include "cuda/common/primitives.cuh"

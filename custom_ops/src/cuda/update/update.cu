@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/update/calls.h"
+#include "cuda/update/launch.h"
 
 namespace keras_mp {
 namespace {

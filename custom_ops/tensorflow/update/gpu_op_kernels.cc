@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "tensorflow/core/framework/op_kernel.h"
-#include "update/on_cuda.h"
-#include "update/op_kernels.h"
+#include "update/cuda_backend.h"
+#include "update/op_kernel_templates.h"
 #include "xla/stream_executor/stream.h"
 
 namespace keras_mp {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "update/on_cuda.h"
-#include "update/xla_handlers.h"
+#include "update/cuda_backend.h"
+#include "update/xla_ffi_handlers.h"
 
 namespace keras_mp {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "common/cpu_threads.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "update/on_cpu.h"
-#include "update/op_kernels.h"
+#include "update/cpu_backend.h"
+#include "update/op_kernel_templates.h"
 
 namespace keras_mp {
 namespace {

@@ -1,4 +1,4 @@
-#include "update/variables.h"
+#include "update/locked_variables.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,7 +1,7 @@
 // The variables that an op reads and writes in place.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_VARIABLES_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_VARIABLES_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_LOCKED_VARIABLES_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_LOCKED_VARIABLES_H_
 
 #include <cstddef>
 #include <functional>
@@ -36,4 +36,4 @@ class LockedVariables {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_VARIABLES_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_LOCKED_VARIABLES_H_

@@ -1,8 +1,8 @@
 // The arrays of one call, cut into the tables that a kernel takes as its argument. Plain
 // C++.
 
-#ifndef KERAS_MP_SRC_CUDA_UPDATE_TABLE_H_
-#define KERAS_MP_SRC_CUDA_UPDATE_TABLE_H_
+#ifndef KERAS_MP_SRC_CUDA_UPDATE_TENSOR_LIST_H_
+#define KERAS_MP_SRC_CUDA_UPDATE_TENSOR_LIST_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -71,4 +71,4 @@ void ForTables(std::int64_t count, const EntryAt& entry, const Launch& launch) {
 
 }  // namespace keras_mp::cuda
 
-#endif  // KERAS_MP_SRC_CUDA_UPDATE_TABLE_H_
+#endif  // KERAS_MP_SRC_CUDA_UPDATE_TENSOR_LIST_H_

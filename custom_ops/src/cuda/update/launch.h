@@ -6,14 +6,14 @@
 //
 // of which the first that fails ends the call; the launcher knows why.
 
-#ifndef KERAS_MP_SRC_CUDA_UPDATE_CALLS_H_
-#define KERAS_MP_SRC_CUDA_UPDATE_CALLS_H_
+#ifndef KERAS_MP_SRC_CUDA_UPDATE_LAUNCH_H_
+#define KERAS_MP_SRC_CUDA_UPDATE_LAUNCH_H_
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/update/kernels.cuh"
-#include "cuda/update/table.h"
+#include "cuda/update/tensor_list.h"
 
 namespace keras_mp::cuda {
 
@@ -85,4 +85,4 @@ void CallUpdate(const Update& update, Launcher& launcher) {
 
 }  // namespace keras_mp::cuda
 
-#endif  // KERAS_MP_SRC_CUDA_UPDATE_CALLS_H_
+#endif  // KERAS_MP_SRC_CUDA_UPDATE_LAUNCH_H_

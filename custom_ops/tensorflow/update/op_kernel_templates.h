@@ -1,8 +1,8 @@
 // The kernels of the ops of the update step. `Device` computes, in an OpKernelContext:
 // UpdateOnCpu or UpdateOnCuda, made for it.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_OP_KERNELS_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_OP_KERNELS_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_OP_KERNEL_TEMPLATES_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_OP_KERNEL_TEMPLATES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "common/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "update/arguments.h"
-#include "update/variables.h"
+#include "update/locked_variables.h"
 
 namespace keras_mp::update_op {
 
@@ -274,4 +274,4 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
 
 }  // namespace keras_mp::update_op
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_OP_KERNELS_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_OP_KERNEL_TEMPLATES_H_

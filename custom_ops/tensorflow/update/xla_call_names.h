@@ -1,7 +1,7 @@
 // The names under which XLA finds the kernels of the update step.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_CALL_NAMES_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_XLA_CALL_NAMES_H_
 
 namespace keras_mp {
 
@@ -15,4 +15,4 @@ inline constexpr char kUpdateVariablesCall[] = "keras_mp.update_variables";
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_CALLS_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_CALL_NAMES_H_

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <optional>
 
-#include "update/on_cpu.h"
-#include "update/xla_handlers.h"
+#include "update/cpu_backend.h"
+#include "update/xla_ffi_handlers.h"
 
 namespace keras_mp {
 namespace {

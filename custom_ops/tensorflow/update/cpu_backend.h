@@ -1,7 +1,7 @@
 // The functions of update_cpu.h on given threads.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_CPU_BACKEND_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_CPU_BACKEND_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -46,4 +46,4 @@ class UpdateOnCpu {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_ON_CPU_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_CPU_BACKEND_H_

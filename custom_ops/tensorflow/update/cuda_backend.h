@@ -1,7 +1,7 @@
 // The functions of update_cuda.h on a given stream.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_CUDA_BACKEND_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_CUDA_BACKEND_H_
 
 #include <cuda_runtime_api.h>
 
@@ -63,4 +63,4 @@ class UpdateOnCuda {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_ON_CUDA_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_CUDA_BACKEND_H_

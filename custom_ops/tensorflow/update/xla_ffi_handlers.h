@@ -1,8 +1,8 @@
 // The kernels of the update step as XLA calls them. `Context` is what XLA tells of a call,
 // with a CtxDecoding and a device(): UpdateOnCpu or UpdateOnCuda.
 
-#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
-#define KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
+#ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_FFI_HANDLERS_H_
+#define KERAS_MP_TENSORFLOW_UPDATE_XLA_FFI_HANDLERS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include "keras_mp/update.h"
 #include "update/arguments.h"
-#include "update/xla_calls.h"
+#include "update/xla_call_names.h"
 #include "xla/ffi/api/ffi.h"
 
 // Its header needs one of MLIR, which TensorFlow does not ship.
@@ -336,4 +336,4 @@ struct Handlers {
 
 }  // namespace keras_mp::update_xla
 
-#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_HANDLERS_H_
+#endif  // KERAS_MP_TENSORFLOW_UPDATE_XLA_FFI_HANDLERS_H_
