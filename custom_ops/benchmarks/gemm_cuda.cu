@@ -246,7 +246,7 @@ int Main(const char* path, int step) {
       });
       best = top;
       int count = 0;
-      cuda::CublasLtChoices(half, kCublasLtWorkspace, &count);
+      cuda::CublasLtAlgorithmCount(half, kCublasLtWorkspace, &count);
       for (int rank = 1; rank < count; ++rank) {
         best = std::fmin(best, Time(stream, [&] {
                            return cuda::CublasLtProduct(half, kCublasLtWorkspace, rank,

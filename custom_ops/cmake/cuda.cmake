@@ -55,8 +55,17 @@ target_compile_options(keras_mp_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror>
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>)
 
+if(KERAS_MP_CUBLASLT_INCLUDE)
+  set(cublaslt_sources
+    src/cuda/gemm/cublaslt.cc
+    src/cuda/gemm/cublaslt_descriptors.cc
+    src/cuda/gemm/cublaslt_heuristics.cc
+    src/cuda/gemm/cublaslt_library.cc)
+else()
+  set(cublaslt_sources src/cuda/gemm/cublaslt_absent.cc)
+endif()
 add_library(keras_mp_gemm_cuda STATIC
-  src/cuda/gemm/cublaslt.cc
+  ${cublaslt_sources}
   src/cuda/gemm/gemm.cu
   src/cuda/gemm/mma_bfloat16.cu
   src/cuda/gemm/mma_half.cu
@@ -68,7 +77,7 @@ set_target_properties(keras_mp_gemm_cuda PROPERTIES
 target_include_directories(keras_mp_gemm_cuda PUBLIC include PRIVATE src)
 # After the toolkit's own folder, so that only cublasLt.h comes from another version.
 if(KERAS_MP_CUBLASLT_INCLUDE)
-  set_source_files_properties(src/cuda/gemm/cublaslt.cc PROPERTIES
+  set_source_files_properties(${cublaslt_sources} PROPERTIES
     COMPILE_OPTIONS "-idirafter;${KERAS_MP_CUBLASLT_INCLUDE}")
 endif()
 target_link_libraries(keras_mp_gemm_cuda
@@ -112,7 +121,7 @@ if(KERAS_MP_TESTS)
     target_link_options(fake_cublaslt PRIVATE -Wl,-soname,libcublasLt.so.13)
     # The test says itself which device is the current one.
     add_executable(gemm_cublaslt_test
-      tests/cuda/gemm_cublaslt_test.cc src/cuda/gemm/cublaslt.cc)
+      tests/cuda/gemm_cublaslt_test.cc ${cublaslt_sources})
     target_link_libraries(gemm_cublaslt_test PRIVATE ${CMAKE_DL_LIBS})
     foreach(target fake_cublaslt gemm_cublaslt_test)
       set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET default)

@@ -265,7 +265,7 @@ std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route) {
   if (steps.sums > 0) steps.product.c = nullptr;  // in the workspace, as well aligned
   std::size_t bytes = 0;
   const Status status =
-      cuda::CublasLtWorkspace(steps.product, cuda::kCublasLtWorkspace, 0, &bytes);
+      cuda::CublasLtWorkspaceBytes(steps.product, cuda::kCublasLtWorkspace, 0, &bytes);
   return steps.sums + (status.ok() ? bytes : 0);
 }
 
