@@ -1,13 +1,13 @@
-// How fast is the update step on this GPU, beside a copy of as many bytes? Prints a table
-// in Markdown.
+// How fast is the update step on this GPU, compared with a copy of as many bytes? Prints
+// a table in Markdown.
 //
 //   update_cuda_benchmark
 //
 // FP16 gradients, FP32 masters and FP16 weights. Each time is the median of 15 calls of
-// the check and the step, measured on the device. The limit is the time of the bytes that
-// both read and write at the bandwidth of cudaMemcpyAsync, which is measured first; what
-// still lies in the L2 cache may beat it. The host's time is that of putting both on the
-// stream.
+// the check and the step, measured on the device. The limit is the number of bytes that
+// both read and write, divided by the bandwidth of cudaMemcpyAsync, which is measured
+// first; arrays that stay in the L2 cache may take less. The time of the host is that of
+// putting both on the stream.
 
 #include <cuda_runtime.h>
 
@@ -81,7 +81,7 @@ Times Measure(cudaStream_t stream, const std::function<void()>& enqueue) {
     Check(cudaEventSynchronize(end));
     float ms = 0;
     Check(cudaEventElapsedTime(&ms, begin, end));
-    if (i < 3) continue;  // warms up
+    if (i < 3) continue;  // warm-up
     device.push_back(ms);
     host.push_back(spent.count());
   }
@@ -122,7 +122,7 @@ constexpr List kLists[] = {{"16 x 1M", 16, 1 << 20},      {"400 x 10K", 400, 100
 
 // The whole step of a list: the check, then the update.
 void Row(const List& list, const Rule& rule, double bandwidth, cudaStream_t stream) {
-  // Every array begins at a multiple of 256 bytes, as frameworks have it.
+  // Every array begins at a multiple of 256 bytes, as frameworks allocate them.
   const std::int64_t pitch = (list.size + 127) / 128 * 128;
   const auto total = static_cast<std::size_t>(list.count * pitch);
   const Memory gradients(total * 2), masters(total * 4), weights(total * 2);
@@ -141,33 +141,34 @@ void Row(const List& list, const Rule& rule, double bandwidth, cudaStream_t stre
     list_of_gradients.push_back(parameter.gradient);
     parameters.push_back(parameter);
   }
-  const Memory numbers(sizeof(UpdateNumbers)), scale(sizeof(float)), finite(sizeof(bool));
-  const Memory overflows(static_cast<std::size_t>(list.count));
-  UpdateNumbers host_numbers;
-  host_numbers.scale = 32768;
-  host_numbers.epsilon = 1e-7f;
+  const Memory hyperparameters(sizeof(UpdateHyperparameters));
+  const Memory scale(sizeof(float)), finite(sizeof(bool));
+  const Memory nonfinite(static_cast<std::size_t>(list.count));
+  UpdateHyperparameters host_hyperparameters;
+  host_hyperparameters.scale = 32768;
+  host_hyperparameters.epsilon = 1e-7f;
   const bool yes = true;
-  Check(cudaMemcpy(numbers.As<void>(), &host_numbers, sizeof host_numbers,
-                   cudaMemcpyHostToDevice));
-  Check(cudaMemcpy(scale.As<void>(), &host_numbers.scale, sizeof(float),
+  Check(cudaMemcpy(hyperparameters.As<void>(), &host_hyperparameters,
+                   sizeof host_hyperparameters, cudaMemcpyHostToDevice));
+  Check(cudaMemcpy(scale.As<void>(), &host_hyperparameters.scale, sizeof(float),
                    cudaMemcpyHostToDevice));
   Check(cudaMemcpy(finite.As<void>(), &yes, sizeof yes, cudaMemcpyHostToDevice));
   GradientCheck check;
   check.count = list.count;
   check.gradients = list_of_gradients.data();
   check.scale = scale.As<float>();
-  check.overflows = overflows.As<bool>();
+  check.nonfinite = nonfinite.As<bool>();
   Update update;
   update.count = list.count;
   update.parameters = parameters.data();
   update.rule = rule.rule;
-  update.numbers = numbers.As<UpdateNumbers>();
+  update.hyperparameters = hyperparameters.As<UpdateHyperparameters>();
   update.finite = finite.As<bool>();
   const Times times = Measure(stream, [&] {
     Check(CheckGradientsCuda(check, nullptr, stream));
     Check(UpdateCuda(update, stream));
   });
-  // The check reads gradients; the step does again, and reads and writes the rest.
+  // The check reads gradients; the step reads them again, and reads and writes the rest.
   const double bytes = 2.0 + 2 + 2 * (4 + 2 + 4 * rule.slots);
   const double limit = bytes * static_cast<double>(list.count * list.size) / bandwidth;
   std::printf("| %s | %s | %.4f | %.4f | %.2f | %.4f |\n", list.name, rule.name, limit,

@@ -138,7 +138,7 @@ class MasterWeights:
             from keras_mp.ops.kernels import update
 
             weights, masters = zip(*whole, strict=True)
-            update.follow_weights(masters, weights, self.rounding)
+            update.sync_masters_from_weights(masters, weights, self.rounding)
         for weight, master in self._one_by_one(whole):
             self._assign(master, self._followed, weight, rows.get(id(master)))
 

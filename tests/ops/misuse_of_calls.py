@@ -14,9 +14,14 @@ DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
 # Name: the types of the operands and of the results, the attributes, and the operand
 # whose memory the first result has: each result that of the next one.
 CALLS = {
-    "check_gradients": (["f32", "3xf16"], ["1xi1", "f32"], "sums_squares = true", None),
+    "check_gradients": (
+        ["f32", "3xf16"],
+        ["1xi1", "f32"],
+        "compute_sum_of_squares = true",
+        None,
+    ),
     "unscale_gradients": (["f32", "3xf16"], ["3xf32", "1xi1"], "", None),
-    "follow_weights": (
+    "sync_masters_from_weights": (
         ["3xf32", "3xf16"],
         ["3xf32", "3xf16"],
         "is_stochastic = false",
@@ -29,11 +34,11 @@ CALLS = {
         0,
     ),
     "update_variables": (
-        # finite, numbers, gradient, master, slot, weight, uniform
+        # finite, hyperparameters, gradient, master, slot, weight, uniform
         ["i1", "17xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
-        "decays = array<i64: 0>",
+        "apply_weight_decay = array<i64: 0>",
         3,
     ),
 }
@@ -47,8 +52,8 @@ ATTRIBUTES = {
     "weight-of-none": ("weight_of = array<i64: 0>", "weight_of = array<i64: 5>"),
     "negative-weight": ("weight_of = array<i64: 0>", "weight_of = array<i64: -1>"),
     "weight-twice": ("weight_of = array<i64: 0>", "weight_of = array<i64: 0, 0>"),
-    "two-decays": ("decays = array<i64: 0>", "decays = array<i64: 0, 0>"),
-    "no-decays": ("decays = array<i64: 0>", "decays = array<i64>"),
+    "two-decays": ("decay = array<i64: 0>", "decay = array<i64: 0, 0>"),
+    "no-decays": ("decay = array<i64: 0>", "decay = array<i64>"),
 }
 
 
@@ -146,7 +151,8 @@ def mistakes(name):
     yield "too few results", (operands, results[:-1], attributes)
     yield "too many results", (operands, [*results, "3xf32"], attributes)
     for key, (old, new) in ATTRIBUTES.items():
-        if old in attributes and (name, key) != ("follow_weights", "stochastic"):
+        fits = (name, key) == ("sync_masters_from_weights", "stochastic")
+        if old in attributes and not fits:
             yield key, (operands, results, attributes.replace(old, new))
 
 

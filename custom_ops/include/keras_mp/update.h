@@ -1,19 +1,23 @@
-// The update step of all variables: "Mixed Precision Training" (Micikevicius et al., 2018,
-// sections 3.1 and 3.2). update_cpu.h and update_cuda.h compute it.
+// One optimizer step for all variables: un-scaling, clipping, weight decay, the rule of
+// the optimizer on FP32 master weights, and rounding into 16-bit weights ("Mixed
+// Precision Training", Micikevicius et al., 2018, sections 3.1 and 3.2). update_cpu.h and
+// update_cuda.h declare the functions that compute it.
 //
-//   1. CheckGradients   are all gradients, divided by the loss scale, finite?
-//   2. Update           g = gradient / scale, clipped; decay; the slots and the FP32
-//                       master move; the 16-bit weight becomes its master, rounded
+//   1. CheckGradients   are all elements of all gradients / scale finite?
+//   2. Update           g = gradient / scale, clipped; weight decay; the slots and the
+//                       FP32 master are updated; the 16-bit weight is its master, rounded
 //
-// or, around an optimizer of someone else: UnscaleGradients, FollowWeights, then that
-// optimizer, then CastMasters.
+// Where an optimizer without a kernel computes the new masters: UnscaleGradients, then
+// SyncMastersFromWeights, then that optimizer, then CastMasters.
 //
-// Lists lie in the host's memory, numbers in the memory of the device that computes.
+// The lists of arrays are in host memory. Arrays are contiguous and lie, as all scalars
+// and `hyperparameters` do, in the memory of the device that computes.
 //
-// Every operation on a number is one FP32 operation, rounded to nearest even; none is
-// contracted with another. So all devices give the same bits, unless one is told to flush
-// numbers below 2^-126 to zero, as TensorFlow tells a CPU. The sum of squares is FP32
-// for at most 1024 numbers and double from there on: it errs by at most 2^-14 of itself.
+// Rounding: every operation is one FP32 operation, rounded to nearest even; no multiply
+// and add are contracted into one. So all devices give the same bits, unless one flushes
+// numbers below 2^-126 to zero, as TensorFlow has a CPU do. Accumulator of the sum of
+// squares: FP32 for at most 1024 elements, and double beyond. Its relative error is at
+// most 2^-14.
 
 #ifndef KERAS_MP_UPDATE_H_
 #define KERAS_MP_UPDATE_H_
@@ -30,13 +34,14 @@ struct Gradient {
   const void* values = nullptr;
 };
 
-// `overflows[i]` becomes true where a number of gradients[i] / scale is not finite.
+// The arguments and results of a check: nonfinite[i] says whether any element of
+// gradients[i] / scale is inf or NaN.
 struct GradientCheck {
   std::int64_t count = 0;
   const Gradient* gradients = nullptr;
-  const float* scale = nullptr;  // [1]
-  bool* overflows = nullptr;     // [count]
-  float* squares = nullptr;  // [1]: the sum of the squares of gradients / scale; or null
+  const float* scale = nullptr;     // [1]
+  bool* nonfinite = nullptr;        // [count]
+  float* sum_of_squares = nullptr;  // [1]: of all elements of gradients / scale; or null
 };
 
 // A 16-bit weight and its FP32 master.
@@ -47,35 +52,37 @@ struct MasterPair {
   std::uint16_t* weight = nullptr;
 };
 
-// How masters become weights; both saturate at the largest finite number. Nearest is to
-// even. Stochastic rounds up where the number of `uniforms`, from [0, 1), is below
-// the master's place between its neighbours.
+// How a master is rounded to its weight. Both ways saturate at the largest finite number.
+// kNearest rounds to nearest even. kStochastic rounds up with the probability (master -
+// below) / (above - below), where below and above are the 16-bit numbers on both sides of
+// the master: if the element of `uniforms`, from [0, 1), is less than that.
 enum class Rounding { kNearest, kStochastic };
 
-// How a gradient g moves the slots, which are listed in brackets, and the master w:
-//   kSgd       []      w -= g rate
-//   kMomentum  [m]     m = m momentum - g rate;  w += m
-//   kNesterov  [m]     m likewise;  w += m momentum - g rate
+// How a gradient g changes the slots, which are listed in brackets, and the master w, at
+// the learning rate lr:
+//   kSgd       []      w -= g lr
+//   kMomentum  [m]     m = m momentum - g lr;  w += m
+//   kNesterov  [m]     m likewise;  w += m momentum - g lr
 //   kAdam      [m, v]  m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2);
 //                      w -= m alpha / (sqrt(v) + epsilon)
 //   kAmsgrad   [m, v, h]  m and v likewise;  h = max(h, v);
 //                      w -= m alpha / (sqrt(h) + epsilon)
 //   kNadam     [m, v]  m and v likewise;
 //                      n = m_factor m / m_divisor + g_factor g / g_divisor;
-//                      w -= n rate / (sqrt(v / v_divisor) + epsilon)
+//                      w -= n lr / (sqrt(v / v_divisor) + epsilon)
 //   kAdamax    [m, u]  m likewise;  u = max(beta_2 u, |g|);
-//                      w -= rate m / (m_divisor (u + epsilon))
-//   kLion      [m]     w -= rate sign(m beta_1 + g (1 - beta_1));
+//                      w -= lr m / (m_divisor (u + epsilon))
+//   kLion      [m]     w -= lr sign(m beta_1 + g (1 - beta_1));
 //                      m = m beta_2 + g (1 - beta_2)
-//   kAdagrad   [v]     v += g^2;  w -= rate g / sqrt(v + epsilon)
+//   kAdagrad   [v]     v += g^2;  w -= lr g / sqrt(v + epsilon)
 //   kAdadelta  [v, e]  v = beta_2 v + (1 - beta_2) g^2;
 //                      d = sqrt(e + epsilon) g / sqrt(v + epsilon);
-//                      e = beta_2 e + (1 - beta_2) d^2;  w -= rate d
-//   kRmsprop   [v]     v likewise;  w -= rate g / sqrt(v + epsilon)
+//                      e = beta_2 e + (1 - beta_2) d^2;  w -= lr d
+//   kRmsprop   [v]     v likewise;  w -= lr g / sqrt(v + epsilon)
 //   kRmspropMomentum   [v, m]  v likewise;
-//                      m = momentum m + rate g / sqrt(v + epsilon);  w -= m
-//   kCenteredRmsprop, kCenteredRmspropMomentum  [v, a], [v, a, m]  as the two before, with
-//                      a = beta_2 a + (1 - beta_2) g, and v - a^2 under the root
+//                      m = momentum m + lr g / sqrt(v + epsilon);  w -= m
+//   kCenteredRmsprop, kCenteredRmspropMomentum  [v, a], [v, a, m]  as the two above,
+//                      with a = beta_2 a + (1 - beta_2) g, and v - a^2 under the root
 enum class UpdateRule {
   kSgd,
   kMomentum,
@@ -120,12 +127,12 @@ constexpr int SlotsOf(UpdateRule rule) {
   return 0;
 }
 
-struct UpdateNumbers {
-  float scale = 1;        // g = gradient / scale,
-  float clip_value = 0;   // then limited to [-clip_value, clip_value] if that is not 0,
-  float clip_factor = 1;  // then multiplied by this
-  float weight_decay = 0;  // before the rule: w -= w weight_decay rate
-  float rate = 0;
+struct UpdateHyperparameters {
+  float scale = 1;         // g = gradient / scale,
+  float clip_value = 0;    // then clipped to [-clip_value, clip_value] if that is not 0,
+  float clip_factor = 1;   // then multiplied by clip_factor
+  float weight_decay = 0;  // before the rule: w -= w weight_decay lr
+  float learning_rate = 0;
   float momentum = 0;
   float alpha = 0;
   float beta_1 = 0;
@@ -142,20 +149,21 @@ struct UpdateNumbers {
 
 struct Parameter {
   Gradient gradient;
-  float* slots[kMostSlots] = {};  // as far as the rule has them
-  bool decays = false;
-  MasterPair pair;  // with a weight of null where the master is the weight itself
+  float* slots[kMostSlots] = {};  // SlotsOf(rule) of them
+  bool apply_weight_decay = false;
+  MasterPair pair;  // of an FP32 variable, its own master, the weight is null
   const float* uniforms = nullptr;  // for stochastic rounding
 };
 
-// First masters follow their weights, and last they are cast.
+// The arguments of a step. Before the rule, masters are synchronized from their weights
+// as by SyncMastersFromWeights; after it, they are cast as by CastMasters.
 struct Update {
   std::int64_t count = 0;
   const Parameter* parameters = nullptr;
   UpdateRule rule = UpdateRule::kSgd;
   Rounding rounding = Rounding::kNearest;
-  const UpdateNumbers* numbers = nullptr;  // [1]
-  const bool* finite = nullptr;  // [1]: if false, nothing changes; null: true
+  const UpdateHyperparameters* hyperparameters = nullptr;  // [1]
+  const bool* finite = nullptr;  // [1]: if false, nothing is written; null means true
 };
 
 }  // namespace keras_mp

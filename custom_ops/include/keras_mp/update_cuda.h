@@ -1,7 +1,8 @@
-// The update step of update.h on a CUDA device: the bits of update_cpu.h, but for the sum
-// of squares, for what a NaN carries, and where a CPU flushes numbers below 2^-126 to
-// zero. Nothing waits: the work is put on `stream` (a cudaStream_t) of the current device,
-// and the lists may go when a function returns.
+// The update step of update.h on a CUDA device. The results have the bits of
+// update_cpu.h, except for the sum of squares, the payload of NaNs, and where a CPU
+// flushes numbers below 2^-126 to zero. The functions are asynchronous: they put the work
+// on `stream` (a cudaStream_t) of the current device, and the lists may be freed when
+// they return.
 
 #ifndef KERAS_MP_UPDATE_CUDA_H_
 #define KERAS_MP_UPDATE_CUDA_H_
@@ -14,25 +15,27 @@
 
 namespace keras_mp {
 
-// Whether the kernels can run on the current device; if not, `why` (where not null) gets
-// a text that says why.
+// Returns whether the kernels can run on the current device. If not, `why` gets the
+// reason unless it is null.
 bool IsUpdateCudaAvailable(const char** why = nullptr);
 
-// Bytes of scratch memory on the device, aligned to 8, that a check needs: none unless
-// it sums squares.
+// Bytes of scratch memory on the device, aligned to 8, that a check needs: 0 unless it
+// computes the sum of squares.
 std::size_t CheckWorkspaceBytes(const GradientCheck& check);
 
 Status CheckGradientsCuda(const GradientCheck& check, void* workspace, void* stream);
 
-// The same, and to[i] = gradients[i] / scale. An FP32 gradient may be written in place.
+// The same, and to[i] = gradients[i] / scale in FP32. to[i] may be an FP32 gradients[i].
 Status UnscaleGradientsCuda(const GradientCheck& check, float* const* to,
                             void* workspace, void* stream);
 
-// master = weight where the weight is not a rounding of the master.
-Status FollowWeightsCuda(const MasterPair* pairs, std::int64_t count, Rounding rounding,
-                         void* stream);
+// master = weight where the weight is not a rounding of the master: where something else
+// than CastMasters or Update wrote the weight.
+Status SyncMastersFromWeightsCuda(const MasterPair* pairs, std::int64_t count,
+                                  Rounding rounding, void* stream);
 
-// weight = round(master). `uniforms`: [count] arrays for stochastic rounding, else null.
+// weight = round(master): stochastically with `uniforms`, [count] arrays of the sizes of
+// the pairs, or to nearest even where it is null.
 Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
                        const float* const* uniforms, void* stream);
 

@@ -1,11 +1,18 @@
-// The formulas of the update step, for the vectors of a CPU and the numbers of a CUDA
-// thread alike, so that both give the same bits. `Machine` has the type Float, one number
-// or several, and
+// The element-wise formulas of the update step (keras_mp/update.h has them in
+// mathematical notation), compiled for vectors on a CPU and for scalars in a CUDA thread,
+// so that both give the same bits. Arguments are FP32 values in registers: a gradient, a
+// master, its slots. The template argument `Machine` has the type Float, a float or a
+// vector of floats, and, for each element,
 //
 //   Sqrt(x)
-//   Truncate(x)   for |x| < 2^31 or NaN
-//   Exponent(x)   x with a fraction of 1: a power of two, 0, or inf
-//   Differ(x, y)  whether the bits of two numbers differ
+//   Truncate(x)   x rounded toward 0, for |x| < 2^31 or NaN
+//   Exponent(x)   2^floor(log2 |x|) for normal x; 0 for subnormal x; inf for inf and NaN
+//   Differ(x, y)  whether x and y have different bits
+//
+// Build and test on a CPU and in an emulator of CUDA:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target update_cpu_test update_cuda_emulated_test &&
+//   ctest --test-dir build/cpp -R update
 
 #ifndef KERAS_MP_SRC_COMMON_UPDATE_FORMULAS_H_
 #define KERAS_MP_SRC_COMMON_UPDATE_FORMULAS_H_
@@ -19,25 +26,26 @@
 
 namespace keras_mp {
 
-// The 16-bit formats as rounding sees them: the largest finite number, and the spacing of
-// the smallest ones. Processors that flush FP32 numbers below 2^-126 to zero cannot
-// compute with a smaller one, though bfloat16 itself goes to 2^-133.
+// The 16-bit formats: the largest finite number; the machine epsilon, which is the ulp of
+// 1; and the power of two below which the ulp no longer shrinks. That of FP16 is its
+// smallest normal number. Bfloat16 has smaller ulps, down to 2^-133, but a processor that
+// flushes FP32 numbers below 2^-126 to zero cannot compute with them.
 struct HalfGrid {
   static constexpr float kLargest = 65504.0f;
   static constexpr float kSmallestPower = 0x1p-14f;
-  static constexpr float kUnit = 0x1p-10f;
+  static constexpr float kEpsilon = 0x1p-10f;
 };
 
 struct Bfloat16Grid {
   static constexpr float kLargest = 0x1.fep127f;
   static constexpr float kSmallestPower = 0x1p-119f;
-  static constexpr float kUnit = 0x1p-7f;
+  static constexpr float kEpsilon = 0x1p-7f;
 };
 
 template <UpdateRule kRule>
 using RuleIs = std::integral_constant<UpdateRule, kRule>;
 
-// SlotsOf(kRule) as a number: device code calls no function of the host.
+// SlotsOf(kRule) as a constant, since device code cannot call a host function.
 template <UpdateRule kRule>
 constexpr int kSlotsOf = SlotsOf(kRule);
 
@@ -58,12 +66,12 @@ template <class Machine>
 struct UpdateFormulas {
   using Float = typename Machine::Float;
 
-  // x / scale.
+  // Computes x / scale.
   class Unscaling {
    public:
     explicit KERAS_MP_HOST_DEVICE Unscaling(float scale) {
       const float inverse = 1 / scale;
-      // Of a power of two the inverse is exact, and faster.
+      // The inverse of a power of two is exact, and multiplying is faster.
       multiplies_ = (BitsOf(scale) & 0x7fffffu) == 0 && inverse >= 0x1p-126f;
       by_ = multiplies_ ? inverse : scale;
     }
@@ -83,46 +91,47 @@ struct UpdateFormulas {
     return x > most ? most : (x < -most ? -most : x);  // NaN stays
   }
 
-  // The distance of the neighbours of x, a power of two.
+  // The unit in the last place of x: the distance to the next number of the format, a
+  // power of two.
   template <class Grid>
-  static KERAS_MP_HOST_DEVICE Float Spacing(Float x) {
+  static KERAS_MP_HOST_DEVICE Float Ulp(Float x) {
     const Float power = Machine::Exponent(x);
     const Float smallest = All(Grid::kSmallestPower);
-    return (power > smallest ? power : smallest) * Grid::kUnit;
+    return (power > smallest ? power : smallest) * Grid::kEpsilon;
   }
 
-  // For |x| <= 2^23: beyond, 16-bit formats have no numbers in these units.
+  // x rounded down, for |x| <= 2^23. A 16-bit number has less than 2^23 ulps.
   static KERAS_MP_HOST_DEVICE Float Floor(Float x) {
     const Float whole = Machine::Truncate(x);
     return whole > x ? whole - 1.0f : whole;
   }
 
-  // The master that follows its weight. `nearest`: its rounding to nearest.
-  static KERAS_MP_HOST_DEVICE Float FollowNearest(Float master, Float nearest,
+  // The master, or the weight where that is not the master rounded to nearest, `nearest`.
+  static KERAS_MP_HOST_DEVICE Float SyncNearest(Float master, Float nearest,
                                                   Float weight) {
     return Machine::Differ(nearest, weight) ? weight : master;
   }
 
-  // The same for a weight that was rounded to either neighbour.
+  // The master, or the weight where that is neither the master rounded down nor up.
   template <class Grid>
-  static KERAS_MP_HOST_DEVICE Float FollowStochastic(Float master, Float weight) {
+  static KERAS_MP_HOST_DEVICE Float SyncStochastic(Float master, Float weight) {
     const Float limited = Clip(master, Grid::kLargest);
-    const Float spacing = Spacing<Grid>(limited);
-    const Float steps = limited / spacing, found = weight / spacing;
-    return (found != Floor(steps)) & (found != -Floor(-steps)) ? weight : master;
+    const Float ulp = Ulp<Grid>(limited);
+    const Float in_ulps = limited / ulp, found = weight / ulp;
+    return (found != Floor(in_ulps)) & (found != -Floor(-in_ulps)) ? weight : master;
   }
 
   template <class Grid>
   static KERAS_MP_HOST_DEVICE Float RoundStochastic(Float master, Float uniform) {
     const Float limited = Clip(master, Grid::kLargest);
-    const Float spacing = Spacing<Grid>(limited);
-    const Float steps = limited / spacing;
-    const Float down = Floor(steps);
-    const Float up = uniform < steps - down ? All(1) : Float{};
-    return (down + up) * spacing;
+    const Float ulp = Ulp<Grid>(limited);
+    const Float in_ulps = limited / ulp;
+    const Float down = Floor(in_ulps);
+    const Float up = uniform < in_ulps - down ? All(1) : Float{};
+    return (down + up) * ulp;
   }
 
-  // If one of them is NaN, x is.
+  // The larger of x and y, or x where either is NaN.
   static KERAS_MP_HOST_DEVICE Float Max(Float x, Float y) { return y > x ? y : x; }
 
   static KERAS_MP_HOST_DEVICE Float Abs(Float x) { return x < Float{} ? -x : x; }
@@ -131,39 +140,40 @@ struct UpdateFormulas {
     return x > Float{} ? All(1) : (x < Float{} ? All(-1) : x - x);  // NaN stays
   }
 
-  // Moves w by the gradient g, and the slots that the rule has.
+  // Updates the master w and the slots of the rule by the un-scaled gradient g.
   template <UpdateRule kRule>
-  static KERAS_MP_HOST_DEVICE void Step(const UpdateNumbers& u, bool decays, Float g,
-                                        Float& w, Float (&slots)[kMostSlots]) {
+  static KERAS_MP_HOST_DEVICE void Step(const UpdateHyperparameters& u,
+                                        bool apply_weight_decay, Float g, Float& w,
+                                        Float (&slots)[kMostSlots]) {
     if (u.clip_value != 0) g = Clip(g, u.clip_value);
     if (u.clip_factor != 1) g *= u.clip_factor;
-    if (decays) w -= w * u.weight_decay * u.rate;
+    if (apply_weight_decay) w -= w * u.weight_decay * u.learning_rate;
     if constexpr (kRule == UpdateRule::kSgd) {
-      w -= g * u.rate;
+      w -= g * u.learning_rate;
     } else if constexpr (kRule == UpdateRule::kMomentum ||
                          kRule == UpdateRule::kNesterov) {
       Float& m = slots[0];
-      m = m * u.momentum - g * u.rate;
-      w += kRule == UpdateRule::kMomentum ? m : m * u.momentum - g * u.rate;
+      m = m * u.momentum - g * u.learning_rate;
+      w += kRule == UpdateRule::kMomentum ? m : m * u.momentum - g * u.learning_rate;
     } else if constexpr (kRule == UpdateRule::kLion) {
       Float& m = slots[0];
-      w -= Sign(m * u.beta_1 + g * u.one_minus_beta_1) * u.rate;
+      w -= Sign(m * u.beta_1 + g * u.one_minus_beta_1) * u.learning_rate;
       m = m * u.beta_2 + g * u.one_minus_beta_2;
     } else if constexpr (kRule == UpdateRule::kAdagrad) {
       Float& v = slots[0];
       v += g * g;
-      w -= g * u.rate / Machine::Sqrt(v + u.epsilon);
+      w -= g * u.learning_rate / Machine::Sqrt(v + u.epsilon);
     } else if constexpr (kRule == UpdateRule::kAdadelta) {
       Float &v = slots[0], &e = slots[1];
       v = v * u.beta_2 + g * g * u.one_minus_beta_2;
       const Float d = Machine::Sqrt(e + u.epsilon) * g / Machine::Sqrt(v + u.epsilon);
       e = e * u.beta_2 + d * d * u.one_minus_beta_2;
-      w -= d * u.rate;
+      w -= d * u.learning_rate;
     } else if constexpr (kRule == UpdateRule::kAdamax) {
       Float &m = slots[0], &most = slots[1];
       m += (g - m) * u.one_minus_beta_1;
       most = Max(most * u.beta_2, Abs(g));
-      w -= m * u.rate / ((most + u.epsilon) * u.m_divisor);
+      w -= m * u.learning_rate / ((most + u.epsilon) * u.m_divisor);
     } else if constexpr (kIsRmsprop<kRule>) {
       StepRmsprop<kRule>(u, g, w, slots);
     } else {
@@ -179,8 +189,8 @@ struct UpdateFormulas {
       kRule == UpdateRule::kCenteredRmspropMomentum;
 
   template <UpdateRule kRule>
-  static KERAS_MP_HOST_DEVICE void StepRmsprop(const UpdateNumbers& u, Float g, Float& w,
-                                               Float (&slots)[kMostSlots]) {
+  static KERAS_MP_HOST_DEVICE void StepRmsprop(const UpdateHyperparameters& u, Float g,
+                                               Float& w, Float (&slots)[kMostSlots]) {
     constexpr bool kIsCentered = kRule == UpdateRule::kCenteredRmsprop ||
                                  kRule == UpdateRule::kCenteredRmspropMomentum;
     constexpr bool kHasMomentum = kRule == UpdateRule::kRmspropMomentum ||
@@ -192,24 +202,25 @@ struct UpdateFormulas {
       a = a * u.beta_2 + g * u.one_minus_beta_2;
       variance = v - a * a;
     }
-    Float step = g * u.rate / Machine::Sqrt(variance + u.epsilon);
+    Float step = g * u.learning_rate / Machine::Sqrt(variance + u.epsilon);
     if constexpr (kHasMomentum) step = m = m * u.momentum + step;
     w -= step;
   }
 
   // Adam, AMSGrad or Nadam.
   template <UpdateRule kRule>
-  static KERAS_MP_HOST_DEVICE void StepAdam(const UpdateNumbers& u, Float g, Float& w,
-                                            Float (&slots)[kMostSlots]) {
+  static KERAS_MP_HOST_DEVICE void StepAdam(const UpdateHyperparameters& u, Float g,
+                                            Float& w, Float (&slots)[kMostSlots]) {
     Float &m = slots[0], &v = slots[1], &h = slots[2];
     m += (g - m) * u.one_minus_beta_1;
     v += (g * g - v) * u.one_minus_beta_2;
     if constexpr (kRule == UpdateRule::kNadam) {
       const Float n = m * u.m_factor / u.m_divisor + g * u.g_factor / u.g_divisor;
-      w -= n * u.rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
+      w -= n * u.learning_rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
     } else {
       if constexpr (kRule == UpdateRule::kAmsgrad) h = Max(h, v);
-      w -= m * u.alpha / (Machine::Sqrt(kRule == UpdateRule::kAmsgrad ? h : v) + u.epsilon);
+      const Float variance = kRule == UpdateRule::kAmsgrad ? h : v;
+      w -= m * u.alpha / (Machine::Sqrt(variance) + u.epsilon);
     }
   }
 };

@@ -38,11 +38,11 @@ absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx) {
 
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
-                                 std::vector<std::int64_t> decays)
+                                 std::vector<std::int64_t> apply_weight_decay)
     : rule_(rule),
       is_stochastic_(is_stochastic),
       weight_of_(std::move(weight_of)),
-      decays_(std::move(decays)),
+      apply_weight_decay_(std::move(apply_weight_decay)),
       weights_(count(), -1),
       uniforms_(count(), -1) {
   for (int k = 0; k < weight_count(); ++k) {
@@ -55,7 +55,7 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   int count, slots, weight_count, uniform_count;
   std::string rule;
   std::vector<std::int64_t> weight_of;
-  std::vector<bool> decays;
+  std::vector<bool> apply_weight_decay;
   std::vector<tensorflow::DataType> types;
   TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("slot_count", &slots));
@@ -63,25 +63,27 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("decays", &decays));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("apply_weight_decay", &apply_weight_decay));
   TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
   const bool is_stochastic = uniform_count > 0;
   const auto has = [](const auto& list, int size) {
     return list.size() == static_cast<std::size_t>(size);
   };
-  bool fits = has(types, count) && has(decays, count) && has(weight_of, weight_count) &&
+  bool fits = has(types, count) && has(apply_weight_decay, count) &&
+              has(weight_of, weight_count) &&
               (!is_stochastic || uniform_count == weight_count) &&
               AreOfMasters(weight_of, count);
   if (fits) {
     *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
-                            {decays.begin(), decays.end()});
+                            {apply_weight_decay.begin(), apply_weight_decay.end()});
     fits = slots == this->slots() * count;
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "the lists must match, and each weight have a master of its own. Received: ", count,
-      " masters, ", types.size(), " gradients, ", decays.size(), " decays, ", slots,
-      " slots for ", rule, ", ", weight_count, " weights, ", uniform_count, " uniforms"));
+      " masters, ", types.size(), " gradients, ", apply_weight_decay.size(),
+      " of apply_weight_decay, ", slots, " slots for ", rule, ", ", weight_count,
+      " weights, ", uniform_count, " uniforms"));
 }
 
 bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
@@ -94,10 +96,13 @@ bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
   return true;
 }
 
-absl::Status UpdateArguments::CheckNumbers(const tensorflow::TensorShape& shape) {
-  if (shape.dims() == 1 && shape.dim_size(0) == kNumberCount) return absl::OkStatus();
+absl::Status UpdateArguments::CheckHyperparameters(const tensorflow::TensorShape& shape) {
+  if (shape.dims() == 1 && shape.dim_size(0) == kHyperparameterCount) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(absl::StrCat(
-      "there must be ", kNumberCount, " numbers. Received: ", shape.DebugString()));
+      "there must be ", kHyperparameterCount,
+      " hyperparameters. Received: ", shape.DebugString()));
 }
 
 }  // namespace keras_mp

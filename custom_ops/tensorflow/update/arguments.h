@@ -1,4 +1,5 @@
-// What the kernels of every device check of the arguments of the update step.
+// The arguments of the ops of the update step, and their checks, which the kernels of
+// every device and those for XLA share.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_ARGUMENTS_H_
@@ -29,46 +30,53 @@ inline constexpr const char* kRuleNames[kUpdateRules] = {
     "centered_rmsprop_momentum",
 };
 
-// KerasMp>UnscaleGradients has as many results as gradients.
+// Checks that KerasMp>UnscaleGradients has one result for each gradient.
 absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx);
 
-// KerasMp>CastMasters has no uniforms, or one for each weight.
+// Checks that KerasMp>CastMasters has no uniforms, or one tensor of them for each weight.
 absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx);
 
-// Where the inputs of KerasMp>UpdateVariables are: finite, numbers, gradients, masters,
-// the first slots and as many more as the rule has, weights, uniforms.
+// The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
+// gradients, masters, the first slots of all masters, the second slots and so on, as many
+// as the rule has, weights, uniforms.
 class UpdateArguments {
  public:
-  static constexpr int kFinite = 0, kNumbers = 1, kLists = 2;
-  // The length of `numbers`, which lie as in UpdateNumbers.
-  static constexpr int kNumberCount = sizeof(UpdateNumbers) / sizeof(float);
-  static absl::Status CheckNumbers(const tensorflow::TensorShape& shape);
-  // Whether each weight has a master of its own, of `count`.
+  static constexpr int kFinite = 0, kHyperparameters = 1, kLists = 2;
+  // The length of `hyperparameters`, which have the order of UpdateHyperparameters.
+  static constexpr int kHyperparameterCount =
+      sizeof(UpdateHyperparameters) / sizeof(float);
+  static absl::Status CheckHyperparameters(const tensorflow::TensorShape& shape);
+  // Whether weight_of has distinct indices of the `count` masters.
   static bool AreOfMasters(const std::vector<std::int64_t>& weight_of, int count);
 
   UpdateArguments() = default;
-  // `weight_of[k]`: the master of the k-th weight, which AreOfMasters; the other masters
-  // are weights themselves. `decays`: one for each master.
+  // `weight_of[k]`: the index of the master of the k-th weight, checked by AreOfMasters;
+  // the other masters are FP32 weights themselves. `apply_weight_decay`: one for each
+  // master.
   UpdateArguments(UpdateRule rule, bool is_stochastic,
-                  std::vector<std::int64_t> weight_of, std::vector<std::int64_t> decays);
+                  std::vector<std::int64_t> weight_of,
+                  std::vector<std::int64_t> apply_weight_decay);
 
-  // From the attributes of the op, which must match.
+  // Reads the attributes of the op, and checks that they match.
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
   UpdateRule rule() const { return rule_; }
   bool is_stochastic() const { return is_stochastic_; }
   const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
-  const std::vector<std::int64_t>& decays() const { return decays_; }
-  int count() const { return static_cast<int>(decays_.size()); }
+  const std::vector<std::int64_t>& apply_weight_decay() const {
+    return apply_weight_decay_;
+  }
+  int count() const { return static_cast<int>(apply_weight_decay_.size()); }
   int slots() const { return SlotsOf(rule_); }  // of each variable
 
-  // The input that is something of the i-th variable, or -1.
+  // The input that holds the gradient, the master and so on of the i-th variable, or -1.
   int gradient(int i) const { return kLists + i; }
   int master(int i) const { return kLists + count() + i; }
   int slot(int k, int i) const { return kLists + (2 + k) * count() + i; }
   int weight(int i) const { return weights_[i]; }
   int uniform(int i) const { return uniforms_[i]; }
-  // The inputs that are written to: masters, slots and weights.
+  // The inputs [first_variable, end_of_variables) are the variables: masters, slots and
+  // weights. They are written to.
   int first_variable() const { return kLists + count(); }
   int end_of_variables() const { return first_weight() + weight_count(); }
   int input_count() const {
@@ -81,7 +89,7 @@ class UpdateArguments {
 
   UpdateRule rule_ = UpdateRule::kSgd;
   bool is_stochastic_ = false;
-  std::vector<std::int64_t> weight_of_, decays_;
+  std::vector<std::int64_t> weight_of_, apply_weight_decay_;
   std::vector<int> weights_, uniforms_;
 };
 

@@ -1,4 +1,4 @@
-// The functions of update_cpu.h on given threads.
+// CpuBackend: the functions of update_cpu.h, run on given threads.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_CPU_BACKEND_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_CPU_BACKEND_H_
@@ -11,9 +11,9 @@
 
 namespace keras_mp {
 
-class UpdateOnCpu {
+class CpuBackend {
  public:
-  explicit UpdateOnCpu(const Parallel& threads) : threads_(threads) {}
+  explicit CpuBackend(const Parallel& threads) : threads_(threads) {}
 
   Status Check(const GradientCheck& check) const {
     return CheckGradientsCpu(check, threads_);
@@ -21,8 +21,9 @@ class UpdateOnCpu {
   Status Unscale(const GradientCheck& check, float* const* to) const {
     return UnscaleGradientsCpu(check, to, threads_);
   }
-  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) const {
-    return FollowWeightsCpu(pairs, count, rounding, threads_);
+  Status SyncMasters(const MasterPair* pairs, std::int64_t count,
+                     Rounding rounding) const {
+    return SyncMastersFromWeightsCpu(pairs, count, rounding, threads_);
   }
   Status Cast(const MasterPair* pairs, std::int64_t count,
               const float* const* uniforms) const {

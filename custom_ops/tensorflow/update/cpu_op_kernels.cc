@@ -1,4 +1,5 @@
-// The ops of the update step on a CPU: update_cpu.h on TensorFlow's threads.
+// Registers the kernels of the update ops for a CPU: update_cpu.h on TensorFlow's
+// threads.
 
 #include "common/cpu_threads.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -8,17 +9,17 @@
 namespace keras_mp {
 namespace {
 
-struct CpuDevice : UpdateOnCpu {
-  explicit CpuDevice(tensorflow::OpKernelContext* ctx) : UpdateOnCpu(CpuThreads(ctx)) {}
+struct CpuOpBackend : CpuBackend {
+  explicit CpuOpBackend(tensorflow::OpKernelContext* ctx) : CpuBackend(CpuThreads(ctx)) {}
 };
 
 #define KERAS_MP_REGISTER(name)                                                  \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(tensorflow::DEVICE_CPU), \
-                          update_op::name##Op<CpuDevice>)
+                          update_op::name##Op<CpuOpBackend>)
 
 KERAS_MP_REGISTER(CheckGradients);
 KERAS_MP_REGISTER(UnscaleGradients);
-KERAS_MP_REGISTER(FollowWeights);
+KERAS_MP_REGISTER(SyncMastersFromWeights);
 KERAS_MP_REGISTER(CastMasters);
 KERAS_MP_REGISTER(UpdateVariables);
 

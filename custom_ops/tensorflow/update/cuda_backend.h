@@ -1,4 +1,4 @@
-// The functions of update_cuda.h on a given stream.
+// CudaBackend: the functions of update_cuda.h, put on a given stream.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_CUDA_BACKEND_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_CUDA_BACKEND_H_
@@ -14,13 +14,13 @@
 
 namespace keras_mp {
 
-class UpdateOnCuda {
+class CudaBackend {
  public:
-  // Returns memory of the device that work put on the stream from now on may use, or null
+  // Allocates device memory for work that is put on the stream from now on. Returns null
   // where there is none.
   using Allocate = std::function<void*(std::size_t bytes)>;
 
-  UpdateOnCuda(void* stream, Allocate allocate)
+  CudaBackend(void* stream, Allocate allocate)
       : stream_(static_cast<cudaStream_t>(stream)), allocate_(std::move(allocate)) {}
 
   Status Check(const GradientCheck& check) const { return Unscale(check, nullptr); }
@@ -33,8 +33,9 @@ class UpdateOnCuda {
     return to ? UnscaleGradientsCuda(check, to, workspace, stream_)
               : CheckGradientsCuda(check, workspace, stream_);
   }
-  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) const {
-    return FollowWeightsCuda(pairs, count, rounding, stream_);
+  Status SyncMasters(const MasterPair* pairs, std::int64_t count,
+                     Rounding rounding) const {
+    return SyncMastersFromWeightsCuda(pairs, count, rounding, stream_);
   }
   Status Cast(const MasterPair* pairs, std::int64_t count,
               const float* const* uniforms) const {

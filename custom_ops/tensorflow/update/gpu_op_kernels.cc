@@ -1,4 +1,5 @@
-// The ops of the update step on a GPU: update_cuda.h on TensorFlow's stream.
+// Registers the kernels of the update ops for a GPU: update_cuda.h on TensorFlow's
+// stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +14,12 @@ namespace {
 
 using tensorflow::OpKernelContext;
 
-struct GpuDevice : UpdateOnCuda {
-  explicit GpuDevice(OpKernelContext* ctx)
-      : UpdateOnCuda(
+struct GpuOpBackend : CudaBackend {
+  explicit GpuOpBackend(OpKernelContext* ctx)
+      : CudaBackend(
             ctx->op_device_context()->stream()->platform_specific_handle().stream,
-            // The memory is kept until the device goes, when its work is on the stream:
-            // whoever gets it next, puts theirs behind.
+            // The allocator returns the memory to other ops once the backend is
+            // destroyed. Its work is on the stream by then, before theirs.
             [ctx, workspace = tensorflow::Tensor()](std::size_t bytes) mutable -> void* {
               const auto size = static_cast<std::int64_t>(bytes);
               if (!ctx->allocate_temp(tensorflow::DT_INT8, {size}, &workspace).ok()) {
@@ -31,21 +32,21 @@ struct GpuDevice : UpdateOnCuda {
 #define KERAS_MP_GPU(name) Name("KerasMp>" #name).Device(tensorflow::DEVICE_GPU)
 
 REGISTER_KERNEL_BUILDER(KERAS_MP_GPU(CheckGradients),
-                        update_op::CheckGradientsOp<GpuDevice>);
+                        update_op::CheckGradientsOp<GpuOpBackend>);
 REGISTER_KERNEL_BUILDER(KERAS_MP_GPU(UnscaleGradients),
-                        update_op::UnscaleGradientsOp<GpuDevice>);
-// The handles of variables are of the host.
+                        update_op::UnscaleGradientsOp<GpuOpBackend>);
+// The handles of variables are in host memory.
 REGISTER_KERNEL_BUILDER(
-    KERAS_MP_GPU(FollowWeights).HostMemory("masters").HostMemory("weights"),
-    update_op::FollowWeightsOp<GpuDevice>);
+    KERAS_MP_GPU(SyncMastersFromWeights).HostMemory("masters").HostMemory("weights"),
+    update_op::SyncMastersFromWeightsOp<GpuOpBackend>);
 REGISTER_KERNEL_BUILDER(
     KERAS_MP_GPU(CastMasters).HostMemory("masters").HostMemory("weights"),
-    update_op::CastMastersOp<GpuDevice>);
+    update_op::CastMastersOp<GpuOpBackend>);
 REGISTER_KERNEL_BUILDER(KERAS_MP_GPU(UpdateVariables)
                             .HostMemory("masters")
                             .HostMemory("slots")
                             .HostMemory("weights"),
-                        update_op::UpdateVariablesOp<GpuDevice>);
+                        update_op::UpdateVariablesOp<GpuOpBackend>);
 
 #undef KERAS_MP_GPU
 

@@ -1,5 +1,5 @@
-// The ops of the update step: their arguments. What they compute is told in
-// keras_mp/update.h.
+// The definitions of the ops of the update step: inputs, outputs, attributes and shape
+// functions. keras_mp/update.h defines what they compute.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -20,24 +20,24 @@ absl::Status ExpectScalar(InferenceContext* c, int input) {
 REGISTER_OP("KerasMp>CheckGradients")
     .Input("scale: float")
     .Input("gradients: T")
-    .Output("overflows: bool")
-    .Output("squares: float")
+    .Output("nonfinite: bool")
+    .Output("sum_of_squares: float")
     .Attr("T: list({half, bfloat16, float}) >= 1")
-    .Attr("sums_squares: bool")
+    .Attr("compute_sum_of_squares: bool")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
       c->set_output(0, c->Vector(c->num_inputs() - 1));
       c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
-    .Doc("Which of gradients / scale are not finite, and the sum of all their squares, "
-         "or 0 where that is not asked for.");
+    .Doc("Tells which of gradients / scale are not finite, and computes the sum of the "
+         "squares of all their elements, or 0 without compute_sum_of_squares.");
 
 REGISTER_OP("KerasMp>UnscaleGradients")
     .Input("scale: float")
     .Input("gradients: T")
     .Output("unscaled: count * float")
-    .Output("overflows: bool")
+    .Output("nonfinite: bool")
     .Attr("T: list({half, bfloat16, float}) >= 1")
     .Attr("count: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
@@ -52,16 +52,16 @@ REGISTER_OP("KerasMp>UnscaleGradients")
       c->set_output(count, c->Vector(count));
       return absl::OkStatus();
     })
-    .Doc("gradients / scale in FP32, and which of them are not finite.");
+    .Doc("Computes gradients / scale in FP32, and tells which of them are not finite.");
 
-REGISTER_OP("KerasMp>FollowWeights")
+REGISTER_OP("KerasMp>SyncMastersFromWeights")
     .Input("masters: count * resource")
     .Input("weights: count * resource")
     .Attr("count: int >= 1")
     .Attr("is_stochastic: bool")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .SetIsStateful()
-    .Doc("Gives masters the numbers of their weights that are no roundings of them.");
+    .Doc("Sets a master to its weight wherever the weight is not the master rounded.");
 
 REGISTER_OP("KerasMp>CastMasters")
     .Input("masters: count * resource")
@@ -71,13 +71,14 @@ REGISTER_OP("KerasMp>CastMasters")
     .Attr("uniform_count: int >= 0")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .SetIsStateful()
-    .Doc("Rounds masters into their weights: stochastically where there are uniforms.");
+    .Doc("Rounds masters into their weights: stochastically with uniforms, else to "
+         "nearest even.");
 
-// The k-th weight is that of the master `weight_of[k]`; the other masters are weights
-// themselves. `numbers` are those of UpdateNumbers.
+// The k-th weight is the 16-bit weight of masters[weight_of[k]]; the other masters are
+// FP32 weights themselves. `hyperparameters` are the fields of UpdateHyperparameters.
 REGISTER_OP("KerasMp>UpdateVariables")
     .Input("finite: bool")
-    .Input("numbers: float")
+    .Input("hyperparameters: float")
     .Input("gradients: T")
     .Input("masters: count * resource")
     .Input("slots: slot_count * resource")
@@ -89,15 +90,15 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .Attr("weight_count: int >= 0")
     .Attr("uniform_count: int >= 0")
     .Attr("weight_of: list(int)")
-    .Attr("decays: list(bool)")
+    .Attr("apply_weight_decay: list(bool)")
     .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle numbers;
+      ShapeHandle hyperparameters;
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
-      return c->WithRank(c->input(1), 1, &numbers);
+      return c->WithRank(c->input(1), 1, &hyperparameters);
     })
     .SetIsStateful()
-    .Doc("Moves masters and slots by the gradients and rounds masters into weights, "
+    .Doc("Updates masters and slots by the gradients and rounds masters into weights, "
          "unless `finite` is false.");
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The kernels of the ops of the update step. `Device` computes, in an OpKernelContext:
-// UpdateOnCpu or UpdateOnCuda, made for it.
+// The OpKernels of the update ops, as class templates. `Backend` computes: a subclass of
+// CpuBackend or CudaBackend that is constructed from an OpKernelContext.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_OP_KERNEL_TEMPLATES_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_OP_KERNEL_TEMPLATES_H_
@@ -36,7 +36,7 @@ inline absl::Status Misfit(const char* what, int i, const Tensor& tensor,
       tensor.DebugString(0), " for ", master.DebugString(0)));
 }
 
-// The pair of the i-th master and its weight.
+// Makes the pair of the i-th master and its weight.
 inline absl::Status MakePair(int i, Tensor& master, Tensor* weight, MasterPair* pair) {
   if (master.dtype() != tensorflow::DT_FLOAT) return Misfit("master", i, master, master);
   pair->size = master.NumElements();
@@ -52,14 +52,14 @@ inline absl::Status MakePair(int i, Tensor& master, Tensor* weight, MasterPair* 
   return absl::OkStatus();
 }
 
-// Locks the variables behind the inputs [first, end).
-template <class Device>
-absl::Status LockInputs(OpKernelContext* ctx, const Device& device, int first, int end,
+// Locks the variables whose handles are the inputs [first, end).
+template <class Backend>
+absl::Status LockInputs(OpKernelContext* ctx, const Backend& backend, int first, int end,
                         LockedVariables* variables) {
   std::vector<int> inputs(end - first);
   std::iota(inputs.begin(), inputs.end(), first);
   return variables->Lock(ctx, inputs, [&](void* to, const void* from, std::size_t bytes) {
-    return device.Copy(to, from, bytes);
+    return backend.Copy(to, from, bytes);
   });
 }
 
@@ -70,14 +70,14 @@ inline absl::Status ExpectScalar(OpKernelContext* ctx, int input, const char* wh
       what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
 }
 
-// What both ops on gradients share: the check of all inputs from the second on.
+// The base of both ops on gradients: inputs [scale, gradients...].
 class GradientOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
  protected:
   GradientCheck MakeCheck(OpKernelContext* ctx, std::vector<Gradient>* gradients,
-                          Tensor* overflows) const {
+                          Tensor* nonfinite) const {
     for (int i = 1; i < ctx->num_inputs(); ++i) {
       gradients->push_back(AsGradient(ctx->input(i)));
     }
@@ -85,40 +85,40 @@ class GradientOp : public tensorflow::OpKernel {
     check.count = static_cast<std::int64_t>(gradients->size());
     check.gradients = gradients->data();
     check.scale = ctx->input(0).flat<float>().data();
-    check.overflows = overflows->flat<bool>().data();
+    check.nonfinite = nonfinite->flat<bool>().data();
     return check;
   }
 };
 
-template <class Device>
+template <class Backend>
 class CheckGradientsOp : public GradientOp {
  public:
   explicit CheckGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("sums_squares", &sums_squares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("compute_sum_of_squares", &compute_sum_of_squares_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
-    Tensor *overflows, *sum;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ctx->num_inputs() - 1}, &overflows));
+    Tensor *nonfinite, *sum;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ctx->num_inputs() - 1}, &nonfinite));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &sum));
     std::vector<Gradient> gradients;
-    GradientCheck check = MakeCheck(ctx, &gradients, overflows);
-    const Device device(ctx);
-    float* const squares = sum->flat<float>().data();
-    if (sums_squares_) {
-      check.squares = squares;
+    GradientCheck check = MakeCheck(ctx, &gradients, nonfinite);
+    const Backend backend(ctx);
+    float* const sum_of_squares = sum->flat<float>().data();
+    if (compute_sum_of_squares_) {
+      check.sum_of_squares = sum_of_squares;
     } else {
-      OP_REQUIRES_OK(ctx, ToAbsl(device.SetZero(squares)));
+      OP_REQUIRES_OK(ctx, ToAbsl(backend.SetZero(sum_of_squares)));
     }
-    OP_REQUIRES_OK(ctx, ToAbsl(device.Check(check)));
+    OP_REQUIRES_OK(ctx, ToAbsl(backend.Check(check)));
   }
 
  private:
-  bool sums_squares_;
+  bool compute_sum_of_squares_;
 };
 
-template <class Device>
+template <class Backend>
 class UnscaleGradientsOp : public GradientOp {
  public:
   explicit UnscaleGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
@@ -129,9 +129,9 @@ class UnscaleGradientsOp : public GradientOp {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
     const int count = ctx->num_inputs() - 1;
     std::vector<Gradient> gradients;
-    Tensor* overflows;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(count, {count}, &overflows));
-    const GradientCheck check = MakeCheck(ctx, &gradients, overflows);
+    Tensor* nonfinite;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(count, {count}, &nonfinite));
+    const GradientCheck check = MakeCheck(ctx, &gradients, nonfinite);
     std::vector<float*> unscaled;
     for (int i = 0; i < count; ++i) {
       Tensor* tensor;
@@ -139,12 +139,12 @@ class UnscaleGradientsOp : public GradientOp {
                               {1 + i}, i, ctx->input(1 + i).shape(), &tensor));
       unscaled.push_back(tensor->flat<float>().data());
     }
-    OP_REQUIRES_OK(ctx, ToAbsl(Device(ctx).Unscale(check, unscaled.data())));
+    OP_REQUIRES_OK(ctx, ToAbsl(Backend(ctx).Unscale(check, unscaled.data())));
   }
 };
 
-// What both ops on masters and their weights share: inputs [masters, weights, ...].
-template <class Device>
+// The base of both ops on masters and their weights: inputs [masters, weights, ...].
+template <class Backend>
 class PairsOp : public tensorflow::OpKernel {
  public:
   explicit PairsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -152,10 +152,10 @@ class PairsOp : public tensorflow::OpKernel {
   }
 
  protected:
-  absl::Status MakePairs(OpKernelContext* ctx, const Device& device,
+  absl::Status MakePairs(OpKernelContext* ctx, const Backend& backend,
                          LockedVariables* variables,
                          std::vector<MasterPair>* pairs) const {
-    TF_RETURN_IF_ERROR(LockInputs(ctx, device, 0, 2 * count_, variables));
+    TF_RETURN_IF_ERROR(LockInputs(ctx, backend, 0, 2 * count_, variables));
     pairs->resize(count_);
     for (int i = 0; i < count_; ++i) {
       TF_RETURN_IF_ERROR(MakePair(i, (*variables)[i], &(*variables)[count_ + i],
@@ -167,39 +167,40 @@ class PairsOp : public tensorflow::OpKernel {
   int count_;
 };
 
-template <class Device>
-class FollowWeightsOp : public PairsOp<Device> {
+template <class Backend>
+class SyncMastersFromWeightsOp : public PairsOp<Backend> {
  public:
-  explicit FollowWeightsOp(OpKernelConstruction* ctx) : PairsOp<Device>(ctx) {
+  explicit SyncMastersFromWeightsOp(OpKernelConstruction* ctx) : PairsOp<Backend>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("is_stochastic", &is_stochastic_));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Device device(ctx);
+    const Backend backend(ctx);
     LockedVariables variables;
     std::vector<MasterPair> pairs;
-    OP_REQUIRES_OK(ctx, this->MakePairs(ctx, device, &variables, &pairs));
+    OP_REQUIRES_OK(ctx, this->MakePairs(ctx, backend, &variables, &pairs));
     const auto rounding = is_stochastic_ ? Rounding::kStochastic : Rounding::kNearest;
-    OP_REQUIRES_OK(ctx, ToAbsl(device.Follow(pairs.data(), this->count_, rounding)));
+    OP_REQUIRES_OK(
+        ctx, ToAbsl(backend.SyncMasters(pairs.data(), this->count_, rounding)));
   }
 
  private:
   bool is_stochastic_;
 };
 
-template <class Device>
-class CastMastersOp : public PairsOp<Device> {
+template <class Backend>
+class CastMastersOp : public PairsOp<Backend> {
  public:
-  explicit CastMastersOp(OpKernelConstruction* ctx) : PairsOp<Device>(ctx) {
+  explicit CastMastersOp(OpKernelConstruction* ctx) : PairsOp<Backend>(ctx) {
     OP_REQUIRES_OK(ctx, CheckUniformCount(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Device device(ctx);
+    const Backend backend(ctx);
     const int count = this->count_;
     LockedVariables variables;
     std::vector<MasterPair> pairs;
-    OP_REQUIRES_OK(ctx, this->MakePairs(ctx, device, &variables, &pairs));
+    OP_REQUIRES_OK(ctx, this->MakePairs(ctx, backend, &variables, &pairs));
     std::vector<const float*> uniforms;
     for (int i = 2 * count; i < ctx->num_inputs(); ++i) {
       const Tensor& uniform = ctx->input(i);
@@ -209,11 +210,11 @@ class CastMastersOp : public PairsOp<Device> {
       uniforms.push_back(uniform.flat<float>().data());
     }
     const float* const* given = uniforms.empty() ? nullptr : uniforms.data();
-    OP_REQUIRES_OK(ctx, ToAbsl(device.Cast(pairs.data(), count, given)));
+    OP_REQUIRES_OK(ctx, ToAbsl(backend.Cast(pairs.data(), count, given)));
   }
 };
 
-template <class Device>
+template <class Backend>
 class UpdateVariablesOp : public tensorflow::OpKernel {
  public:
   explicit UpdateVariablesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -222,11 +223,11 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
-    const Tensor& numbers = ctx->input(UpdateArguments::kNumbers);
-    OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers.shape()));
-    const Device device(ctx);
+    const Tensor& hyperparameters = ctx->input(UpdateArguments::kHyperparameters);
+    OP_REQUIRES_OK(ctx, UpdateArguments::CheckHyperparameters(hyperparameters.shape()));
+    const Backend backend(ctx);
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, LockInputs(ctx, device, arguments_.first_variable(),
+    OP_REQUIRES_OK(ctx, LockInputs(ctx, backend, arguments_.first_variable(),
                                    arguments_.end_of_variables(), &variables));
     std::vector<Parameter> parameters(arguments_.count());
     for (int i = 0; i < arguments_.count(); ++i) {
@@ -237,9 +238,10 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     update.parameters = parameters.data();
     update.rule = arguments_.rule();
     if (arguments_.is_stochastic()) update.rounding = Rounding::kStochastic;
-    update.numbers = static_cast<const UpdateNumbers*>(numbers.data());
+    update.hyperparameters =
+        static_cast<const UpdateHyperparameters*>(hyperparameters.data());
     update.finite = ctx->input(UpdateArguments::kFinite).flat<bool>().data();
-    OP_REQUIRES_OK(ctx, ToAbsl(device.Update(update)));
+    OP_REQUIRES_OK(ctx, ToAbsl(backend.Update(update)));
   }
 
  private:
@@ -251,7 +253,7 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
       return Misfit("gradient", i, gradient, master);
     }
     parameter->gradient = AsGradient(gradient);
-    parameter->decays = arguments_.decays()[i] != 0;
+    parameter->apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
     for (int k = 0; k < arguments_.slots(); ++k) {
       Tensor& slot = (*variables)[arguments_.slot(k, i)];
       if (slot.shape() != master.shape() || slot.dtype() != master.dtype()) {

@@ -9,7 +9,8 @@ namespace keras_mp {
 // that it writes to, each in the memory of its operand.
 inline constexpr char kCheckGradientsCall[] = "keras_mp.check_gradients";
 inline constexpr char kUnscaleGradientsCall[] = "keras_mp.unscale_gradients";
-inline constexpr char kFollowWeightsCall[] = "keras_mp.follow_weights";
+inline constexpr char kSyncMastersFromWeightsCall[] =
+    "keras_mp.sync_masters_from_weights";
 inline constexpr char kCastMastersCall[] = "keras_mp.cast_masters";
 inline constexpr char kUpdateVariablesCall[] = "keras_mp.update_variables";
 

@@ -64,7 +64,7 @@ Parallel Threads(ffi::ThreadPool& pool) {
 struct HostContext {
   ffi::ThreadPool pool;
 
-  UpdateOnCpu device() { return UpdateOnCpu(Threads(pool)); }
+  CpuBackend backend() { return CpuBackend(Threads(pool)); }
 };
 
 }  // namespace

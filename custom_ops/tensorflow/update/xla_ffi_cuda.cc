@@ -16,8 +16,8 @@ struct CudaContext {
   cudaStream_t stream;
   ffi::ScratchAllocator scratch;
 
-  UpdateOnCuda device() {
-    return UpdateOnCuda(stream, [this](std::size_t bytes) {
+  CudaBackend backend() {
+    return CudaBackend(stream, [this](std::size_t bytes) {
       return scratch.Allocate(bytes, alignof(double)).value_or(nullptr);
     });
   }

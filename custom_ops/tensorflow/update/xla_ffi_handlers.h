@@ -1,5 +1,6 @@
-// The kernels of the update step as XLA calls them. `Context` is what XLA tells of a call,
-// with a CtxDecoding and a device(): UpdateOnCpu or UpdateOnCuda.
+// The XLA FFI handlers of the update step: functions that XLA calls with buffers.
+// `Context` is decoded from the execution context of a call; its backend() computes: a
+// CpuBackend or a CudaBackend.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_FFI_HANDLERS_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_XLA_FFI_HANDLERS_H_
@@ -14,7 +15,8 @@
 #include "update/xla_call_names.h"
 #include "xla/ffi/api/ffi.h"
 
-// Its header needs one of MLIR, which TensorFlow does not ship.
+// Declared here, as the header that does needs one of MLIR, which TensorFlow does not
+// ship.
 namespace xla::ffi {
 const XLA_FFI_Api* GetXlaFfiApi();
 }
@@ -28,13 +30,15 @@ inline ffi::Error ToError(const Status& status) {
   return ffi::Error::Internal(status.message);
 }
 
-// A call is made by the ops above, or by a crafted module: each handler checks its buffers.
+// A call need not come from the ops, which check their arguments: a SavedModel may hold
+// any module. So each handler checks its buffers.
 inline ffi::Error Misfit(const char* call) {
-  return ffi::Error::InvalidArgument(std::string("the buffers must be those of a call of ") +
-                                     call + ". Received: others");
+  return ffi::Error::InvalidArgument(
+      std::string("the buffers must be those of a call of ") + call +
+      ". Received: others");
 }
 
-// The operands of a call, or its results.
+// The operands or the results of a call.
 class Buffers {
  public:
   explicit Buffers(const ffi::RemainingArgs& operands) {
@@ -63,17 +67,18 @@ class Buffers {
     return buffers_[i].element_type() == type && Size(i) == size;
   }
 
-  // Whether these are buffers of the types and sizes of others, from `first` on.
-  bool AreLike(const Buffers& others, int first) const {
-    bool are = first + size() <= others.size();
-    for (int i = 0; are && i < size(); ++i) {
-      are = others.Has(first + i, buffers_[i].element_type(), Size(i));
+  // Whether these buffers have the types and sizes of `others`, from the first-th on.
+  bool Match(const Buffers& others, int first) const {
+    bool match = first + size() <= others.size();
+    for (int i = 0; match && i < size(); ++i) {
+      match = others.Has(first + i, buffers_[i].element_type(), Size(i));
     }
-    return are;
+    return match;
   }
 
   bool Has16Bits(int i) const {
-    return buffers_[i].element_type() == ffi::F16 || buffers_[i].element_type() == ffi::BF16;
+    const ffi::DataType type = buffers_[i].element_type();
+    return type == ffi::F16 || type == ffi::BF16;
   }
 
   bool HasGradient(int i, std::int64_t size) const {
@@ -115,7 +120,7 @@ class Buffers {
   std::vector<ffi::AnyBuffer> buffers_;
 };
 
-// Says where XLA did not give a variable and its new value the same memory.
+// Returns an error where XLA did not give a variable and its new value the same memory.
 inline ffi::Error CheckInPlace(const Buffers& operands, int first,
                                const Buffers& results) {
   for (int i = 0; i < results.size(); ++i) {
@@ -137,7 +142,7 @@ inline bool HasCheck(const Buffers& operands) {
 }
 
 inline GradientCheck MakeCheck(const Buffers& operands, std::vector<Gradient>* gradients,
-                               bool* overflows) {
+                               bool* nonfinite) {
   for (int i = 1; i < operands.size(); ++i) {
     gradients->push_back(operands.AsGradient(i));
   }
@@ -145,13 +150,13 @@ inline GradientCheck MakeCheck(const Buffers& operands, std::vector<Gradient>* g
   check.count = static_cast<std::int64_t>(gradients->size());
   check.gradients = gradients->data();
   check.scale = operands.Data<float>(0);
-  check.overflows = overflows;
+  check.nonfinite = nonfinite;
   return check;
 }
 
 template <class Context>
 ffi::Error CheckGradients(Context context, ffi::RemainingArgs args,
-                          ffi::RemainingRets rets, bool sums_squares) {
+                          ffi::RemainingRets rets, bool compute_sum_of_squares) {
   const Buffers operands(args), results(rets);
   if (!HasCheck(operands) || results.size() != 2 ||
       !results.Has(0, ffi::PRED, operands.size() - 1) || !results.Has(1, ffi::F32, 1)) {
@@ -159,15 +164,15 @@ ffi::Error CheckGradients(Context context, ffi::RemainingArgs args,
   }
   std::vector<Gradient> gradients;
   GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(0));
-  const auto device = context.device();
-  float* const squares = results.Data<float>(1);
-  if (sums_squares) {
-    check.squares = squares;
+  const auto backend = context.backend();
+  float* const sum_of_squares = results.Data<float>(1);
+  if (compute_sum_of_squares) {
+    check.sum_of_squares = sum_of_squares;
   } else {
-    const Status status = device.SetZero(squares);
+    const Status status = backend.SetZero(sum_of_squares);
     if (!status.ok()) return ToError(status);
   }
-  return ToError(device.Check(check));
+  return ToError(backend.Check(check));
 }
 
 template <class Context>
@@ -185,13 +190,13 @@ ffi::Error UnscaleGradients(Context context, ffi::RemainingArgs args,
   const GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(count));
   std::vector<float*> unscaled;
   for (int i = 0; i < count; ++i) unscaled.push_back(results.Data<float>(i));
-  return ToError(context.device().Unscale(check, unscaled.data()));
+  return ToError(context.backend().Unscale(check, unscaled.data()));
 }
 
 // The operands are [masters, weights, uniforms], the results [masters, weights].
 inline bool HasPairs(const Buffers& operands, const Buffers& results, bool has_uniforms) {
   const int count = results.size() / 2;
-  bool fits = results.size() == 2 * count && results.AreLike(operands, 0) &&
+  bool fits = results.size() == 2 * count && results.Match(operands, 0) &&
               operands.size() == (has_uniforms ? 3 : 2) * count;
   for (int i = 0; fits && i < count; ++i) {
     fits = operands.HasPair(i, count + i) &&
@@ -200,7 +205,8 @@ inline bool HasPairs(const Buffers& operands, const Buffers& results, bool has_u
   return fits;
 }
 
-inline std::vector<MasterPair> MakePairs(const Buffers& operands, const Buffers& results) {
+inline std::vector<MasterPair> MakePairs(const Buffers& operands,
+                                         const Buffers& results) {
   const int count = results.size() / 2;
   std::vector<MasterPair> pairs;
   for (int i = 0; i < count; ++i) pairs.push_back(operands.AsPair(i, count + i));
@@ -208,17 +214,17 @@ inline std::vector<MasterPair> MakePairs(const Buffers& operands, const Buffers&
 }
 
 template <class Context>
-ffi::Error FollowWeights(Context context, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                         bool is_stochastic) {
+ffi::Error SyncMastersFromWeights(Context context, ffi::RemainingArgs args,
+                                  ffi::RemainingRets rets, bool is_stochastic) {
   const Buffers operands(args), results(rets);
   if (!HasPairs(operands, results, /*has_uniforms=*/false)) {
-    return Misfit(kFollowWeightsCall);
+    return Misfit(kSyncMastersFromWeightsCall);
   }
   ffi::Error error = CheckInPlace(operands, 0, results);
   if (error.failure()) return error;
   const auto pairs = MakePairs(operands, results);
   const auto rounding = is_stochastic ? Rounding::kStochastic : Rounding::kNearest;
-  return ToError(context.device().Follow(
+  return ToError(context.backend().SyncMasters(
       pairs.data(), static_cast<std::int64_t>(pairs.size()), rounding));
 }
 
@@ -235,7 +241,7 @@ ffi::Error CastMasters(Context context, ffi::RemainingArgs args, ffi::RemainingR
     uniforms.push_back(operands.Data<float>(i));
   }
   return ToError(
-      context.device().Cast(pairs.data(), static_cast<std::int64_t>(pairs.size()),
+      context.backend().Cast(pairs.data(), static_cast<std::int64_t>(pairs.size()),
                             is_stochastic ? uniforms.data() : nullptr));
 }
 
@@ -244,10 +250,10 @@ inline bool HasUpdate(const Buffers& operands, const Buffers& results,
   bool fits = operands.size() == arguments.input_count() &&
               results.size() ==
                   arguments.end_of_variables() - arguments.first_variable() &&
-              results.AreLike(operands, arguments.first_variable()) &&
+              results.Match(operands, arguments.first_variable()) &&
               operands.Has(UpdateArguments::kFinite, ffi::PRED, 1) &&
-              operands.Has(UpdateArguments::kNumbers, ffi::F32,
-                           UpdateArguments::kNumberCount);
+              operands.Has(UpdateArguments::kHyperparameters, ffi::F32,
+                           UpdateArguments::kHyperparameterCount);
   for (int i = 0; fits && i < arguments.count(); ++i) {
     const int master = arguments.master(i);
     const std::int64_t size = operands.Size(master);
@@ -267,15 +273,16 @@ template <class Context>
 ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::RemainingRets rets, std::int64_t rule, bool is_stochastic,
                            ffi::Span<const std::int64_t> weight_of,
-                           ffi::Span<const std::int64_t> decays) {
+                           ffi::Span<const std::int64_t> apply_weight_decay) {
   const Buffers operands(args), results(rets);
   const std::vector<std::int64_t> weights = {weight_of.begin(), weight_of.end()};
   if (rule < 0 || rule >= kUpdateRules ||
-      !UpdateArguments::AreOfMasters(weights, static_cast<int>(decays.size()))) {
+      !UpdateArguments::AreOfMasters(weights,
+                                     static_cast<int>(apply_weight_decay.size()))) {
     return Misfit(kUpdateVariablesCall);
   }
   const UpdateArguments arguments(static_cast<UpdateRule>(rule), is_stochastic, weights,
-                                  {decays.begin(), decays.end()});
+                                  {apply_weight_decay.begin(), apply_weight_decay.end()});
   if (!HasUpdate(operands, results, arguments)) return Misfit(kUpdateVariablesCall);
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
   if (error.failure()) return error;
@@ -283,7 +290,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   for (int i = 0; i < arguments.count(); ++i) {
     Parameter& parameter = parameters[i];
     parameter.gradient = operands.AsGradient(arguments.gradient(i));
-    parameter.decays = arguments.decays()[i] != 0;
+    parameter.apply_weight_decay = arguments.apply_weight_decay()[i] != 0;
     parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
     parameter.uniforms = operands.Data<float>(arguments.uniform(i));
     for (int k = 0; k < arguments.slots(); ++k) {
@@ -295,12 +302,13 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   update.parameters = parameters.data();
   update.rule = arguments.rule();
   if (is_stochastic) update.rounding = Rounding::kStochastic;
-  update.numbers = operands.Data<UpdateNumbers>(UpdateArguments::kNumbers);
+  update.hyperparameters =
+      operands.Data<UpdateHyperparameters>(UpdateArguments::kHyperparameters);
   update.finite = operands.Data<bool>(UpdateArguments::kFinite);
-  return ToError(context.device().Update(update));
+  return ToError(context.backend().Update(update));
 }
 
-// The handlers of one platform.
+// The handlers for one platform.
 template <class Context>
 struct Handlers {
   static auto Bind() {
@@ -308,18 +316,19 @@ struct Handlers {
   }
 
   XLA_FFI_DEFINE_HANDLER(kCheckGradients, CheckGradients<Context>,
-                         Bind().template Attr<bool>("sums_squares"));
+                         Bind().template Attr<bool>("compute_sum_of_squares"));
   XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients<Context>, Bind());
-  XLA_FFI_DEFINE_HANDLER(kFollowWeights, FollowWeights<Context>,
+  XLA_FFI_DEFINE_HANDLER(kSyncMastersFromWeights, SyncMastersFromWeights<Context>,
                          Bind().template Attr<bool>("is_stochastic"));
   XLA_FFI_DEFINE_HANDLER(kCastMasters, CastMasters<Context>,
                          Bind().template Attr<bool>("is_stochastic"));
+  using Integers = ffi::Span<const std::int64_t>;
   XLA_FFI_DEFINE_HANDLER(kUpdateVariables, UpdateVariables<Context>,
                          Bind()
                              .template Attr<std::int64_t>("rule")
                              .template Attr<bool>("is_stochastic")
-                             .template Attr<ffi::Span<const std::int64_t>>("weight_of")
-                             .template Attr<ffi::Span<const std::int64_t>>("decays"));
+                             .template Attr<Integers>("weight_of")
+                             .template Attr<Integers>("apply_weight_decay"));
 };
 
 #define KERAS_MP_REGISTER_HANDLERS(platform, Context)                              \
@@ -327,8 +336,9 @@ struct Handlers {
                            update_xla::Handlers<Context>::kCheckGradients);        \
   XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUnscaleGradientsCall, platform,   \
                            update_xla::Handlers<Context>::kUnscaleGradients);      \
-  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kFollowWeightsCall, platform,      \
-                           update_xla::Handlers<Context>::kFollowWeights);         \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kSyncMastersFromWeightsCall,       \
+                           platform,                                               \
+                           update_xla::Handlers<Context>::kSyncMastersFromWeights);\
   XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kCastMastersCall, platform,        \
                            update_xla::Handlers<Context>::kCastMasters);           \
   XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kUpdateVariablesCall, platform,    \

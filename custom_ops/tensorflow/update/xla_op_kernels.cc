@@ -1,6 +1,6 @@
-// The ops of the update step where XLA compiles: each is one call of the kernel
-// that runs outside XLA, too. Variables that it writes to are operands and results in
-// one.
+// The XlaOpKernels of the update ops: each compiles to one XLA custom call of a handler in
+// update/xla_ffi_handlers.h, which runs the same kernel as the op outside of XLA. A
+// variable that the kernel writes to is an operand, and a result in the same memory.
 
 #include <cstdint>
 #include <set>
@@ -25,10 +25,10 @@ using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
 
-// A call of a kernel: its operands, and its results, of which some are operands.
-class Call {
+// Builds a custom call.
+class CustomCall {
  public:
-  explicit Call(xla::XlaBuilder* builder) : builder_(builder) {}
+  explicit CustomCall(xla::XlaBuilder* builder) : builder_(builder) {}
 
   void AddOperand(XlaOp operand) { operands_.push_back(operand); }
 
@@ -36,7 +36,7 @@ class Call {
     results_.push_back(xla::ShapeUtil::MakeShapeWithDescendingLayout(type, sizes));
   }
 
-  // An operand that is written to, and so a result.
+  // Adds an operand that is written to, and the result that aliases it.
   absl::Status AddVariable(XlaOp value) {
     const auto shape = builder_->GetShape(value);
     TF_RETURN_IF_ERROR(shape.status());
@@ -49,7 +49,7 @@ class Call {
     return absl::OkStatus();
   }
 
-  // Returns the results. `attributes`: of the handler, as MLIR writes them.
+  // Builds the call of a handler and returns its results. `attributes`: in MLIR's syntax.
   absl::StatusOr<std::vector<XlaOp>> Make(const std::string& target,
                                           const std::string& attributes) const {
     std::vector<xla::Shape> shapes;
@@ -116,23 +116,24 @@ absl::Status CheckShape(XlaOpKernelContext* ctx, int input, const char* what, in
 class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
  public:
   explicit CheckGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("sums_squares", &sums_squares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("compute_sum_of_squares", &compute_sum_of_squares_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
-    Call call(ctx->builder());
+    CustomCall call(ctx->builder());
     for (int i = 0; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
     call.AddResult(xla::PRED, {ctx->num_inputs() - 1});
     call.AddResult(xla::F32, {});
     const auto results =
-        call.Make(kCheckGradientsCall, Attribute("sums_squares", sums_squares_));
+        call.Make(kCheckGradientsCall,
+                  Attribute("compute_sum_of_squares", compute_sum_of_squares_));
     OP_REQUIRES_OK(ctx, results.status());
     for (int i = 0; i < 2; ++i) ctx->SetOutput(i, (*results)[i]);
   }
 
  private:
-  bool sums_squares_;
+  bool compute_sum_of_squares_;
 };
 
 class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
@@ -143,7 +144,7 @@ class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
-    Call call(ctx->builder());
+    CustomCall call(ctx->builder());
     const int count = ctx->num_inputs() - 1;
     call.AddOperand(ctx->Input(0));
     for (int i = 0; i < count; ++i) {
@@ -174,7 +175,7 @@ absl::Status Read(XlaOpKernelContext* ctx, int input, Variable* variable) {
                                 &variable->value);
 }
 
-// Says where one variable stands behind two of the inputs [first, end).
+// Returns an error where two of the inputs [first, end) are handles of one variable.
 absl::Status CheckDistinct(XlaOpKernelContext* ctx, int first, int end) {
   std::set<const tensorflow::XlaResource*> seen;
   for (int i = first; i < end; ++i) {
@@ -214,7 +215,7 @@ absl::Status Assign(XlaOpKernelContext* ctx, int first_input,
   return absl::OkStatus();
 }
 
-// What both ops on masters and their weights share: inputs [masters, weights, ...].
+// The base of both ops on masters and their weights: inputs [masters, weights, ...].
 class PairsXlaOp : public tensorflow::XlaOpKernel {
  public:
   explicit PairsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -224,7 +225,7 @@ class PairsXlaOp : public tensorflow::XlaOpKernel {
   void Compile(XlaOpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckDistinct(ctx, 0, 2 * count_));
     std::vector<Variable> variables(2 * count_);
-    Call call(ctx->builder());
+    CustomCall call(ctx->builder());
     for (int i = 0; i < 2 * count_; ++i) {
       OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i]));
       const bool is_weight = i >= count_;
@@ -248,14 +249,14 @@ class PairsXlaOp : public tensorflow::XlaOpKernel {
   int count_;
 };
 
-class FollowWeightsXlaOp : public PairsXlaOp {
+class SyncMastersFromWeightsXlaOp : public PairsXlaOp {
  public:
-  explicit FollowWeightsXlaOp(OpKernelConstruction* ctx) : PairsXlaOp(ctx) {
+  explicit SyncMastersFromWeightsXlaOp(OpKernelConstruction* ctx) : PairsXlaOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("is_stochastic", &is_stochastic_));
   }
 
  private:
-  const char* target() const override { return kFollowWeightsCall; }
+  const char* target() const override { return kSyncMastersFromWeightsCall; }
   std::string attributes() const override {
     return Attribute("is_stochastic", is_stochastic_);
   }
@@ -289,9 +290,9 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
-    TensorShape numbers;
-    OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kNumbers, &numbers));
-    OP_REQUIRES_OK(ctx, UpdateArguments::CheckNumbers(numbers));
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kHyperparameters, &shape));
+    OP_REQUIRES_OK(ctx, UpdateArguments::CheckHyperparameters(shape));
     const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
     OP_REQUIRES_OK(ctx, CheckDistinct(ctx, first, end));
     std::vector<Variable> variables(end - first);
@@ -301,7 +302,7 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
     for (int i = 0; i < arguments_.count(); ++i) {
       OP_REQUIRES_OK(ctx, Check(ctx, i, variables));
     }
-    Call call(ctx->builder());
+    CustomCall call(ctx->builder());
     for (int i = 0; i < first; ++i) call.AddOperand(ctx->Input(i));
     for (const Variable& variable : variables) {
       OP_REQUIRES_OK(ctx, call.AddVariable(variable.value));
@@ -311,7 +312,7 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
         {absl::StrCat("rule = ", static_cast<int>(arguments_.rule()), " : i64"),
          Attribute("is_stochastic", arguments_.is_stochastic()),
          Attribute("weight_of", arguments_.weight_of()),
-         Attribute("decays", arguments_.decays())},
+         Attribute("apply_weight_decay", arguments_.apply_weight_decay())},
         ", ");
     OP_REQUIRES_OK(
         ctx, Assign(ctx, first, variables, call.Make(kUpdateVariablesCall, attributes)));
@@ -346,7 +347,7 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
 #define KERAS_MP_REGISTER_ALL_ON(device)            \
   KERAS_MP_REGISTER_ON(device, CheckGradients);     \
   KERAS_MP_REGISTER_ON(device, UnscaleGradients);   \
-  KERAS_MP_REGISTER_ON(device, FollowWeights);      \
+  KERAS_MP_REGISTER_ON(device, SyncMastersFromWeights);      \
   KERAS_MP_REGISTER_ON(device, CastMasters);        \
   KERAS_MP_REGISTER_ON(device, UpdateVariables)
 

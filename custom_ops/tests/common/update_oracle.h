@@ -1,4 +1,4 @@
-// The formulas of update.h, one number and one operation at a time.
+// The formulas of update.h on scalars, one rounded FP32 operation at a time.
 
 #ifndef KERAS_MP_TESTS_COMMON_UPDATE_ORACLE_H_
 #define KERAS_MP_TESTS_COMMON_UPDATE_ORACLE_H_
@@ -21,7 +21,7 @@ inline float Largest(DataType type) {
   return type == DataType::kHalf ? 65504.0f : 0x1.fep127f;
 }
 
-inline float Spacing(DataType type, float x) {
+inline float Ulp(DataType type, float x) {
   const int exponent = x == 0 ? -200 : std::ilogb(x);
   return type == DataType::kHalf ? std::ldexp(1.0f, std::max(exponent, -14) - 10)
                                  : std::ldexp(1.0f, std::max(exponent, -119) - 7);
@@ -30,32 +30,33 @@ inline float Spacing(DataType type, float x) {
 inline std::uint16_t Cast(DataType type, float master, const float* uniform) {
   const float x = Limited(master, Largest(type));
   if (uniform == nullptr) return To16(type, x);
-  const float spacing = Spacing(type, x);
-  const float steps = x / spacing;
-  const float down = std::floor(steps);
-  return To16(type, (down + (*uniform < steps - down ? 1.0f : 0.0f)) * spacing);
+  const float ulp = Ulp(type, x);
+  const float in_ulps = x / ulp;
+  const float down = std::floor(in_ulps);
+  return To16(type, (down + (*uniform < in_ulps - down ? 1.0f : 0.0f)) * ulp);
 }
 
 inline bool IsARounding(DataType type, std::uint16_t weight, float master,
                         Rounding rounding) {
   if (rounding == Rounding::kNearest) return weight == Cast(type, master, nullptr);
   const float x = Limited(master, Largest(type));
-  const float steps = x / Spacing(type, x);
-  const float found = From16(type, weight) / Spacing(type, x);
-  return found == std::floor(steps) || found == std::ceil(steps);
+  const float in_ulps = x / Ulp(type, x);
+  const float found = From16(type, weight) / Ulp(type, x);
+  return found == std::floor(in_ulps) || found == std::ceil(in_ulps);
 }
 
-inline float Followed(DataType type, std::uint16_t weight, float master,
-                      Rounding rounding) {
+// The master after SyncMastersFromWeights.
+inline float SyncedMaster(DataType type, std::uint16_t weight, float master,
+                          Rounding rounding) {
   return IsARounding(type, weight, master, rounding) ? master : From16(type, weight);
 }
 
-// An FP32 number, each operation on which is rounded.
+// An FP32 number; every operation on it is rounded to FP32.
 struct Fp32 {
   float value;
 };
 
-// `volatile` keeps the compiler from contracting.
+// `volatile` keeps the compiler from contracting operations.
 inline Fp32 AsRounded(float exact) {
   const volatile float value = exact;
   return {value};
@@ -78,7 +79,7 @@ inline bool HasCenter(UpdateRule rule) {
          rule == UpdateRule::kCenteredRmspropMomentum;
 }
 
-// Makes slots such as a rule leaves them: squares, and variances, are not negative.
+// Makes random slots possible for the rule: squares and variances are not negative.
 inline void MakePossible(UpdateRule rule, float* slots) {
   const auto make_square = [&](int k) { slots[k] = std::abs(slots[k]); };
   switch (rule) {
@@ -109,10 +110,11 @@ inline void MakePossible(UpdateRule rule, float* slots) {
   }
 }
 
-// Moves w and the slots. `u`: the numbers of the rule.
-inline void Move(UpdateRule rule, const UpdateNumbers& u, Fp32 g, Fp32& w,
+// Updates w and the slots by the rule.
+inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& w,
                  Fp32* slots) {
-  const Fp32 rate{u.rate}, momentum{u.momentum}, alpha{u.alpha}, epsilon{u.epsilon};
+  const Fp32 rate{u.learning_rate}, momentum{u.momentum};
+  const Fp32 alpha{u.alpha}, epsilon{u.epsilon};
   const Fp32 beta_1{u.beta_1}, rest_1{u.one_minus_beta_1};
   const Fp32 beta_2{u.beta_2}, rest_2{u.one_minus_beta_2};
   const Fp32 step = rate * g;
@@ -191,12 +193,12 @@ inline void Move(UpdateRule rule, const UpdateNumbers& u, Fp32 g, Fp32& w,
   }
 }
 
-inline void Step(UpdateRule rule, const UpdateNumbers& u, bool decays, float gradient,
-                 float& master, float* slots) {
+inline void Step(UpdateRule rule, const UpdateHyperparameters& u, bool apply_weight_decay,
+                 float gradient, float& master, float* slots) {
   Fp32 g = Fp32{gradient} / Fp32{u.scale}, w{master};
   if (u.clip_value != 0) g.value = Limited(g.value, u.clip_value);
   g = g * Fp32{u.clip_factor};
-  if (decays) w = w - w * Fp32{u.weight_decay} * Fp32{u.rate};
+  if (apply_weight_decay) w = w - w * Fp32{u.weight_decay} * Fp32{u.learning_rate};
   Fp32 s[kMostSlots];
   for (int k = 0; k < kMostSlots; ++k) s[k].value = slots[k];
   Move(rule, u, g, w, s);
@@ -204,7 +206,7 @@ inline void Step(UpdateRule rule, const UpdateNumbers& u, bool decays, float gra
   master = w.value;
 }
 
-// What a NaN carries does not matter.
+// Equal bits, or both NaN of any payload.
 inline bool SameNumber(float a, float b) {
   return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
 }

@@ -1,9 +1,9 @@
-// update.h against common/update_oracle.h. `Device` computes:
+// Tests of update.h against common/update_oracle.h. A `Device` computes; it has
 //
 //   Name()                             for messages
-//   Allocator<Number>                  of memory that it and the host see
-//   Check, Unscale, Follow, Cast, Update
-//                                      as in update_cpu.h; done when they return
+//   Allocator<Number>                  of memory that the device and the host can access
+//   Check, Unscale, SyncMasters, Cast, Update
+//                                      as in update_cpu.h, but synchronous
 
 #ifndef KERAS_MP_TESTS_COMMON_UPDATE_SUITE_H_
 #define KERAS_MP_TESTS_COMMON_UPDATE_SUITE_H_
@@ -24,7 +24,8 @@ namespace keras_mp {
 constexpr DataType kAllTypes[] = {DataType::kHalf, DataType::kBfloat16, DataType::kFloat};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-// Zeros, numbers that FP16 or FP32 has as subnormal ones, and the ends of both.
+// Zeros, numbers that are subnormal in FP16 or FP32, and numbers around the largest
+// finite ones.
 constexpr float kSmall[] = {0.0f, -0.0f, 0x1p-149f, -1e-40f, 0x1p-126f, 3e-8f, -6e-5f};
 constexpr float kLarge[] = {65504, -65519, 65520, 1e6f, -3e38f, kInf, -kInf, kNaN};
 constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
@@ -32,28 +33,28 @@ constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
 
 inline UpdateRule RuleAt(int number) { return static_cast<UpdateRule>(number); }
 
-inline UpdateNumbers MakeNumbers(bool has_options) {
-  UpdateNumbers numbers;
-  numbers.scale = has_options ? 100 : 1024;
-  numbers.rate = 0.1f;
-  numbers.momentum = 0.9f;
-  numbers.alpha = 0.03f;
-  numbers.beta_1 = 0.9f;
-  numbers.one_minus_beta_1 = 0.1f;
-  numbers.beta_2 = 0.999f;
-  numbers.one_minus_beta_2 = 0.001f;
-  numbers.epsilon = 1e-7f;
-  numbers.m_factor = 0.7f;
-  numbers.m_divisor = 0.6f;
-  numbers.g_factor = 0.3f;
-  numbers.g_divisor = 0.4f;
-  numbers.v_divisor = 0.01f;
+inline UpdateHyperparameters MakeHyperparameters(bool has_options) {
+  UpdateHyperparameters result;
+  result.scale = has_options ? 100 : 1024;
+  result.learning_rate = 0.1f;
+  result.momentum = 0.9f;
+  result.alpha = 0.03f;
+  result.beta_1 = 0.9f;
+  result.one_minus_beta_1 = 0.1f;
+  result.beta_2 = 0.999f;
+  result.one_minus_beta_2 = 0.001f;
+  result.epsilon = 1e-7f;
+  result.m_factor = 0.7f;
+  result.m_divisor = 0.6f;
+  result.g_factor = 0.3f;
+  result.g_divisor = 0.4f;
+  result.v_divisor = 0.01f;
   if (has_options) {
-    numbers.clip_value = 0.5f;
-    numbers.clip_factor = 0.7f;
-    numbers.weight_decay = 0.01f;
+    result.clip_value = 0.5f;
+    result.clip_factor = 0.7f;
+    result.weight_decay = 0.01f;
   }
-  return numbers;
+  return result;
 }
 
 template <class Device>
@@ -65,32 +66,32 @@ class UpdateSuite {
     TestUpdate();
     TestLongArrays();
     TestSkippedStep();
-    TestOverflows();
+    TestNonfinite();
     TestDivisionMayOverflow();
-    TestSquares();
-    TestFollowAndCast();
+    TestSumOfSquares();
+    TestSyncAndCast();
     TestCastByHand();
     TestErrors();
   }
 
-  // Random lists: what the sanitizers are to see.
+  // Random lists of variables, for the sanitizers.
   void TestManyLists(int trials) {
     std::mt19937 random(5);
     for (int trial = 0; trial < trials; ++trial) {
       const auto rounding = random() % 2 ? Rounding::kNearest : Rounding::kStochastic;
       const UpdateRule rule = RuleAt(static_cast<int>(random() % kUpdateRules));
-      CheckUpdate(rule, MakeNumbers(random() % 2), rounding,
+      CheckUpdate(rule, MakeHyperparameters(random() % 2), rounding,
                   MakeVariables(random() % 6, 1000, random));
-      CheckOverflows(random() % 6, random);
+      CheckNonfinite(random() % 6, random);
     }
   }
 
  private:
-  // An array whose ends are watched. An empty one has no address.
+  // An array with a guard on both sides. An empty array is null.
   template <class Number>
   class Array {
    public:
-    // It begins `skipped` numbers after an address that suits all vectors.
+    // It begins `skipped` elements after an address that is aligned for all vectors.
     explicit Array(std::int64_t size, std::size_t skipped = 0)
         : size_(size), first_(kAligned + skipped), numbers_(first_ + size + 1) {
       numbers_[first_ - 1] = numbers_.back() = Number{kGuard};
@@ -112,7 +113,7 @@ class UpdateSuite {
     std::vector<Number, typename Device::template Allocator<Number>> numbers_;
   };
 
-  // One number, as the device reads it.
+  // One number in memory of the device.
   template <class Number>
   struct One {
     explicit One(const Number& value) : numbers(1, value) {}
@@ -156,7 +157,7 @@ class UpdateSuite {
         }
         master[i] = number(number(normal(random), kSmall), kLarge);
         for (auto& slot : slots) slot[i] = number(normal(random), kSmall);
-        // Every third weight was written by someone else.
+        // Every third weight is not a rounding of its master.
         const float written = i % 3 == 0 ? normal(random) : master[i];
         weight[i] = To16(type, written);
         uniforms[i] = uniform(random);
@@ -206,8 +207,8 @@ class UpdateSuite {
 
   static Variable MakeVariable(std::int64_t size, float gradient_size,
                                std::mt19937& random) {
-    return Variable(size, kAllTypes[random() % 3], random() % 2 == 0, kTypes[random() % 2],
-                    gradient_size, random);
+    return Variable(size, kAllTypes[random() % 3], random() % 2 == 0,
+                    kTypes[random() % 2], gradient_size, random);
   }
 
   static Variables MakeVariables(std::int64_t count, float gradient_size,
@@ -229,8 +230,8 @@ class UpdateSuite {
     for (int k = 0; k < kMostSlots; ++k) variable.slots[k][i] = slots[k];
   }
 
-  void CheckUpdate(UpdateRule rule, const UpdateNumbers& numbers, Rounding rounding,
-                   Variables variables, bool finite = true) {
+  void CheckUpdate(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
+                   Rounding rounding, Variables variables, bool finite = true) {
     for (Variable& variable : variables) {
       for (std::int64_t i = 0; i < variable.size(); ++i) {
         WithSlots(variable, i, [&](float* slots) { MakePossible(rule, slots); });
@@ -245,12 +246,13 @@ class UpdateSuite {
       for (int k = 0; k < SlotsOf(rule); ++k) {
         parameter.slots[k] = variable.slots[k].data();
       }
-      parameter.decays = numbers.weight_decay != 0 && parameters.size() % 2 == 0;
+      parameter.apply_weight_decay =
+          hyperparameters.weight_decay != 0 && parameters.size() % 2 == 0;
       parameter.pair = variable.AsPair();
       if (is_stochastic) parameter.uniforms = variable.uniforms.data();
       parameters.push_back(parameter);
     }
-    One<UpdateNumbers> given_numbers(numbers);
+    One<UpdateHyperparameters> given_hyperparameters(hyperparameters);
     Array<char> given_finite(1);
     given_finite[0] = finite;
     Update update;
@@ -258,8 +260,8 @@ class UpdateSuite {
     update.parameters = parameters.data();
     update.rule = rule;
     update.rounding = rounding;
-    update.numbers = given_numbers.data();
-    // Without a flag the step is taken, too.
+    update.hyperparameters = given_hyperparameters.data();
+    // Where `finite` is null the step is taken, too.
     if (!finite || parameters.size() % 2 == 0) {
       update.finite = reinterpret_cast<bool*>(given_finite.data());
     }
@@ -273,9 +275,10 @@ class UpdateSuite {
         float& w = expected.master[i];
         std::uint16_t& weight = expected.weight[i];
         if (finite) {
-          if (after.has_weight) w = Followed(after.type, weight, w, rounding);
+          if (after.has_weight) w = SyncedMaster(after.type, weight, w, rounding);
           WithSlots(expected, i, [&](float* slots) {
-            Step(rule, numbers, parameters[k].decays, expected.gradient[i], w, slots);
+            Step(rule, hyperparameters, parameters[k].apply_weight_decay,
+                 expected.gradient[i], w, slots);
           });
           const float* uniform = is_stochastic ? &expected.uniforms[i] : nullptr;
           if (after.has_weight) weight = Cast(after.type, w, uniform);
@@ -300,7 +303,7 @@ class UpdateSuite {
       for (bool has_options : {false, true}) {
         for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
           for (std::int64_t count : {0, 1, 5, 40}) {
-            CheckUpdate(rule, MakeNumbers(has_options), rounding,
+            CheckUpdate(rule, MakeHyperparameters(has_options), rounding,
                         MakeVariables(count, 1000, random));
           }
         }
@@ -308,37 +311,38 @@ class UpdateSuite {
     }
   }
 
-  // More variables than a kernel of CUDA takes at once, and longer ones than its piece or
-  // that of a thread.
+  // More variables than one launch of a CUDA kernel takes, and longer arrays than a
+  // chunk.
   void TestLongArrays() {
     std::mt19937 random(6);
     Variables variables = MakeVariables(150, 1000, random);
     for (std::int64_t size : {4095, 4096, 4097, 9001, 131073}) {
       variables.push_back(MakeVariable(size, 1000, random));
     }
-    CheckUpdate(UpdateRule::kAdam, MakeNumbers(true), Rounding::kNearest, variables);
+    CheckUpdate(UpdateRule::kAdam, MakeHyperparameters(true), Rounding::kNearest,
+                variables);
   }
 
   void TestSkippedStep() {
     std::mt19937 random(7);
     for (int number = 0; number < kUpdateRules; ++number) {
-      CheckUpdate(RuleAt(number), MakeNumbers(true), Rounding::kNearest,
+      CheckUpdate(RuleAt(number), MakeHyperparameters(true), Rounding::kNearest,
                   MakeVariables(5, 1000, random), false);
     }
   }
 
   static GradientCheck MakeCheck(std::vector<Gradient>& gradients, Variables& variables,
-                                 const float* scale, bool* overflows) {
+                                 const float* scale, bool* nonfinite) {
     for (Variable& variable : variables) gradients.push_back(variable.AsGradient());
     GradientCheck check;
     check.count = static_cast<std::int64_t>(gradients.size());
     check.gradients = gradients.data();
     check.scale = scale;
-    check.overflows = overflows;
+    check.nonfinite = nonfinite;
     return check;
   }
 
-  void CheckOverflows(std::int64_t count, std::mt19937& random) {
+  void CheckNonfinite(std::int64_t count, std::mt19937& random) {
     const float kBad[] = {kInf, -kInf, kNaN};
     auto variables = MakeVariables(count, 1, random);
     std::vector<char> is_bad(count, false);
@@ -355,26 +359,26 @@ class UpdateSuite {
     const Variables before = variables;
     One<float> scale(random() % 2 ? 8 : 100);
     std::vector<Gradient> gradients;
-    Flags overflows(count);
-    for (std::int64_t k = 0; k < count; ++k) overflows.bytes[k] = true;
-    const auto check = MakeCheck(gradients, variables, scale.data(), overflows.data());
+    Flags nonfinite(count);
+    for (std::int64_t k = 0; k < count; ++k) nonfinite.bytes[k] = true;
+    const auto check = MakeCheck(gradients, variables, scale.data(), nonfinite.data());
     ExpectOk(device_.Check(check));
     for (std::int64_t k = 0; k < count; ++k) {
-      EXPECT(overflows.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
+      EXPECT(nonfinite.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
              k, count);
     }
 
-    // The masters are as good as any array to un-scale into; FP32 gradients stay in place.
+    // FP32 gradients are un-scaled in place; for others the masters serve as the results.
     std::vector<float*> to;
     for (Variable& variable : variables) {
       const bool in_place = variable.gradient_type == DataType::kFloat;
       to.push_back(in_place ? variable.gradient.data() : variable.master.data());
     }
     ExpectOk(device_.Unscale(check, to.data()));
-    EXPECT(overflows.bytes.is_whole(), "%s wrote behind the flags", device_.Name());
+    EXPECT(nonfinite.bytes.is_whole(), "%s wrote behind the flags", device_.Name());
     for (std::int64_t k = 0; k < count; ++k) {
       EXPECT(variables[k].is_whole(), "%s wrote behind variable %ld", device_.Name(), k);
-      EXPECT(overflows.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
+      EXPECT(nonfinite.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
              k, count);
       for (std::int64_t i = 0; i < variables[k].size(); ++i) {
         const float expected = before[k].gradient[i] / *scale.data();
@@ -384,10 +388,10 @@ class UpdateSuite {
     }
   }
 
-  void TestOverflows() {
+  void TestNonfinite() {
     std::mt19937 random(2);
-    for (int trial = 0; trial < 50; ++trial) CheckOverflows(random() % 20, random);
-    CheckOverflows(200, random);
+    for (int trial = 0; trial < 50; ++trial) CheckNonfinite(random() % 20, random);
+    CheckNonfinite(200, random);
   }
 
   // 1e38 is finite, 1e38 / 2^-14 is not.
@@ -398,18 +402,18 @@ class UpdateSuite {
     gradient.values = number.data();
     for (float value : {0x1p-14f, 1.0f}) {
       One<float> scale(value);
-      Flags overflow(1);
+      Flags nonfinite(1);
       GradientCheck check;
       check.count = 1;
       check.gradients = &gradient;
       check.scale = scale.data();
-      check.overflows = overflow.data();
+      check.nonfinite = nonfinite.data();
       ExpectOk(device_.Check(check));
-      EXPECT(overflow.bytes[0] == (value < 1), "%s: scale %g", device_.Name(), value);
+      EXPECT(nonfinite.bytes[0] == (value < 1), "%s: scale %g", device_.Name(), value);
     }
   }
 
-  void TestSquares() {
+  void TestSumOfSquares() {
     std::mt19937 random(3);
     auto variables = MakeVariables(120, 1, random);
     variables.emplace_back(1 << 20, DataType::kFloat, false, DataType::kHalf, 1, random);
@@ -421,15 +425,15 @@ class UpdateSuite {
       }
     }
     One<float> scale(8);
-    Flags overflows(static_cast<std::int64_t>(variables.size()));
+    Flags nonfinite(static_cast<std::int64_t>(variables.size()));
     std::vector<Gradient> gradients;
-    auto check = MakeCheck(gradients, variables, scale.data(), overflows.data());
+    auto check = MakeCheck(gradients, variables, scale.data(), nonfinite.data());
     float first = 0;
     for (int call = 0; call < 3; ++call) {
-      One<float> squares(0);
-      check.squares = squares.data();
+      One<float> sum_of_squares(0);
+      check.sum_of_squares = sum_of_squares.data();
       ExpectOk(device_.Check(check));
-      const float sum = *squares.data();
+      const float sum = *sum_of_squares.data();
       EXPECT(std::abs(sum - expected) <= 0x1p-14 * expected, "%s: %.12g, expected %.12g",
              device_.Name(), sum, expected);
       if (call == 0) first = sum;
@@ -437,13 +441,13 @@ class UpdateSuite {
     }
     One<float> none(1);
     check.count = 0;
-    check.squares = none.data();
+    check.sum_of_squares = none.data();
     ExpectOk(device_.Check(check));
     EXPECT(*none.data() == 0, "%s: the sum of nothing", device_.Name());
   }
 
-  // The two ops around someone else's optimizer do as the update does.
-  void TestFollowAndCast() {
+  // SyncMastersFromWeights and CastMasters do what Update does before and after the rule.
+  void TestSyncAndCast() {
     std::mt19937 random(4);
     for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
       auto variables = MakeVariables(120, 1, random);
@@ -457,18 +461,19 @@ class UpdateSuite {
       }
       const bool is_stochastic = rounding == Rounding::kStochastic;
       const auto count = static_cast<std::int64_t>(pairs.size());
-      ExpectOk(device_.Follow(pairs.data(), count, rounding));
+      ExpectOk(device_.SyncMasters(pairs.data(), count, rounding));
       const Variables between = variables;
       ExpectOk(device_.Cast(pairs.data(), count,
                             is_stochastic ? uniforms.data() : nullptr));
       for (std::size_t k = 0; k < variables.size(); ++k) {
         const DataType type = variables[k].type;
-        EXPECT(variables[k].is_whole(), "%s wrote behind variable %zu", device_.Name(), k);
+        EXPECT(variables[k].is_whole(), "%s wrote behind variable %zu", device_.Name(),
+               k);
         for (std::int64_t i = 0; i < variables[k].size(); ++i) {
           const float master = between[k].master[i];
-          EXPECT(SameNumber(master, Followed(type, before[k].weight[i],
-                                             before[k].master[i], rounding)),
-                 "%s follows to %.9g", device_.Name(), master);
+          EXPECT(SameNumber(master, SyncedMaster(type, before[k].weight[i],
+                                                 before[k].master[i], rounding)),
+                 "%s synchronizes to %.9g", device_.Name(), master);
           const float* uniform = is_stochastic ? &before[k].uniforms[i] : nullptr;
           EXPECT(SameNumber(type, variables[k].weight[i],
                             keras_mp::Cast(type, master, uniform)),
@@ -515,8 +520,8 @@ class UpdateSuite {
       const float* uniforms = uniform.data();
       ExpectOk(device_.Cast(&pair, 1, one.uniform < 0 ? nullptr : &uniforms));
       const float found = From16(one.type, *weight.data());
-      EXPECT(SameNumber(found, one.expected), "%s: %.9g with %g: %.9g", device_.Name(), one.master,
-             one.uniform, found);
+      EXPECT(SameNumber(found, one.expected), "%s: %.9g with %g: %.9g", device_.Name(),
+             one.master, one.uniform, found);
     }
   }
 
@@ -527,7 +532,7 @@ class UpdateSuite {
     check.count = -1;
     for (const Status& status :
          {device_.Update(update), device_.Check(check), device_.Unscale(check, nullptr),
-          device_.Follow(nullptr, -1, Rounding::kNearest),
+          device_.SyncMasters(nullptr, -1, Rounding::kNearest),
           device_.Cast(nullptr, -1, nullptr)}) {
       EXPECT(status.code == StatusCode::kInvalidArgument, "%s: negative count",
              device_.Name());

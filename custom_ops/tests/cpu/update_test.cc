@@ -1,4 +1,6 @@
-// update_cpu.h for every instruction set of this machine.
+// Tests of update_cpu.h for every instruction set that this machine supports.
+//
+//   update_cpu_test [number of random lists, only these, for the fastest instruction set]
 
 #include "keras_mp/update_cpu.h"
 
@@ -10,12 +12,12 @@
 namespace keras_mp {
 namespace {
 
-class OnCpu {
+class CpuDevice {
  public:
   template <class Number>
   using Allocator = std::allocator<Number>;
 
-  explicit OnCpu(Isa isa) : isa_(isa) {}
+  explicit CpuDevice(Isa isa) : isa_(isa) {}
 
   const char* Name() const { return keras_mp::Name(isa_); }
   Status Check(const GradientCheck& check) {
@@ -24,8 +26,8 @@ class OnCpu {
   Status Unscale(const GradientCheck& check, float* const* to) {
     return UnscaleGradientsCpu(check, to, Threads(), isa_);
   }
-  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
-    return FollowWeightsCpu(pairs, count, rounding, Threads(), isa_);
+  Status SyncMasters(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
+    return SyncMastersFromWeightsCpu(pairs, count, rounding, Threads(), isa_);
   }
   Status Cast(const MasterPair* pairs, std::int64_t count, const float* const* uniforms) {
     return CastMastersCpu(pairs, count, uniforms, Threads(), isa_);
@@ -35,7 +37,7 @@ class OnCpu {
   }
 
  private:
-  // One, two or three in turn.
+  // One, two or three threads in turn.
   Parallel Threads() {
     threads_ = threads_ % 3 + 1;
     return {threads_, &threads_, RunOnThreads};
@@ -48,17 +50,16 @@ class OnCpu {
 }  // namespace
 }  // namespace keras_mp
 
-// With a number: so many random lists, for the fastest instruction set.
 int main(int argc, char** argv) {
   using namespace keras_mp;
   if (argc > 1) {
-    UpdateSuite suite(OnCpu{BestIsa()});
+    UpdateSuite suite(CpuDevice{BestIsa()});
     suite.TestManyLists(std::atoi(argv[1]));
     return Report();
   }
   for (Isa isa : SupportedIsas()) {
     std::printf("%s\n", Name(isa));
-    UpdateSuite suite(OnCpu{isa});
+    UpdateSuite suite(CpuDevice{isa});
     suite.TestAll();
     suite.TestManyLists(100);
   }

@@ -1,4 +1,5 @@
-// A cuBLASLt that does nothing, and fails as it is told: cuda/gemm_cublaslt_test.cc loads it.
+// A cuBLASLt that does nothing, and fails as it is told: cuda/gemm_cublaslt_test.cc loads
+// it.
 
 #include <cublasLt.h>
 

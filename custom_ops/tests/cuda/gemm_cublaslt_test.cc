@@ -1,5 +1,5 @@
-// When the route by cuBLASLt leaves a product to another one, with a library that fails as
-// it is told. Needs no GPU: what is asked of CUDA is the current device.
+// When the route by cuBLASLt leaves a product to another one, with a library that fails
+// as it is told. Needs no GPU: what is asked of CUDA is the current device.
 //
 // Argument: the path of fake_cublaslt, whose name for the loader is libcublasLt.so.13.
 

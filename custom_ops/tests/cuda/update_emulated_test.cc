@@ -1,19 +1,19 @@
-// The kernels of cuda/update/kernels.cuh, thread by thread on the host. Needs neither a GPU nor
-// CUDA.
+// Tests of the kernels of cuda/update/kernels.cuh, run thread by thread on the host. They
+// need neither a GPU nor CUDA.
 
 #include <memory>
 #include <vector>
 
 #include "cuda/emulator.h"
-// Uses what the emulator defines.
+// After the emulator, whose definitions it uses.
 #include "cuda/update/launch.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
 namespace {
 
-// Runs a kernel before the call returns.
-struct OnHost {
+// The launcher of cuda/update/launch.h that runs a kernel before the call returns.
+struct HostLauncher {
   template <class Arguments>
   bool Run(void (*kernel)(Arguments), int blocks, std::size_t shared_bytes,
            const Arguments& arguments) {
@@ -44,28 +44,28 @@ class Emulated {
   Status Check(const GradientCheck& check) { return Unscale(check, nullptr); }
   Status Unscale(const GradientCheck& check, float* const* to) {
     if (check.count < 0) return kNegativeCount;
-    std::vector<double> squares(static_cast<std::size_t>(cuda::PiecesOf(check)));
-    cuda::CallCheck(check, to, squares.data(), host_);
+    std::vector<double> sums(static_cast<std::size_t>(cuda::ChunksOf(check)));
+    cuda::LaunchCheck(check, to, sums.data(), launcher_);
     return {};
   }
-  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
+  Status SyncMasters(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
     if (count < 0) return kNegativeCount;
-    cuda::CallFollow(pairs, count, rounding, host_);
+    cuda::LaunchSyncMasters(pairs, count, rounding, launcher_);
     return {};
   }
   Status Cast(const MasterPair* pairs, std::int64_t count, const float* const* uniforms) {
     if (count < 0) return kNegativeCount;
-    cuda::CallCast(pairs, count, uniforms, host_);
+    cuda::LaunchCast(pairs, count, uniforms, launcher_);
     return {};
   }
   Status Update(const keras_mp::Update& update) {
     if (update.count < 0) return kNegativeCount;
-    cuda::CallUpdate(update, host_);
+    cuda::LaunchUpdate(update, launcher_);
     return {};
   }
 
  private:
-  OnHost host_;
+  HostLauncher launcher_;
 };
 
 }  // namespace

@@ -1,4 +1,7 @@
-// update_cuda.h on the first CUDA device.
+// Tests of update_cuda.h on the first CUDA device. Without one it exits with 77, which
+// ctest counts as skipped.
+//
+//   update_cuda_test [number of random lists, 100 by default]
 
 #include "keras_mp/update_cuda.h"
 
@@ -17,10 +20,10 @@ namespace {
 void CheckCuda(cudaError_t error) {
   if (error == cudaSuccess) return;
   std::printf("CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);  // an error of a kernel stays: every later call would fail
+  std::exit(1);  // after an error in a kernel every later call fails
 }
 
-// Memory that the host and the device see.
+// Memory that the host and the device can access.
 template <class Number>
 struct ManagedAllocator {
   using value_type = Number;
@@ -40,7 +43,7 @@ struct ManagedAllocator {
   bool operator!=(const ManagedAllocator&) const { return false; }
 };
 
-class OnDevice {
+class CudaDevice {
  public:
   template <class Number>
   using Allocator = ManagedAllocator<Number>;
@@ -54,8 +57,8 @@ class OnDevice {
     const Workspace workspace(CheckWorkspaceBytes(check));
     return Wait(UnscaleGradientsCuda(check, to, workspace.memory, nullptr));
   }
-  Status Follow(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
-    return Wait(FollowWeightsCuda(pairs, count, rounding, nullptr));
+  Status SyncMasters(const MasterPair* pairs, std::int64_t count, Rounding rounding) {
+    return Wait(SyncMastersFromWeightsCuda(pairs, count, rounding, nullptr));
   }
   Status Cast(const MasterPair* pairs, std::int64_t count, const float* const* uniforms) {
     return Wait(CastMastersCuda(pairs, count, uniforms, nullptr));
@@ -89,7 +92,7 @@ int main(int argc, char** argv) {
     std::printf("needs a GPU\n");
     return 77;
   }
-  UpdateSuite suite(OnDevice{});
+  UpdateSuite suite(CudaDevice{});
   suite.TestAll();
   suite.TestManyLists(argc > 1 ? std::atoi(argv[1]) : 100);
   return Report();

@@ -1,7 +1,7 @@
-"""The ops of the update step: all variables in one call of a kernel.
+"""The ops of the update step: one call of a kernel for all variables.
 
-They run on CPUs and on CUDA devices, outside and inside XLA, on a single replica. What
-they compute is told in custom_ops/include/keras_mp/update.h.
+They run on CPUs and on CUDA devices, outside and inside XLA, on a single replica.
+custom_ops/include/keras_mp/update.h defines what they compute.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 
 def takes_variables(variables: Sequence[Any]) -> bool:
-    """Tells whether the ops are there for these variables: all on one device.
+    """Tells whether the ops support these variables: all on one CPU or CUDA device.
 
     Args:
         variables: list of `keras.Variable` or `tf.Variable`.
@@ -32,43 +32,44 @@ def takes_variables(variables: Sequence[Any]) -> bool:
 
 
 def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
-    """Returns what to call ops in that read no variable: the device of these.
+    """Returns the `tf.device` scope of the variables, for ops without variable inputs.
 
     Args:
-        variables: as for `takes_variables`, which was true.
+        variables: as for `takes_variables`, which is true for them.
     """
     return tf.device(_natives(variables)[0].device)
 
 
 def takes(gradient: Any) -> bool:
-    """Tells whether the ops take a gradient, or the values of a sparse one."""
+    """Tells whether the ops support the dtype of a gradient."""
     return values_of(gradient).dtype in _DTYPES
 
 
 def values_of(gradient: Any) -> tf.Tensor:
-    """Returns the numbers of a gradient; of a `tf.IndexedSlices`, those of its rows."""
+    """Returns a gradient as a tensor: of a `tf.IndexedSlices`, its values."""
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.values
     return tf.convert_to_tensor(gradient)
 
 
 def check_gradients(
-    gradients: Sequence[Any], scale: Any, sums_squares: bool
+    gradients: Sequence[Any], scale: Any, compute_sum_of_squares: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Tells which of `gradients / scale` are not finite.
 
     Args:
         gradients: list of tensors or `tf.IndexedSlices`.
         scale: scalar float32 tensor.
-        sums_squares: whether to add up the squares of `gradients / scale`.
+        compute_sum_of_squares: bool.
 
     Returns:
-        bool tensor, `[len(gradients)]`; scalar float32 tensor, the sum, or 0.
+        bool tensor, `[len(gradients)]`; scalar float32 tensor: the sum of the squares
+        of all elements of `gradients / scale`, or 0 without `compute_sum_of_squares`.
     """
     return native.library().keras_mp_check_gradients(
         scale=scale,
         gradients=[values_of(gradient) for gradient in gradients],
-        sums_squares=sums_squares,
+        compute_sum_of_squares=compute_sum_of_squares,
     )
 
 
@@ -84,7 +85,7 @@ def unscale_gradients(
     Returns:
         List like `gradients`, float32; bool tensor, `[len(gradients)]`.
     """
-    unscaled, overflows = native.library().keras_mp_unscale_gradients(
+    unscaled, nonfinite = native.library().keras_mp_unscale_gradients(
         scale=scale,
         gradients=[values_of(gradient) for gradient in gradients],
         count=len(gradients),
@@ -95,20 +96,20 @@ def unscale_gradients(
             return values
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
-    return [like(g, v) for g, v in zip(gradients, unscaled, strict=True)], overflows
+    return [like(g, v) for g, v in zip(gradients, unscaled, strict=True)], nonfinite
 
 
-def follow_weights(
+def sync_masters_from_weights(
     masters: Sequence[Any], weights: Sequence[Any], rounding: str
 ) -> None:
-    """Gives masters what someone else wrote to their weights.
+    """Sets a master to its weight wherever the weight is not the master rounded.
 
     Args:
         masters: list of float32 variables.
         weights: list of their 16-bit weights.
         rounding: `"nearest"` or `"stochastic"`.
     """
-    native.library().keras_mp_follow_weights(
+    native.library().keras_mp_sync_masters_from_weights(
         masters=_handles(masters),
         weights=_handles(weights),
         is_stochastic=rounding == "stochastic",
@@ -123,8 +124,8 @@ def cast_masters(
     Args:
         masters: list of float32 variables.
         weights: list of their 16-bit weights.
-        uniforms: for stochastic rounding, float32 tensors of numbers from [0, 1), of
-            the shapes of the weights; empty for rounding to nearest even.
+        uniforms: for stochastic rounding, float32 tensors of random numbers from
+            [0, 1), of the shapes of the weights; empty for rounding to nearest even.
     """
     native.library().keras_mp_cast_masters(
         masters=_handles(masters), weights=_handles(weights), uniforms=list(uniforms)
@@ -138,25 +139,25 @@ def update_variables(
     slots: Sequence[Any],
     weights: Sequence[Any],
     uniforms: Sequence[tf.Tensor],
-    decays: Sequence[bool],
+    apply_weight_decay: Sequence[bool],
     *,
     rule: str,
-    numbers: dict[str, Any],
+    hyperparameters: dict[str, Any],
 ) -> None:
-    """Moves masters and slots by the gradients and rounds masters into weights.
+    """Updates masters and slots by the gradients and rounds masters into weights.
 
     Args:
-        finite: scalar bool tensor: if false, nothing changes.
+        finite: scalar bool tensor; where it is false, nothing is written.
         gradients: list of tensors.
         masters: list of float32 variables, one for each gradient.
-        slots: list of float32 variables: the first of each master, then the second,
-            as many as the rule has.
+        slots: list of float32 variables: the first slot of each master, then the second
+            slot of each, as many as the rule has.
         weights: list of 16-bit variables, or None where the master is the weight.
-        uniforms: as for `cast_masters`, for the weights that there are.
-        decays: list of bool: which masters decay.
+        uniforms: as for `cast_masters`, for the weights that are not None.
+        apply_weight_decay: list of bool, one for each master.
         rule: the name of an `UpdateRule` of update.h, such as `"adam"`.
-        numbers: scalars by name, those of `UpdateNumbers`; what is missing has its
-            default.
+        hyperparameters: scalars by name, the fields of `UpdateHyperparameters`; those
+            that are missing have their defaults.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     defaults = {
@@ -164,7 +165,7 @@ def update_variables(
         "clip_value": 0.0,
         "clip_factor": 1.0,
         "weight_decay": 0.0,
-        "rate": 0.0,
+        "learning_rate": 0.0,
         "momentum": 0.0,
         "alpha": 0.0,
         "beta_1": 0.0,
@@ -180,8 +181,8 @@ def update_variables(
     }
     native.library().keras_mp_update_variables(
         finite=finite,
-        numbers=tf.stack(
-            [tf.cast(x, tf.float32) for x in ({**defaults, **numbers}).values()]
+        hyperparameters=tf.stack(
+            [tf.cast(x, tf.float32) for x in {**defaults, **hyperparameters}.values()]
         ),
         gradients=list(gradients),
         masters=_handles(masters),
@@ -189,7 +190,7 @@ def update_variables(
         weights=_handles([weights[i] for i in weight_of]),
         uniforms=list(uniforms),
         weight_of=weight_of,
-        decays=list(decays),
+        apply_weight_decay=list(apply_weight_decay),
         rule=rule,
     )
 

@@ -95,11 +95,11 @@ class FusedUpdate:
 
         clips = self._clip_norm() is not None
         with update.beside(self.masters):
-            overflows, squares = update.check_gradients(
+            nonfinite, sum_of_squares = update.check_gradients(
                 self.gradients, self.scale, clips
             )
-        self._norm = ops.sqrt(squares)
-        return overflows
+        self._norm = ops.sqrt(sum_of_squares)
+        return nonfinite
 
     def apply(self, finite: Any) -> None:
         """Updates slots, masters and weights if `finite` is true.
@@ -131,11 +131,11 @@ class FusedUpdate:
             self.own_masters.uniforms(own),
             [self._decays(master) for master in self.masters],
             rule=self.rule.name,
-            numbers={
+            hyperparameters={
                 "scale": self.scale,
                 **self._clipping(),
                 "weight_decay": self.optimizer.weight_decay or 0.0,
-                "rate": ops.cast(self.optimizer.learning_rate, "float32"),
+                "learning_rate": ops.cast(self.optimizer.learning_rate, "float32"),
                 **self.rule.numbers(self.optimizer),
             },
         )

@@ -35,14 +35,14 @@ def assert_values(tensors, expected, dtype):
 
 
 def step(masters, gradients, weights=None, **arguments):
-    """Plain SGD with a rate of 1."""
+    """Plain SGD with a learning rate of 1."""
     given = {
         "finite": tf.constant(True),
         "slots": [],
         "uniforms": [],
-        "decays": [False] * len(masters),
+        "apply_weight_decay": [False] * len(masters),
         "rule": "sgd",
-        "numbers": {"rate": 1.0},
+        "hyperparameters": {"learning_rate": 1.0},
     }
     update.update_variables(
         gradients=gradients,
@@ -94,20 +94,20 @@ def test_gradients_are_checked(run):
         tf.constant(-np.inf),
         tf.constant([24.0], "bfloat16"),
     ]
-    overflows, squares = run(
+    nonfinite, sum_of_squares = run(
         lambda: update.check_gradients(gradients, tf.constant(8.0), False)
     )
-    assert_values([overflows], [[False, True, False, True, False]], "bool")
-    assert_values([squares], [0.0], "float32")
+    assert_values([nonfinite], [[False, True, False, True, False]], "bool")
+    assert_values([sum_of_squares], [0.0], "float32")
 
 
 def test_squares_are_added_up(run):
     gradients = [tf.constant([[8.0, 16.0]], "float16"), tf.constant(24.0)]
-    overflows, squares = run(
+    nonfinite, sum_of_squares = run(
         lambda: update.check_gradients(gradients, tf.constant(8.0), True)
     )
-    assert_values([overflows], [[False, False]], "bool")
-    assert_values([squares], [1.0 + 4.0 + 9.0], "float32")
+    assert_values([nonfinite], [[False, False]], "bool")
+    assert_values([sum_of_squares], [1.0 + 4.0 + 9.0], "float32")
 
 
 def test_gradients_are_unscaled(run):
@@ -120,13 +120,13 @@ def test_gradients_are_unscaled(run):
     ]
 
     def unscale():
-        unscaled, overflows = update.unscale_gradients(gradients, tf.constant(8.0))
-        return [update.values_of(g) for g in unscaled], overflows
+        unscaled, nonfinite = update.unscale_gradients(gradients, tf.constant(8.0))
+        return [update.values_of(g) for g in unscaled], nonfinite
 
-    values, overflows = run(unscale)
+    values, nonfinite = run(unscale)
     expected = [[8188.0, 2.0**-27], [[1.0]], np.zeros((3, 0)), np.inf]
     assert_values(values, expected, "float32")
-    assert_values([overflows], [[False, False, False, True]], "bool")
+    assert_values([nonfinite], [[False, False, False, True]], "bool")
 
 
 def test_a_gradient_that_is_used_again_keeps_its_numbers(run):
@@ -147,7 +147,7 @@ def test_masters_follow_and_are_cast(run):
         *variables([[1.0, 7.0]], dtype="bfloat16"),
         *variables(5.0, dtype="float16"),
     ]
-    run(lambda: update.follow_weights(masters, weights, "nearest"))
+    run(lambda: update.sync_masters_from_weights(masters, weights, "nearest"))
     followed = [[1 + 2.0**-12, 3.0], [[1.0, 7.0]], 5.0]
     assert_values(masters, followed, "float32")
 
@@ -166,7 +166,7 @@ def test_uniforms_round_up_or_down(run):
     run(lambda: update.cast_masters(masters, weights, uniforms))
     assert_values(weights, [[1 + 2.0**-10, 1.0]], "float16")
     before = masters[0].numpy()
-    run(lambda: update.follow_weights(masters, weights, "stochastic"))
+    run(lambda: update.sync_masters_from_weights(masters, weights, "stochastic"))
     assert_values(masters, [before], "float32")
 
 
@@ -184,10 +184,10 @@ def test_a_step_moves_everything_or_nothing(run, finite):
             finite=tf.constant(finite),
             slots=slots,
             rule="momentum",
-            numbers={"scale": 8.0, "rate": 0.5, "momentum": 0.5},
+            hyperparameters={"scale": 8.0, "learning_rate": 0.5, "momentum": 0.5},
         )
     )
-    # momentum / 2 - gradient / 8 * rate
+    # momentum / 2 - gradient / 8 * learning_rate
     moved = [[-0.5, -0.75], [[-1.0]]] if finite else [[0.0, 0.5], [[1.0]]]
     expected = [[0.5, 1.25], [[2.0]]] if finite else [[1.0, 2.0], [[3.0]]]
     assert_values(slots, moved, "float32")
@@ -274,22 +274,24 @@ def test_mistakes_are_told_by_xla(name):
         tf.function(call, jit_compile=True)(masters, weights)
 
 
-def test_the_numbers_are_as_many_as_the_kernel_has(run):
+def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
     (master,) = variables([1.0, 2.0])
 
     def call():
         native.library().keras_mp_update_variables(
             finite=True,
-            numbers=[1.0],
+            hyperparameters=[1.0],
             gradients=[ones],
             masters=[master.handle],
             slots=[],
             weights=[],
             uniforms=[],
             weight_of=[],
-            decays=[False],
+            apply_weight_decay=[False],
             rule="sgd",
         )
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"17 numbers\. Received"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"17 hyperparameters\. Received"
+    ):
         run(call)

@@ -1,6 +1,6 @@
-// What each instruction set provides for the update step: functions on a block of up to
-// kUpdateBlock numbers. They are compiled apart from the other kernels, for nothing may
-// be contracted here.
+// The functions of the update step that each instruction set provides, on contiguous
+// blocks of n <= kUpdateBlock elements. They are compiled apart from the other kernels,
+// with -ffp-contract=off: no multiply and add may become one operation.
 
 #ifndef KERAS_MP_SRC_CPU_UPDATE_KERNEL_H_
 #define KERAS_MP_SRC_CPU_UPDATE_KERNEL_H_
@@ -12,23 +12,27 @@
 
 namespace keras_mp {
 
-// A block of a gradient, a master and three slots stays in the first cache.
+// So that a block of a gradient, a master and three slots stays in the L1 cache.
 constexpr std::int64_t kUpdateBlock = 1024;
 
 struct UpdateKernel {
-  // to = x / scale. Returns whether all are finite.
+  // to = x / scale. Returns whether all quotients are finite.
   bool (*unscale)(const void* x, DataType type, std::int64_t n, float scale, float* to);
   float (*sum_of_squares)(const float* x, std::int64_t n);
-  void (*follow)(float* master, const std::uint16_t* weight, DataType type,
-                 std::int64_t n, Rounding rounding);
-  // Nearest where `uniforms` is null.
+  // master = weight where the weight is not a rounding of the master.
+  void (*sync_masters)(float* master, const std::uint16_t* weight, DataType type,
+                       std::int64_t n, Rounding rounding);
+  // weight = round(master): to nearest even where `uniforms` is null, else
+  // stochastically.
   void (*cast)(const float* master, std::uint16_t* weight, DataType type,
                std::int64_t n, const float* uniforms);
-  void (*step)(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
-               const float* g, float* master, float* const* slots, std::int64_t n);
+  // Updates masters and slots by the un-scaled gradients g.
+  void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
+               bool apply_weight_decay, const float* g, float* master,
+               float* const* slots, std::int64_t n);
 };
 
-// Null where the library was built without it.
+// Null where the library was built without the instruction set.
 const UpdateKernel* PortableUpdateKernel();
 const UpdateKernel* NeonUpdateKernel();
 const UpdateKernel* Avx2UpdateKernel();

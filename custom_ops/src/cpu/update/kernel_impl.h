@@ -1,5 +1,11 @@
-// The kernels of cpu/update/kernel.h for one instruction set, as a template; see
-// cpu/gemm/gemm_kernel_simd.h.
+// The functions of cpu/update/kernel.h, which compute the formulas of keras_mp/update.h
+// on contiguous blocks of up to kUpdateBlock elements: FP16, bfloat16 or FP32 gradients,
+// FP32 masters and slots, 16-bit weights. They are templates over the vectors of an
+// instruction set, `Simd`, compiled once for each.
+//
+// Build and test:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target update_cpu_test && build/cpp/update_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
 #define KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
@@ -20,7 +26,7 @@ struct Grid<Simd, Half<Simd>> : HalfGrid {};
 template <class Simd>
 struct Grid<Simd, Bfloat16<Simd>> : Bfloat16Grid {};
 
-// What common/update_formulas.h asks of a vector.
+// The operations on vectors that common/update_formulas.h is written in.
 template <class Simd>
 struct VectorMachine {
   using Float = typename Simd::Float;
@@ -47,9 +53,11 @@ struct UpdateBlock {
   using Formulas = UpdateFormulas<VectorMachine<Simd>>;
   using FormatGrid = Grid<Simd, Format>;
 
-  static constexpr std::int64_t kAhead = kUpdateBlock / 2;
+  static constexpr std::int64_t kPrefetchDistance = kUpdateBlock / 2;
 
-  // Calls body(vectors, v, i) as Row::ForEach does.
+  // Calls body(vectors, v, i) for the v-th of up to four vectors of elements from i on,
+  // until n elements are done. `vectors` loads and stores them; the last ones may be
+  // partial.
   template <class Body>
   static void ForEach(std::int64_t n, const Body& body) {
     ForVectors<Simd, Format, 4>(n, [&](auto part, std::int64_t i) {
@@ -60,24 +68,24 @@ struct UpdateBlock {
 
   static bool Unscale(const Element* x, std::int64_t n, float scale, float* to) {
     const typename Formulas::Unscaling unscaled(scale);
-    Ints bad = {};
+    Ints nonfinite = {};
     ForEach(n, [&](auto part, int v, std::int64_t i) {
-      // From memory, and sooner than a processor does, which stops at the end of a page.
-      __builtin_prefetch(x + i + v * Simd::kWidth + kAhead);
+      // The prefetcher of the processor starts later, and stops at the end of each page.
+      __builtin_prefetch(x + i + v * Simd::kWidth + kPrefetchDistance);
       const Float g = unscaled(part.Load(x + i, v));
       part.Store(to + i, v, g);
-      bad |= (reinterpret_cast<Ints>(g) & 0x7f800000) == 0x7f800000;
+      nonfinite |= (reinterpret_cast<Ints>(g) & 0x7f800000) == 0x7f800000;
     });
     int any = 0;
-    for (int i = 0; i < Simd::kWidth; ++i) any |= bad[i];
+    for (int i = 0; i < Simd::kWidth; ++i) any |= nonfinite[i];
     return any == 0;
   }
 
   static float SumOfSquares(const float* x, std::int64_t n) {
     Float sums[4] = {};
     ForEach(n, [&](auto part, int v, std::int64_t i) {
-      const Float number = part.Load(x + i, v);
-      sums[v] += number * number;
+      const Float element = part.Load(x + i, v);
+      sums[v] += element * element;
     });
     const Float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     float total = 0;
@@ -91,15 +99,15 @@ struct UpdateBlock {
     return Format::Load(rounded);
   }
 
-  static void Follow(float* master, const Element* weight, std::int64_t n,
-                     Rounding rounding) {
+  static void SyncMasters(float* master, const Element* weight, std::int64_t n,
+                          Rounding rounding) {
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float w = part.Load(weight + i, v);
       const Float m = part.Load(master + i, v);
       part.Store(master + i, v,
                  rounding == Rounding::kNearest
-                     ? Formulas::FollowNearest(m, Nearest(m), w)
-                     : Formulas::template FollowStochastic<FormatGrid>(m, w));
+                     ? Formulas::SyncNearest(m, Nearest(m), w)
+                     : Formulas::template SyncStochastic<FormatGrid>(m, w));
     });
   }
 
@@ -114,29 +122,31 @@ struct UpdateBlock {
                              const float* uniforms) {
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float m = part.Load(master + i, v), uniform = part.Load(uniforms + i, v);
-      part.Store(weight + i, v, Formulas::template RoundStochastic<FormatGrid>(m, uniform));
+      part.Store(weight + i, v,
+                 Formulas::template RoundStochastic<FormatGrid>(m, uniform));
     });
   }
 
   template <UpdateRule kRule>
-  static void Step(const UpdateNumbers& numbers, bool decays, const float* gradient,
-                   float* master, float* const* slots, std::int64_t n) {
+  static void Step(const UpdateHyperparameters& hyperparameters, bool apply_weight_decay,
+                   const float* gradient, float* master, float* const* slots,
+                   std::int64_t n) {
     constexpr int kSlots = kSlotsOf<kRule>;
-    const UpdateNumbers u = numbers;
+    const UpdateHyperparameters u = hyperparameters;
     float* to[kMostSlots] = {};
     for (int k = 0; k < kSlots; ++k) to[k] = slots[k];
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float g = part.Load(gradient + i, v);
       Float w = part.Load(master + i, v), s[kMostSlots] = {};
       for (int k = 0; k < kSlots; ++k) s[k] = part.Load(to[k] + i, v);
-      Formulas::template Step<kRule>(u, decays, g, w, s);
+      Formulas::template Step<kRule>(u, apply_weight_decay, g, w, s);
       for (int k = 0; k < kSlots; ++k) part.Store(to[k] + i, v, s[k]);
       part.Store(master + i, v, w);
     });
   }
 };
 
-// Calls the function of the format and of the rule.
+// Dispatches to the function of the 16-bit format and of the rule.
 template <class Simd>
 struct UpdateOf {
   using HalfBlock = UpdateBlock<Simd, Half<Simd>>;
@@ -151,10 +161,10 @@ struct UpdateOf {
     return SingleBlock::Unscale(static_cast<const float*>(x), n, scale, to);
   }
 
-  static void Follow(float* master, const std::uint16_t* weight, DataType type,
-                     std::int64_t n, Rounding rounding) {
-    type == DataType::kHalf ? HalfBlock::Follow(master, weight, n, rounding)
-                            : BfloatBlock::Follow(master, weight, n, rounding);
+  static void SyncMasters(float* master, const std::uint16_t* weight, DataType type,
+                          std::int64_t n, Rounding rounding) {
+    type == DataType::kHalf ? HalfBlock::SyncMasters(master, weight, n, rounding)
+                            : BfloatBlock::SyncMasters(master, weight, n, rounding);
   }
 
   static void Cast(const float* master, std::uint16_t* weight, DataType type,
@@ -168,18 +178,20 @@ struct UpdateOf {
     }
   }
 
-  static void Step(UpdateRule rule, const UpdateNumbers& numbers, bool decays,
-                   const float* g, float* master, float* const* slots, std::int64_t n) {
+  static void Step(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
+                   bool apply_weight_decay, const float* g, float* master,
+                   float* const* slots, std::int64_t n) {
     WithRule(rule, [&](auto constant) {
-      SingleBlock::template Step<constant.value>(numbers, decays, g, master, slots, n);
+      SingleBlock::template Step<constant.value>(hyperparameters, apply_weight_decay, g,
+                                                 master, slots, n);
     });
   }
 };
 
 template <class Simd>
 constexpr UpdateKernel kUpdateKernel = {
-    UpdateOf<Simd>::Unscale, UpdateOf<Simd>::SingleBlock::SumOfSquares,
-    UpdateOf<Simd>::Follow,  UpdateOf<Simd>::Cast,
+    UpdateOf<Simd>::Unscale,     UpdateOf<Simd>::SingleBlock::SumOfSquares,
+    UpdateOf<Simd>::SyncMasters, UpdateOf<Simd>::Cast,
     UpdateOf<Simd>::Step,
 };
 

@@ -1,3 +1,11 @@
+// The update step of keras_mp/update.h on a CPU: lists of contiguous arrays are cut into
+// chunks, which are distributed over threads, and chunks into blocks, on which the
+// functions of cpu/update/kernel.h compute the formulas.
+//
+// Build and test:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target update_cpu_test && build/cpp/update_cpu_test
+
 #include "keras_mp/update_cpu.h"
 
 #include <algorithm>
@@ -10,42 +18,43 @@
 namespace keras_mp {
 namespace {
 
-// Numbers of a piece: the sums of squares of the pieces are added up in double.
-constexpr std::int64_t kPiece = 1 << 16;
+// Elements of a chunk. The sums of squares of its blocks, and of all chunks, are added up
+// in double.
+constexpr std::int64_t kChunkSize = 1 << 16;
 
-// Some numbers of one of the arrays.
-struct Piece {
+// The elements [begin, end) of one of the arrays.
+struct Chunk {
   std::int64_t array, begin, end;
 };
 
-// Cuts `count` arrays into pieces.
+// Cuts `count` arrays of size_of(i) elements into chunks.
 template <class SizeOf>
-std::vector<Piece> Cut(std::int64_t count, const SizeOf& size_of) {
-  std::vector<Piece> pieces;
+std::vector<Chunk> Cut(std::int64_t count, const SizeOf& size_of) {
+  std::vector<Chunk> chunks;
   for (std::int64_t array = 0; array < count; ++array) {
     const std::int64_t size = size_of(array);
-    for (std::int64_t begin = 0; begin < size; begin += kPiece) {
-      pieces.push_back({array, begin, std::min(begin + kPiece, size)});
+    for (std::int64_t begin = 0; begin < size; begin += kChunkSize) {
+      chunks.push_back({array, begin, std::min(begin + kChunkSize, size)});
     }
   }
-  return pieces;
+  return chunks;
 }
 
-// Calls work(i) for each of the pieces.
+// Calls work(i) for each of the chunks.
 template <class Work>
-void ForPiecesOf(const Parallel& parallel, const std::vector<Piece>& pieces,
+void ForChunks(const Parallel& parallel, const std::vector<Chunk>& chunks,
                  const Work& work) {
-  std::int64_t numbers = 0;
-  for (const Piece& piece : pieces) numbers += piece.end - piece.begin;
-  const auto count = static_cast<std::int64_t>(pieces.size());
-  ParallelFor(parallel, count, numbers / std::max<std::int64_t>(1, count), work);
+  std::int64_t elements = 0;
+  for (const Chunk& chunk : chunks) elements += chunk.end - chunk.begin;
+  const auto count = static_cast<std::int64_t>(chunks.size());
+  ParallelFor(parallel, count, elements / std::max<std::int64_t>(1, count), work);
 }
 
-// Calls work(at, n) for each block of a piece.
+// Calls work(at, n) for each block of a chunk.
 template <class Work>
-void ForBlocks(const Piece& piece, const Work& work) {
-  for (std::int64_t at = piece.begin; at < piece.end; at += kUpdateBlock) {
-    work(at, std::min(kUpdateBlock, piece.end - at));
+void ForBlocks(const Chunk& chunk, const Work& work) {
+  for (std::int64_t at = chunk.begin; at < chunk.end; at += kUpdateBlock) {
+    work(at, std::min(kUpdateBlock, chunk.end - at));
   }
 }
 
@@ -54,7 +63,7 @@ const void* At(const Gradient& gradient, std::int64_t index) {
   return static_cast<const char*>(gradient.values) + index * bytes;
 }
 
-// For an array that may be missing.
+// array + index, or null where there is no array.
 template <class Number>
 Number* Offset(Number* array, std::int64_t index) {
   return array ? array + index : nullptr;
@@ -66,50 +75,50 @@ Status CheckSizes(std::int64_t count, Isa isa) {
   return {};
 }
 
-// Un-scales every block into `to(array)`, or where that is null into a buffer.
+// Un-scales array i into to(i), or where that is null block by block into a buffer.
 template <class To>
 Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
              Isa isa) {
   const Status status = CheckSizes(check.count, isa);
   if (!status.ok()) return status;
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const auto pieces =
+  const auto chunks =
       Cut(check.count, [&](std::int64_t i) { return check.gradients[i].size; });
-  std::vector<double> squares(check.squares ? pieces.size() : 0);
-  std::fill_n(check.overflows, check.count, false);
-  ForPiecesOf(parallel, pieces, [&](std::int64_t i) {
-    const Piece& piece = pieces[i];
-    const Gradient& gradient = check.gradients[piece.array];
+  std::vector<double> sums(check.sum_of_squares ? chunks.size() : 0);
+  std::fill_n(check.nonfinite, check.count, false);
+  ForChunks(parallel, chunks, [&](std::int64_t i) {
+    const Chunk& chunk = chunks[i];
+    const Gradient& gradient = check.gradients[chunk.array];
     float buffer[kUpdateBlock];
     bool is_finite = true;
-    ForBlocks(piece, [&](std::int64_t at, std::int64_t n) {
-      float* given = Offset(to(piece.array), at);
+    ForBlocks(chunk, [&](std::int64_t at, std::int64_t n) {
+      float* given = Offset(to(chunk.array), at);
       float* unscaled = given ? given : buffer;
       is_finite &=
           kernel.unscale(At(gradient, at), gradient.type, n, *check.scale, unscaled);
-      if (check.squares) squares[i] += kernel.sum_of_squares(unscaled, n);
+      if (check.sum_of_squares) sums[i] += kernel.sum_of_squares(unscaled, n);
     });
-    // Other pieces of this gradient may say so at the same time.
+    // Other threads may write the same flag.
     if (!is_finite) {
-      __atomic_store_n(&check.overflows[piece.array], true, __ATOMIC_RELAXED);
+      __atomic_store_n(&check.nonfinite[chunk.array], true, __ATOMIC_RELAXED);
     }
   });
-  if (check.squares) {
-    *check.squares =
-        static_cast<float>(std::accumulate(squares.begin(), squares.end(), 0.0));
+  if (check.sum_of_squares) {
+    *check.sum_of_squares =
+        static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));
   }
   return {};
 }
 
-// Calls work(kernel, piece) for each piece of the pairs.
+// Calls work(kernel, chunk) for each chunk of the pairs.
 template <class Work>
 Status ForPairs(const MasterPair* pairs, std::int64_t count, const Parallel& parallel,
                 Isa isa, const Work& work) {
   const Status status = CheckSizes(count, isa);
   if (!status.ok()) return status;
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const auto pieces = Cut(count, [&](std::int64_t i) { return pairs[i].size; });
-  ForPiecesOf(parallel, pieces, [&](std::int64_t i) { work(kernel, pieces[i]); });
+  const auto chunks = Cut(count, [&](std::int64_t i) { return pairs[i].size; });
+  ForChunks(parallel, chunks, [&](std::int64_t i) { work(kernel, chunks[i]); });
   return {};
 }
 
@@ -142,47 +151,52 @@ Status UnscaleGradientsCpu(const GradientCheck& check, float* const* to,
   return Check(check, [to](std::int64_t i) { return to[i]; }, parallel, isa);
 }
 
-Status FollowWeightsCpu(const MasterPair* pairs, std::int64_t count, Rounding rounding,
-                        const Parallel& parallel, Isa isa) {
-  return ForPairs(pairs, count, parallel, isa, [&](const auto& kernel, const auto& piece) {
-    const MasterPair& pair = pairs[piece.array];
-    kernel.follow(pair.master + piece.begin, pair.weight + piece.begin, pair.type,
-                  piece.end - piece.begin, rounding);
-  });
+Status SyncMastersFromWeightsCpu(const MasterPair* pairs, std::int64_t count,
+                                 Rounding rounding, const Parallel& parallel, Isa isa) {
+  const auto work = [&](const UpdateKernel& kernel, const Chunk& chunk) {
+    const MasterPair& pair = pairs[chunk.array];
+    kernel.sync_masters(pair.master + chunk.begin, pair.weight + chunk.begin, pair.type,
+                        chunk.end - chunk.begin, rounding);
+  };
+  return ForPairs(pairs, count, parallel, isa, work);
 }
 
 Status CastMastersCpu(const MasterPair* pairs, std::int64_t count,
                       const float* const* uniforms, const Parallel& parallel, Isa isa) {
-  return ForPairs(pairs, count, parallel, isa, [&](const auto& kernel, const auto& piece) {
-    const MasterPair& pair = pairs[piece.array];
-    kernel.cast(pair.master + piece.begin, pair.weight + piece.begin, pair.type,
-                piece.end - piece.begin,
-                uniforms ? uniforms[piece.array] + piece.begin : nullptr);
-  });
+  const auto work = [&](const UpdateKernel& kernel, const Chunk& chunk) {
+    const MasterPair& pair = pairs[chunk.array];
+    kernel.cast(pair.master + chunk.begin, pair.weight + chunk.begin, pair.type,
+                chunk.end - chunk.begin,
+                uniforms ? uniforms[chunk.array] + chunk.begin : nullptr);
+  };
+  return ForPairs(pairs, count, parallel, isa, work);
 }
 
 Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
   const Status status = CheckSizes(update.count, isa);
   if (!status.ok() || (update.finite && !*update.finite)) return status;
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const UpdateNumbers numbers = *update.numbers;
-  auto pieces = Cut(
+  const UpdateHyperparameters hyperparameters = *update.hyperparameters;
+  auto chunks = Cut(
       update.count, [&](std::int64_t i) { return update.parameters[i].gradient.size; });
-  // What the check read last is still in the cache.
-  std::reverse(pieces.begin(), pieces.end());
-  ForPiecesOf(parallel, pieces, [&](std::int64_t i) {
-    const Parameter& parameter = update.parameters[pieces[i].array];
+  // The last chunks first: the check has left them in the cache.
+  std::reverse(chunks.begin(), chunks.end());
+  ForChunks(parallel, chunks, [&](std::int64_t i) {
+    const Parameter& parameter = update.parameters[chunks[i].array];
     const Gradient& gradient = parameter.gradient;
     const MasterPair& pair = parameter.pair;
     float g[kUpdateBlock];
-    ForBlocks(pieces[i], [&](std::int64_t at, std::int64_t n) {
+    ForBlocks(chunks[i], [&](std::int64_t at, std::int64_t n) {
       float* master = pair.master + at;
       std::uint16_t* weight = Offset(pair.weight, at);
-      kernel.unscale(At(gradient, at), gradient.type, n, numbers.scale, g);
-      if (weight) kernel.follow(master, weight, pair.type, n, update.rounding);
+      kernel.unscale(At(gradient, at), gradient.type, n, hyperparameters.scale, g);
+      if (weight) {
+        kernel.sync_masters(master, weight, pair.type, n, update.rounding);
+      }
       float* slots[kMostSlots];
       for (int k = 0; k < kMostSlots; ++k) slots[k] = Offset(parameter.slots[k], at);
-      kernel.step(update.rule, numbers, parameter.decays, g, master, slots, n);
+      kernel.step(update.rule, hyperparameters, parameter.apply_weight_decay, g, master,
+                  slots, n);
       if (weight) {
         kernel.cast(master, weight, pair.type, n, Offset(parameter.uniforms, at));
       }

@@ -18,7 +18,8 @@ bool CublasLtIsAvailable(const char** why);
 // Counts the algorithms that the library's heuristic proposes with at most
 // `workspace_limit` bytes of workspace, 8 at most. Their ranks are 0, the library's first
 // choice, to count - 1. The proposals are cached for each product. A product without an
-// algorithm is kUnimplemented, and so is every failure before the product is on the stream.
+// algorithm is kUnimplemented, and so is every failure before the product is on the
+// stream.
 Status CublasLtAlgorithmCount(const Gemm& gemm, std::size_t workspace_limit, int* count);
 
 // Bytes of workspace that the algorithm of the given rank needs.

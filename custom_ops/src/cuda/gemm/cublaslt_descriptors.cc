@@ -21,8 +21,8 @@ cudaDataType_t TypeOf(DataType type) {
 
 using Layout = Owned<cublasLtMatrixLayoutOpaque_t>;
 
-// Describes a row-major matrix [rows, columns] as its column-major transpose. Returns null
-// on failure.
+// Describes a row-major matrix [rows, columns] as its column-major transpose. Returns
+// null on failure.
 Layout MakeLayout(DataType type, std::int64_t rows, std::int64_t columns, std::int64_t ld,
                   std::int64_t batch, std::int64_t stride) {
   const Library& lt = Loaded();

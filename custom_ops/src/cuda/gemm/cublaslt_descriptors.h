@@ -1,9 +1,9 @@
 // A product as cuBLASLt describes it.
 //
 // cuBLASLt works on column-major matrices. A row-major matrix is the transpose of the
-// column-major matrix in the same memory, so the library is asked for
-// C^T = op(B)^T op(A)^T: its first operand is B, its second A, and its bias along the rows
-// of C^T is the bias along the columns of C.
+// column-major matrix in the same memory, so the library is asked for C^T = op(B)^T
+// op(A)^T: its first operand is B, its second A, and its bias along the rows of C^T is
+// the bias along the columns of C.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_CUBLASLT_DESCRIPTORS_H_
 #define KERAS_MP_SRC_CUDA_GEMM_CUBLASLT_DESCRIPTORS_H_

@@ -35,8 +35,8 @@ Status AskHeuristic(cublasLtHandle_t handle, const Gemm& g, const Descriptors& d
   };
   const std::uint64_t workspace = workspace_limit;
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-  // Split sums are reduced in FP32 or not at all: the other schemes round each part to the
-  // type of C.
+  // Split sums are reduced in FP32 or not at all: the other schemes round each part to
+  // the type of C.
   const std::uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, KnownAlignment(g.b));

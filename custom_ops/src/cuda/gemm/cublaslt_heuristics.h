@@ -17,8 +17,8 @@ namespace keras_mp::cuda::cublaslt {
 // An algorithm with the bytes of workspace that it needs.
 using Algorithm = cublasLtMatmulHeuristicResult_t;
 
-// The status of a product that cuBLASLt could not prepare. Nothing is on the stream yet, so
-// another route may compute it.
+// The status of a product that cuBLASLt could not prepare. Nothing is on the stream yet,
+// so another route may compute it.
 inline constexpr Status kNotPrepared = {StatusCode::kUnimplemented,
                                         "cuBLASLt failed to prepare this product"};
 

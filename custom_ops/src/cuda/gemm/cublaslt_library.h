@@ -31,8 +31,8 @@ struct Library {
 };
 
 // Returns the library, or null and the reason in `why`. Only success is remembered:
-// TensorFlow may load its own cuBLASLt later, with the first GPU. The library stays loaded
-// until the process ends, as a destructor could run after CUDA's own.
+// TensorFlow may load its own cuBLASLt later, with the first GPU. The library stays
+// loaded until the process ends, as a destructor could run after CUDA's own.
 const Library* Find(const char** why);
 
 // Returns the library that Find() found.

@@ -1,5 +1,24 @@
-// The CUDA kernels of the update step. A block takes a piece of one array, a thread four
-// neighbours of it at a time. Nothing is contracted: see cmake/cuda.cmake.
+// The CUDA kernels of the update step: for the elements of many arrays at once
+//
+//   CheckKernel        to = gradient / scale;  nonfinite = any element of `to` is inf or
+//                      NaN; the sum of its squares by chunk, which SumKernel adds up
+//   SyncMastersKernel  master = weight where the weight is not a rounding of the master
+//   CastKernel         weight = round(master)
+//   UpdateKernel       the rule of keras_mp/update.h on gradient, slots, master, weight
+//
+// All arrays are contiguous. A TensorList names them and cuts them into chunks; a block
+// of kThreads threads works on one chunk, a thread on four neighbouring elements at a
+// time, which it loads as one vector where their address is aligned. The kernels are
+// compiled with --fmad=false (cmake/cuda.cmake): no multiply and add become one
+// operation.
+//
+// Build and test without a GPU, thread by thread on the host:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target update_cuda_emulated_test &&
+//   build/cpp/update_cuda_emulated_test
+// With a GPU:
+//   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
+//   cmake --build build/cuda --target update_cuda_test && build/cuda/update_cuda_test
 
 #ifndef KERAS_MP_SRC_CUDA_UPDATE_KERNELS_CUH_
 #define KERAS_MP_SRC_CUDA_UPDATE_KERNELS_CUH_
@@ -17,9 +36,10 @@
 
 namespace keras_mp::cuda {
 
+// Elements that a thread loads at once.
 constexpr int kFour = 4;
 
-// What common/update_formulas.h asks of a number.
+// The operations on scalars that common/update_formulas.h is written in.
 struct ThreadMachine {
   using Float = float;
 
@@ -42,13 +62,13 @@ struct GridOf<Half> : HalfGrid {};
 template <>
 struct GridOf<Bfloat16> : Bfloat16Grid {};
 
-// Up to four neighbours of an array: `count` numbers from `at`.
-struct Place {
+// Up to four neighbouring elements of an array: `count` of them from index `at`.
+struct Span {
   Index at;
   int count;
 };
 
-// The same four as one number of the machine.
+// Four elements as one vector.
 __device__ __forceinline__ float4 Pack(const float (&x)[kFour]) {
   return make_float4(x[0], x[1], x[2], x[3]);
 }
@@ -59,19 +79,19 @@ __device__ __forceinline__ ushort4 Pack(const Bits16 (&x)[kFour]) {
 template <class Number>
 using Packed = decltype(Pack(std::declval<const Number (&)[kFour]>()));
 
-// Whether all four can be moved at once.
+// Whether the elements can be loaded or stored as one vector.
 template <class Number>
-__device__ __forceinline__ bool IsPacked(const Number* array, Place place) {
-  return place.count == kFour &&
+__device__ __forceinline__ bool IsPacked(const Number* array, Span span) {
+  return span.count == kFour &&
          reinterpret_cast<std::uintptr_t>(array) % sizeof(Packed<Number>) == 0;
 }
 
-// Numbers behind the array are read as 0.
+// Loads the elements of the span; those beyond its count are 0.
 template <class Number>
-__device__ __forceinline__ void Read(const Number* array, Place place,
+__device__ __forceinline__ void Read(const Number* array, Span span,
                                      Number (&to)[kFour]) {
-  const Number* from = array + place.at;
-  if (IsPacked(array, place)) {
+  const Number* from = array + span.at;
+  if (IsPacked(array, span)) {
     const auto packed = LoadWhole(reinterpret_cast<const Packed<Number>*>(from));
     to[0] = packed.x;
     to[1] = packed.y;
@@ -79,38 +99,38 @@ __device__ __forceinline__ void Read(const Number* array, Place place,
     to[3] = packed.w;
   } else {
 #pragma unroll
-    for (int i = 0; i < kFour; ++i) to[i] = i < place.count ? from[i] : Number{};
+    for (int i = 0; i < kFour; ++i) to[i] = i < span.count ? from[i] : Number{};
   }
 }
 
 template <class Number>
-__device__ __forceinline__ void Write(Number* array, Place place,
-                                      const Number (&numbers)[kFour]) {
-  Number* to = array + place.at;
-  if (IsPacked(array, place)) {
-    StoreWhole(reinterpret_cast<Packed<Number>*>(to), Pack(numbers));
+__device__ __forceinline__ void Write(Number* array, Span span,
+                                      const Number (&from)[kFour]) {
+  Number* to = array + span.at;
+  if (IsPacked(array, span)) {
+    StoreWhole(reinterpret_cast<Packed<Number>*>(to), Pack(from));
   } else {
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
-      if (i < place.count) to[i] = numbers[i];
+      if (i < span.count) to[i] = from[i];
     }
   }
 }
 
-// Calls work(format) for a 16-bit type.
+// Calls work(format) with the format of a 16-bit type.
 template <class Work>
 __device__ __forceinline__ void InFormat(DataType type, const Work& work) {
   type == DataType::kHalf ? work(Half{}) : work(Bfloat16{});
 }
 
-__device__ __forceinline__ void ReadGradient(const Gradient& gradient, Place place,
+__device__ __forceinline__ void ReadGradient(const Gradient& gradient, Span span,
                                              float (&to)[kFour]) {
   if (gradient.type == DataType::kFloat) {
-    Read(static_cast<const float*>(gradient.values), place, to);
+    Read(static_cast<const float*>(gradient.values), span, to);
     return;
   }
   Bits16 bits[kFour];
-  Read(static_cast<const Bits16*>(gradient.values), place, bits);
+  Read(static_cast<const Bits16*>(gradient.values), span, bits);
   InFormat(gradient.type, [&](auto format) {
 #pragma unroll
     for (int i = 0; i < kFour; ++i) to[i] = Widen(format, bits[i]);
@@ -122,68 +142,73 @@ __device__ __forceinline__ Bits16 RoundNearest(Format format, float master) {
   return Round(format, Formulas::Clip(master, GridOf<Format>::kLargest));
 }
 
-__device__ __forceinline__ void Follow(const MasterPair& pair, Place place,
-                                       Rounding rounding, float (&masters)[kFour]) {
+__device__ __forceinline__ void SyncMasters(const MasterPair& pair, Span span,
+                                            Rounding rounding,
+                                            float (&masters)[kFour]) {
   Bits16 bits[kFour];
-  Read(pair.weight, place, bits);
+  Read(pair.weight, span, bits);
   InFormat(pair.type, [&](auto format) {
     using Format = decltype(format);
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       const float master = masters[i], weight = Widen(format, bits[i]);
-      masters[i] =
-          rounding == Rounding::kNearest
-              ? Formulas::FollowNearest(master, Widen(format, RoundNearest(format, master)),
-                                        weight)
-              : Formulas::FollowStochastic<GridOf<Format>>(master, weight);
+      if (rounding == Rounding::kNearest) {
+        const float nearest = Widen(format, RoundNearest(format, master));
+        masters[i] = Formulas::SyncNearest(master, nearest, weight);
+      } else {
+        masters[i] = Formulas::SyncStochastic<GridOf<Format>>(master, weight);
+      }
     }
   });
 }
 
-// Nearest where `uniforms` is null.
-__device__ __forceinline__ void Cast(const MasterPair& pair, Place place,
+// Rounds to nearest even where `uniforms` is null, else stochastically.
+__device__ __forceinline__ void Cast(const MasterPair& pair, Span span,
                                      const float* uniforms,
                                      const float (&masters)[kFour]) {
   float uniform[kFour] = {};
-  if (uniforms != nullptr) Read(uniforms, place, uniform);
+  if (uniforms != nullptr) Read(uniforms, span, uniform);
   Bits16 bits[kFour];
   InFormat(pair.type, [&](auto format) {
     using Grid = GridOf<decltype(format)>;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
+      const float master = masters[i];
       bits[i] = uniforms == nullptr
-                    ? RoundNearest(format, masters[i])
-                    : Round(format, Formulas::RoundStochastic<Grid>(masters[i], uniform[i]));
+                    ? RoundNearest(format, master)
+                    : Round(format, Formulas::RoundStochastic<Grid>(master, uniform[i]));
     }
   });
-  Write(pair.weight, place, bits);
+  Write(pair.weight, span, bits);
 }
 
-// Calls work(entry, place) for what this thread is to do.
+// Calls work(entry, span) for the elements that this thread works on.
 template <class Entry, class Work>
-__device__ __forceinline__ void ForPlaces(const Table<Entry>& table, const Work& work) {
-  const int piece = static_cast<int>(blockIdx.x);
-  int first = 0, end = table.count;  // the last entry that begins at `piece` or before
-  while (end - first > 1) {
-    const int middle = (first + end) / 2;
-    (table.first_piece[middle] <= piece ? first : end) = middle;
+__device__ __forceinline__ void ForSpans(const TensorList<Entry>& list,
+                                         const Work& work) {
+  const int chunk = static_cast<int>(blockIdx.x);
+  // The array of the chunk: the last whose first chunk is not greater than `chunk`.
+  int array = 0, end = list.count;
+  while (end - array > 1) {
+    const int middle = (array + end) / 2;
+    (list.first_chunk[middle] <= chunk ? array : end) = middle;
   }
-  const Entry& entry = table.entries[first];
+  const Entry& entry = list.entries[array];
   const Index size = SizeOf(entry);
-  const Index begin = static_cast<Index>(piece - table.first_piece[first]) * kPiece;
+  const Index begin = static_cast<Index>(chunk - list.first_chunk[array]) * kChunkSize;
 #pragma unroll 1
-  for (int i = 0; i < kPiece; i += kThreads * kFour) {
+  for (int i = 0; i < kChunkSize; i += kThreads * kFour) {
     const Index at = begin + i + static_cast<int>(threadIdx.x) * kFour;
     if (at >= size) return;
-    work(entry, Place{at, static_cast<int>(size - at < kFour ? size - at : kFour)});
+    work(entry, Span{at, static_cast<int>(size - at < kFour ? size - at : kFour)});
   }
 }
 
-// The sum of all threads of the block, to the first of them; 0 to the others. Always the
-// same tree.
-__device__ __forceinline__ double SumOfBlock(double mine) {
+// Adds up `value` of all threads of the block, in the same order each time. Returns the
+// sum to the first thread, and 0 to the others.
+__device__ __forceinline__ double SumOfBlock(double value) {
   double* const sums = reinterpret_cast<double*>(SharedMemory());
-  sums[threadIdx.x] = mine;
+  sums[threadIdx.x] = value;
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     SyncThreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
@@ -192,73 +217,73 @@ __device__ __forceinline__ double SumOfBlock(double mine) {
 }
 
 struct CheckArguments {
-  Table<CheckEntry> table;
+  TensorList<CheckEntry> list;
   const float* scale;
-  double* squares;  // [pieces], or null
+  double* sums;  // [chunks], or null
 };
 
 __global__ void __launch_bounds__(kThreads) CheckKernel(const CheckArguments a) {
   const Formulas::Unscaling unscaled(*a.scale);
-  float squares = 0;  // of kPiece / kThreads numbers
-  ForPlaces(a.table, [&](const CheckEntry& entry, Place place) {
+  float sum_of_squares = 0;  // of kChunkSize / kThreads elements
+  ForSpans(a.list, [&](const CheckEntry& entry, Span span) {
     float g[kFour];
-    ReadGradient(entry.gradient, place, g);
-    bool overflow = false;
+    ReadGradient(entry.gradient, span, g);
+    bool nonfinite = false;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       g[i] = unscaled(g[i]);
-      overflow |= (BitsOf(g[i]) & 0x7f800000u) == 0x7f800000u;
-      squares += g[i] * g[i];
+      nonfinite |= (BitsOf(g[i]) & 0x7f800000u) == 0x7f800000u;
+      sum_of_squares += g[i] * g[i];
     }
-    if (entry.to != nullptr) Write(entry.to, place, g);
-    // Other threads may say so at the same time.
-    if (overflow) *entry.overflow = true;
+    if (entry.to != nullptr) Write(entry.to, span, g);
+    // Other threads may write the same flag.
+    if (nonfinite) *entry.nonfinite = true;
   });
-  if (a.squares == nullptr) return;
-  const double sum = SumOfBlock(squares);
-  if (threadIdx.x == 0) a.squares[blockIdx.x] = sum;
+  if (a.sums == nullptr) return;
+  const double sum = SumOfBlock(sum_of_squares);
+  if (threadIdx.x == 0) a.sums[blockIdx.x] = sum;
 }
 
 struct SumArguments {
-  const double* numbers;
+  const double* sums;
   Index count;
   float* sum;
 };
 
-// One block.
+// Launched with one block.
 __global__ void __launch_bounds__(kThreads) SumKernel(const SumArguments a) {
-  double mine = 0;
-  for (Index i = threadIdx.x; i < a.count; i += kThreads) mine += a.numbers[i];
-  const double sum = SumOfBlock(mine);
+  double of_thread = 0;
+  for (Index i = threadIdx.x; i < a.count; i += kThreads) of_thread += a.sums[i];
+  const double sum = SumOfBlock(of_thread);
   if (threadIdx.x == 0) *a.sum = static_cast<float>(sum);
 }
 
 struct PairsArguments {
-  Table<PairEntry> table;
+  TensorList<PairEntry> list;
   Rounding rounding;
 };
 
-__global__ void __launch_bounds__(kThreads) FollowKernel(const PairsArguments a) {
-  ForPlaces(a.table, [&](const PairEntry& entry, Place place) {
+__global__ void __launch_bounds__(kThreads) SyncMastersKernel(const PairsArguments a) {
+  ForSpans(a.list, [&](const PairEntry& entry, Span span) {
     float masters[kFour];
-    Read(entry.pair.master, place, masters);
-    Follow(entry.pair, place, a.rounding, masters);
-    Write(entry.pair.master, place, masters);
+    Read(entry.pair.master, span, masters);
+    SyncMasters(entry.pair, span, a.rounding, masters);
+    Write(entry.pair.master, span, masters);
   });
 }
 
 __global__ void __launch_bounds__(kThreads) CastKernel(const PairsArguments a) {
-  ForPlaces(a.table, [&](const PairEntry& entry, Place place) {
+  ForSpans(a.list, [&](const PairEntry& entry, Span span) {
     float masters[kFour];
-    Read(entry.pair.master, place, masters);
-    Cast(entry.pair, place, entry.uniforms, masters);
+    Read(entry.pair.master, span, masters);
+    Cast(entry.pair, span, entry.uniforms, masters);
   });
 }
 
 struct UpdateArguments {
-  Table<Parameter> table;
+  TensorList<Parameter> list;
   Rounding rounding;
-  const UpdateNumbers* numbers;
+  const UpdateHyperparameters* hyperparameters;
   const bool* finite;  // or null
 };
 
@@ -266,27 +291,28 @@ template <UpdateRule kRule>
 __global__ void __launch_bounds__(kThreads) UpdateKernel(const UpdateArguments a) {
   constexpr int kSlots = kSlotsOf<kRule>;
   if (a.finite != nullptr && !*a.finite) return;
-  const UpdateNumbers numbers = *a.numbers;
-  const Formulas::Unscaling unscaled(numbers.scale);
-  ForPlaces(a.table, [&](const Parameter& parameter, Place place) {
+  const UpdateHyperparameters hyperparameters = *a.hyperparameters;
+  const Formulas::Unscaling unscaled(hyperparameters.scale);
+  ForSpans(a.list, [&](const Parameter& parameter, Span span) {
     const MasterPair& pair = parameter.pair;
     float g[kFour], w[kFour], slots[kMostSlots][kFour] = {};
-    ReadGradient(parameter.gradient, place, g);
-    Read(pair.master, place, w);
+    ReadGradient(parameter.gradient, span, g);
+    Read(pair.master, span, w);
 #pragma unroll
-    for (int k = 0; k < kSlots; ++k) Read(parameter.slots[k], place, slots[k]);
-    if (pair.weight != nullptr) Follow(pair, place, a.rounding, w);
+    for (int k = 0; k < kSlots; ++k) Read(parameter.slots[k], span, slots[k]);
+    if (pair.weight != nullptr) SyncMasters(pair, span, a.rounding, w);
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
-      Formulas::Step<kRule>(numbers, parameter.decays, unscaled(g[i]), w[i], s);
+      Formulas::Step<kRule>(hyperparameters, parameter.apply_weight_decay, unscaled(g[i]),
+                            w[i], s);
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) slots[k][i] = s[k];
     }
 #pragma unroll
-    for (int k = 0; k < kSlots; ++k) Write(parameter.slots[k], place, slots[k]);
-    Write(pair.master, place, w);
-    if (pair.weight != nullptr) Cast(pair, place, parameter.uniforms, w);
+    for (int k = 0; k < kSlots; ++k) Write(parameter.slots[k], span, slots[k]);
+    Write(pair.master, span, w);
+    if (pair.weight != nullptr) Cast(pair, span, parameter.uniforms, w);
   });
 }
 

@@ -1,5 +1,5 @@
-// The arrays of one call, cut into the tables that a kernel takes as its argument. Plain
-// C++.
+// Lists of arrays as kernel arguments: each kernel launch of the update step works on all
+// chunks of a TensorList. Plain C++.
 
 #ifndef KERAS_MP_SRC_CUDA_UPDATE_TENSOR_LIST_H_
 #define KERAS_MP_SRC_CUDA_UPDATE_TENSOR_LIST_H_
@@ -14,14 +14,14 @@
 namespace keras_mp::cuda {
 
 constexpr int kThreads = 256;
-// Numbers of a block.
-constexpr int kPiece = 16 * kThreads;
+// Elements of a chunk, which a block works on.
+constexpr int kChunkSize = 16 * kThreads;
 
-// What a kernel is told of one array.
+// The entries of the lists. Those of the update itself are Parameters.
 struct CheckEntry {
   Gradient gradient;
-  float* to;  // or null
-  bool* overflow;
+  float* to;  // the un-scaled gradient, or null
+  bool* nonfinite;
 };
 
 struct PairEntry {
@@ -33,40 +33,42 @@ KERAS_MP_HOST_DEVICE Index SizeOf(const CheckEntry& entry) { return entry.gradie
 KERAS_MP_HOST_DEVICE Index SizeOf(const PairEntry& entry) { return entry.pair.size; }
 KERAS_MP_HOST_DEVICE Index SizeOf(const Parameter& entry) { return entry.gradient.size; }
 
-// Some of the arrays: block i works on the last one whose first piece is i or before.
-// A kernel's arguments, of which this is most, are at most 4 KB.
+// Arrays, none of them empty, cut into chunks that are numbered through: array i has the
+// chunks from first_chunk[i] to before first_chunk[i + 1]. Block b of the grid works on
+// chunk b, and finds the array by a binary search in first_chunk. The size is limited as
+// the arguments of a kernel must not exceed 4 KB.
 template <class Entry>
-struct Table {
-  static constexpr int kMost = 4000 / (sizeof(Entry) + sizeof(int));
+struct TensorList {
+  static constexpr int kMaxCount = 4000 / (sizeof(Entry) + sizeof(int));
 
   int count = 0;
-  int first_piece[kMost];
-  Entry entries[kMost];
+  int first_chunk[kMaxCount];
+  Entry entries[kMaxCount];
 };
 
-inline Index PiecesOf(Index size) { return CeilDiv(size, kPiece); }
+inline Index ChunksOf(Index size) { return CeilDiv(size, kChunkSize); }
 
-// Calls launch(table, pieces) for tables of the entries entry(0), ..., entry(count - 1)
-// that are not empty, until one returns false.
+// Puts the arrays entry(0), ..., entry(count - 1) into as many lists as they need, and
+// calls launch(list, chunks) for each list until a call returns false.
 template <class Entry, class EntryAt, class Launch>
-void ForTables(std::int64_t count, const EntryAt& entry, const Launch& launch) {
-  constexpr Index kMostPieces = 0x7fffffff;  // of a grid
-  Table<Entry> table;
-  Index pieces = 0;
+void ForTensorLists(std::int64_t count, const EntryAt& entry, const Launch& launch) {
+  constexpr Index kMaxChunks = 0x7fffffff;  // blocks of a grid
+  TensorList<Entry> list;
+  Index chunks = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Entry next = entry(i);
-    const Index more = PiecesOf(SizeOf(next));
+    const Index more = ChunksOf(SizeOf(next));
     if (more == 0) continue;
-    if (table.count == Table<Entry>::kMost || pieces + more > kMostPieces) {
-      if (!launch(table, static_cast<int>(pieces))) return;
-      table.count = 0;
-      pieces = 0;
+    if (list.count == TensorList<Entry>::kMaxCount || chunks + more > kMaxChunks) {
+      if (!launch(list, static_cast<int>(chunks))) return;
+      list.count = 0;
+      chunks = 0;
     }
-    table.first_piece[table.count] = static_cast<int>(pieces);
-    table.entries[table.count++] = next;
-    pieces += more;
+    list.first_chunk[list.count] = static_cast<int>(chunks);
+    list.entries[list.count++] = next;
+    chunks += more;
   }
-  if (table.count > 0) launch(table, static_cast<int>(pieces));
+  if (list.count > 0) launch(list, static_cast<int>(chunks));
 }
 
 }  // namespace keras_mp::cuda

@@ -1,3 +1,6 @@
+// The functions of keras_mp/update_cuda.h: launches of the kernels of
+// cuda/update/kernels.cuh, where their formulas, layouts and tests are described.
+
 #include "keras_mp/update_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -9,23 +12,25 @@
 namespace keras_mp {
 namespace {
 
-// Puts kernels on a stream. The errors of earlier work are neither asked for nor cleared.
-class OnStream {
+// Launches kernels on a stream (see cuda/update/launch.h). Does not query or clear errors
+// of earlier work.
+class StreamLauncher {
  public:
-  explicit OnStream(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
+  explicit StreamLauncher(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
 
   template <class Arguments>
   bool Run(void (*kernel)(Arguments), int blocks, std::size_t shared_bytes,
            Arguments arguments) {
     static_assert(sizeof(Arguments) <= 4096);
     void* pointers[] = {&arguments};
-    return Note(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
-                                 dim3(static_cast<unsigned>(blocks)),
-                                 dim3(cuda::kThreads), pointers, shared_bytes, stream_));
+    return Record(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                   dim3(static_cast<unsigned>(blocks)),
+                                   dim3(cuda::kThreads), pointers, shared_bytes,
+                                   stream_));
   }
 
   bool Clear(void* pointer, std::size_t bytes) {
-    return Note(cudaMemsetAsync(pointer, 0, bytes, stream_));
+    return Record(cudaMemsetAsync(pointer, 0, bytes, stream_));
   }
 
   Status status() const {
@@ -34,7 +39,7 @@ class OnStream {
   }
 
  private:
-  bool Note(cudaError_t error) {
+  bool Record(cudaError_t error) {
     error_ = error;
     return error == cudaSuccess;
   }
@@ -49,7 +54,7 @@ constexpr Status kNegativeCount = {StatusCode::kInvalidArgument,
 }  // namespace
 
 bool IsUpdateCudaAvailable(const char** why) {
-  // Asks for code of this device: a build may lack it, or the driver be too old for it.
+  // Fails where the build has no code for this device, or the driver is too old for it.
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(
       &attributes, reinterpret_cast<const void*>(cuda::SumKernel));
@@ -58,8 +63,8 @@ bool IsUpdateCudaAvailable(const char** why) {
 }
 
 std::size_t CheckWorkspaceBytes(const GradientCheck& check) {
-  if (check.squares == nullptr) return 0;
-  return static_cast<std::size_t>(cuda::PiecesOf(check)) * sizeof(double);
+  if (check.sum_of_squares == nullptr) return 0;
+  return static_cast<std::size_t>(cuda::ChunksOf(check)) * sizeof(double);
 }
 
 Status CheckGradientsCuda(const GradientCheck& check, void* workspace, void* stream) {
@@ -69,31 +74,31 @@ Status CheckGradientsCuda(const GradientCheck& check, void* workspace, void* str
 Status UnscaleGradientsCuda(const GradientCheck& check, float* const* to,
                             void* workspace, void* stream) {
   if (check.count < 0) return kNegativeCount;
-  OnStream launcher(stream);
-  cuda::CallCheck(check, to, static_cast<double*>(workspace), launcher);
+  StreamLauncher launcher(stream);
+  cuda::LaunchCheck(check, to, static_cast<double*>(workspace), launcher);
   return launcher.status();
 }
 
-Status FollowWeightsCuda(const MasterPair* pairs, std::int64_t count, Rounding rounding,
-                         void* stream) {
+Status SyncMastersFromWeightsCuda(const MasterPair* pairs, std::int64_t count,
+                                  Rounding rounding, void* stream) {
   if (count < 0) return kNegativeCount;
-  OnStream launcher(stream);
-  cuda::CallFollow(pairs, count, rounding, launcher);
+  StreamLauncher launcher(stream);
+  cuda::LaunchSyncMasters(pairs, count, rounding, launcher);
   return launcher.status();
 }
 
 Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
                        const float* const* uniforms, void* stream) {
   if (count < 0) return kNegativeCount;
-  OnStream launcher(stream);
-  cuda::CallCast(pairs, count, uniforms, launcher);
+  StreamLauncher launcher(stream);
+  cuda::LaunchCast(pairs, count, uniforms, launcher);
   return launcher.status();
 }
 
 Status UpdateCuda(const Update& update, void* stream) {
   if (update.count < 0) return kNegativeCount;
-  OnStream launcher(stream);
-  cuda::CallUpdate(update, launcher);
+  StreamLauncher launcher(stream);
+  cuda::LaunchUpdate(update, launcher);
   return launcher.status();
 }
 
