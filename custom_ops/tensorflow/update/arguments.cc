@@ -10,20 +10,56 @@
 namespace keras_mp {
 namespace {
 
+using tensorflow::TensorShape;
+
 UpdateRule RuleNamed(const std::string& name) {
   const auto* found = std::find(std::begin(kRuleNames), std::end(kRuleNames), name);
   return static_cast<UpdateRule>(found - std::begin(kRuleNames));
 }
 
+absl::Status Misfit(const char* name, int i, const TensorSpec& spec,
+                    const TensorSpec& master) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " ", i, " must fit the master, which is float32. Received: ",
+      DataTypeString(spec.dtype), " ", spec.shape.DebugString(), " for ",
+      DataTypeString(master.dtype), " ", master.shape.DebugString()));
+}
+
+// The checks of the i-th tensor of a name: it has the shape of its master,
+absl::Status CheckShape(const char* name, int i, const TensorSpec& spec,
+                        const TensorSpec& master) {
+  if (spec.shape == master.shape) return absl::OkStatus();
+  return Misfit(name, i, spec, master);
+}
+
+// and is FP32,
+absl::Status CheckFp32(const char* name, int i, const TensorSpec& spec,
+                       const TensorSpec& master) {
+  if (spec.dtype != tensorflow::DT_FLOAT) return Misfit(name, i, spec, master);
+  return CheckShape(name, i, spec, master);
+}
+
+// or has 16 bits.
+absl::Status CheckWeight(int i, const TensorSpec& spec, const TensorSpec& master) {
+  if (spec.dtype != tensorflow::DT_HALF && spec.dtype != tensorflow::DT_BFLOAT16) {
+    return Misfit("weight", i, spec, master);
+  }
+  return CheckShape("weight", i, spec, master);
+}
+
 }  // namespace
 
-absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx) {
-  int count;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
-  if (count == ctx->num_inputs() - 1) return absl::OkStatus();
+absl::Status CheckScalar(const char* name, const TensorShape& shape) {
+  if (shape.dims() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
+}
+
+absl::Status CheckResultCount(int gradients, int results) {
+  if (results == gradients) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("there must be a result for each gradient. Received: ",
-                   ctx->num_inputs() - 1, " gradients, count=", count));
+      absl::StrCat("there must be a result for each gradient. Received: ", gradients,
+                   " gradients, count=", results));
 }
 
 absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx) {
@@ -34,6 +70,24 @@ absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx) {
   return absl::InvalidArgumentError(
       absl::StrCat("there must be one of `uniforms` for each weight, or none. Received: ",
                    count, " weights, ", uniform_count, " uniforms"));
+}
+
+absl::Status CheckPairs(const std::vector<TensorSpec>& inputs, int count) {
+  for (int i = 0; i < count; ++i) {
+    const TensorSpec& master = inputs[i];
+    TF_RETURN_IF_ERROR(CheckFp32("master", i, master, master));
+    TF_RETURN_IF_ERROR(CheckWeight(i, inputs[count + i], master));
+  }
+  for (int i = 2 * count; i < static_cast<int>(inputs.size()); ++i) {
+    const int master = i - 2 * count;
+    TF_RETURN_IF_ERROR(CheckShape("uniform", master, inputs[i], inputs[master]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DuplicateVariable() {
+  return absl::InvalidArgumentError(
+      "every master, slot and weight must be a variable of its own. Received: one twice");
 }
 
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
@@ -96,13 +150,29 @@ bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
   return true;
 }
 
-absl::Status UpdateArguments::CheckHyperparameters(const tensorflow::TensorShape& shape) {
-  if (shape.dims() == 1 && shape.dim_size(0) == kHyperparameterCount) {
-    return absl::OkStatus();
+absl::Status UpdateArguments::CheckInputs(const std::vector<TensorSpec>& inputs) const {
+  TF_RETURN_IF_ERROR(CheckScalar("finite", inputs[kFinite].shape));
+  const TensorShape& shape = inputs[kHyperparameters].shape;
+  if (shape.dims() != 1 || shape.dim_size(0) != kHyperparameterCount) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there must be ", kHyperparameterCount,
+        " hyperparameters. Received: ", shape.DebugString()));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "there must be ", kHyperparameterCount,
-      " hyperparameters. Received: ", shape.DebugString()));
+  for (int i = 0; i < count(); ++i) {
+    const TensorSpec& of_master = inputs[master(i)];
+    TF_RETURN_IF_ERROR(CheckFp32("master", i, of_master, of_master));
+    TF_RETURN_IF_ERROR(CheckShape("gradient", i, inputs[gradient(i)], of_master));
+    for (int k = 0; k < slots(); ++k) {
+      TF_RETURN_IF_ERROR(CheckFp32("slot", i, inputs[slot(k, i)], of_master));
+    }
+    if (weight(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckWeight(i, inputs[weight(i)], of_master));
+    }
+    if (uniform(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckShape("uniform", i, inputs[uniform(i)], of_master));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace keras_mp

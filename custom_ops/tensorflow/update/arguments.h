@@ -30,11 +30,26 @@ inline constexpr const char* kRuleNames[kUpdateRules] = {
     "centered_rmsprop_momentum",
 };
 
+// The dtype and shape of an input, or of the variable whose handle it is.
+struct TensorSpec {
+  tensorflow::DataType dtype;
+  tensorflow::TensorShape shape;
+};
+
+absl::Status CheckScalar(const char* name, const tensorflow::TensorShape& shape);
+
 // Checks that KerasMp>UnscaleGradients has one result for each gradient.
-absl::Status CheckResultCount(tensorflow::OpKernelConstruction* ctx);
+absl::Status CheckResultCount(int gradients, int results);
 
 // Checks that KerasMp>CastMasters has no uniforms, or one tensor of them for each weight.
 absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx);
+
+// Checks dtypes and shapes of KerasMp>SyncMastersFromWeights and KerasMp>CastMasters,
+// whose inputs are `count` masters, their weights, and uniforms.
+absl::Status CheckPairs(const std::vector<TensorSpec>& inputs, int count);
+
+// The error of ops that got a variable twice.
+absl::Status DuplicateVariable();
 
 // The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
 // gradients, masters, the first slots of all masters, the second slots and so on, as many
@@ -45,7 +60,6 @@ class UpdateArguments {
   // The length of `hyperparameters`, which have the order of UpdateHyperparameters.
   static constexpr int kHyperparameterCount =
       sizeof(UpdateHyperparameters) / sizeof(float);
-  static absl::Status CheckHyperparameters(const tensorflow::TensorShape& shape);
   // Whether weight_of has distinct indices of the `count` masters.
   static bool AreOfMasters(const std::vector<std::int64_t>& weight_of, int count);
 
@@ -59,6 +73,9 @@ class UpdateArguments {
 
   // Reads the attributes of the op, and checks that they match.
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+
+  // Checks dtypes and shapes of the inputs.
+  absl::Status CheckInputs(const std::vector<TensorSpec>& inputs) const;
 
   UpdateRule rule() const { return rule_; }
   bool is_stochastic() const { return is_stochastic_; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "update/arguments.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace keras_mp {
@@ -13,7 +14,8 @@ namespace {
 using tensorflow::Tensor;
 using tensorflow::Var;
 
-// A tensor that someone else still holds is copied, as the ops of TensorFlow do.
+// Copies the value of a variable if other tensors share its buffer, as the assignments of
+// TensorFlow do.
 absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable,
                           const LockedVariables::Copy& copy_bytes) {
   if (!variable->is_initialized) {
@@ -52,13 +54,11 @@ absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
     tensors_[input] = variable->tensor();
     variables_.push_back(std::move(variable));
   }
-  // In the order of their addresses, in which every op locks.
+  // Every op locks in the order of addresses, so that no two wait for each other.
   std::sort(mutexes.begin(), mutexes.end(), std::less<>());
   mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
   if (mutexes.size() != variables_.size()) {
-    return absl::InvalidArgumentError(
-        "every master, slot and weight must be a variable of its own. Received: one "
-        "twice");
+    return DuplicateVariable();
   }
   for (auto* mutex : mutexes) locks_.emplace_back(*mutex);
   for (const auto& variable : variables_) {

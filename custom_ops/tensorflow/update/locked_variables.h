@@ -1,4 +1,4 @@
-// The variables that an op reads and writes in place.
+// The variables that an op updates in place.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_LOCKED_VARIABLES_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_LOCKED_VARIABLES_H_
@@ -14,18 +14,18 @@
 
 namespace keras_mp {
 
-// Holds the locks of variables while it lives.
+// Holds the locks of variables until it is destroyed.
 class LockedVariables {
  public:
   // Copies bytes in the memory of the device.
   using Copy = std::function<Status(void* to, const void* from, std::size_t bytes)>;
 
-  // Locks the variables behind these inputs.
+  // Locks the variables whose handles are these inputs. A variable must not occur twice.
   absl::Status Lock(tensorflow::OpKernelContext* ctx, const std::vector<int>& inputs,
                     const Copy& copy);
 
-  // The numbers of the variable behind an input, to be written to: those that were read
-  // before stay as they are.
+  // The value of the variable whose handle is an input. Writing to it does not change
+  // values that were read from the variable before.
   tensorflow::Tensor& operator[](int input) { return *tensors_[input]; }
 
  private:

@@ -43,11 +43,7 @@ REGISTER_OP("KerasMp>UnscaleGradients")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
       const int count = c->num_inputs() - 1;
-      if (c->num_outputs() != count + 1) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("there must be a result for each gradient. Received: ", count,
-                         " gradients, count=", c->num_outputs() - 1));
-      }
+      TF_RETURN_IF_ERROR(CheckResultCount(count, c->num_outputs() - 1));
       for (int i = 0; i < count; ++i) c->set_output(i, c->input(1 + i));
       c->set_output(count, c->Vector(count));
       return absl::OkStatus();

@@ -29,27 +29,15 @@ inline Gradient AsGradient(const Tensor& tensor) {
   return gradient;
 }
 
-inline absl::Status Misfit(const char* what, int i, const Tensor& tensor,
-                           const Tensor& master) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " ", i, " must fit the master, which is float32. Received: ",
-      tensor.DebugString(0), " for ", master.DebugString(0)));
-}
-
-// Makes the pair of the i-th master and its weight.
-inline absl::Status MakePair(int i, Tensor& master, Tensor* weight, MasterPair* pair) {
-  if (master.dtype() != tensorflow::DT_FLOAT) return Misfit("master", i, master, master);
-  pair->size = master.NumElements();
-  pair->master = master.flat<float>().data();
-  if (weight == nullptr) return absl::OkStatus();
-  const auto dtype = weight->dtype();
-  if ((dtype != tensorflow::DT_HALF && dtype != tensorflow::DT_BFLOAT16) ||
-      weight->shape() != master.shape()) {
-    return Misfit("weight", i, *weight, master);
-  }
-  pair->type = TypeOf(dtype);
-  pair->weight = static_cast<std::uint16_t*>(weight->data());
-  return absl::OkStatus();
+// `weight`: null where the master is an FP32 weight itself.
+inline MasterPair AsPair(Tensor& master, Tensor* weight) {
+  MasterPair pair;
+  pair.size = master.NumElements();
+  pair.master = master.flat<float>().data();
+  if (weight == nullptr) return pair;
+  pair.type = TypeOf(weight->dtype());
+  pair.weight = static_cast<std::uint16_t*>(weight->data());
+  return pair;
 }
 
 // Locks the variables whose handles are the inputs [first, end).
@@ -63,11 +51,16 @@ absl::Status LockInputs(OpKernelContext* ctx, const Backend& backend, int first,
   });
 }
 
-inline absl::Status ExpectScalar(OpKernelContext* ctx, int input, const char* what) {
-  const tensorflow::TensorShape& shape = ctx->input(input).shape();
-  if (shape.dims() == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
+// The specs of all inputs, of which [first, end) are handles of locked variables.
+inline std::vector<TensorSpec> SpecsOfInputs(OpKernelContext* ctx, int first, int end,
+                                             LockedVariables* variables) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    const bool is_variable = first <= i && i < end;
+    const Tensor& tensor = is_variable ? (*variables)[i] : ctx->input(i);
+    specs.push_back({tensor.dtype(), tensor.shape()});
+  }
+  return specs;
 }
 
 // The base of both ops on gradients: inputs [scale, gradients...].
@@ -98,7 +91,7 @@ class CheckGradientsOp : public GradientOp {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    OP_REQUIRES_OK(ctx, CheckScalar("scale", ctx->input(0).shape()));
     Tensor *nonfinite, *sum;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ctx->num_inputs() - 1}, &nonfinite));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &sum));
@@ -122,11 +115,13 @@ template <class Backend>
 class UnscaleGradientsOp : public GradientOp {
  public:
   explicit UnscaleGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
-    OP_REQUIRES_OK(ctx, CheckResultCount(ctx));
+    int count;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count));
+    OP_REQUIRES_OK(ctx, CheckResultCount(ctx->num_inputs() - 1, count));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    OP_REQUIRES_OK(ctx, CheckScalar("scale", ctx->input(0).shape()));
     const int count = ctx->num_inputs() - 1;
     std::vector<Gradient> gradients;
     Tensor* nonfinite;
@@ -155,11 +150,11 @@ class PairsOp : public tensorflow::OpKernel {
   absl::Status MakePairs(OpKernelContext* ctx, const Backend& backend,
                          LockedVariables* variables,
                          std::vector<MasterPair>* pairs) const {
-    TF_RETURN_IF_ERROR(LockInputs(ctx, backend, 0, 2 * count_, variables));
-    pairs->resize(count_);
+    const int end = 2 * count_;
+    TF_RETURN_IF_ERROR(LockInputs(ctx, backend, 0, end, variables));
+    TF_RETURN_IF_ERROR(CheckPairs(SpecsOfInputs(ctx, 0, end, variables), count_));
     for (int i = 0; i < count_; ++i) {
-      TF_RETURN_IF_ERROR(MakePair(i, (*variables)[i], &(*variables)[count_ + i],
-                                  &(*pairs)[i]));
+      pairs->push_back(AsPair((*variables)[i], &(*variables)[count_ + i]));
     }
     return absl::OkStatus();
   }
@@ -203,11 +198,7 @@ class CastMastersOp : public PairsOp<Backend> {
     OP_REQUIRES_OK(ctx, this->MakePairs(ctx, backend, &variables, &pairs));
     std::vector<const float*> uniforms;
     for (int i = 2 * count; i < ctx->num_inputs(); ++i) {
-      const Tensor& uniform = ctx->input(i);
-      Tensor& master = variables[i - 2 * count];
-      OP_REQUIRES(ctx, uniform.shape() == master.shape(),
-                  Misfit("uniform", i - 2 * count, uniform, master));
-      uniforms.push_back(uniform.flat<float>().data());
+      uniforms.push_back(ctx->input(i).flat<float>().data());
     }
     const float* const* given = uniforms.empty() ? nullptr : uniforms.data();
     OP_REQUIRES_OK(ctx, ToAbsl(backend.Cast(pairs.data(), count, given)));
@@ -222,53 +213,40 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
-    const Tensor& hyperparameters = ctx->input(UpdateArguments::kHyperparameters);
-    OP_REQUIRES_OK(ctx, UpdateArguments::CheckHyperparameters(hyperparameters.shape()));
     const Backend backend(ctx);
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, LockInputs(ctx, backend, arguments_.first_variable(),
-                                   arguments_.end_of_variables(), &variables));
-    std::vector<Parameter> parameters(arguments_.count());
+    const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
+    OP_REQUIRES_OK(ctx, LockInputs(ctx, backend, first, end, &variables));
+    OP_REQUIRES_OK(
+        ctx, arguments_.CheckInputs(SpecsOfInputs(ctx, first, end, &variables)));
+    std::vector<Parameter> parameters;
     for (int i = 0; i < arguments_.count(); ++i) {
-      OP_REQUIRES_OK(ctx, MakeParameter(ctx, i, &variables, &parameters[i]));
+      parameters.push_back(MakeParameter(ctx, i, variables));
     }
     Update update;
     update.count = arguments_.count();
     update.parameters = parameters.data();
     update.rule = arguments_.rule();
     if (arguments_.is_stochastic()) update.rounding = Rounding::kStochastic;
-    update.hyperparameters =
-        static_cast<const UpdateHyperparameters*>(hyperparameters.data());
+    update.hyperparameters = static_cast<const UpdateHyperparameters*>(
+        ctx->input(UpdateArguments::kHyperparameters).data());
     update.finite = ctx->input(UpdateArguments::kFinite).flat<bool>().data();
     OP_REQUIRES_OK(ctx, ToAbsl(backend.Update(update)));
   }
 
  private:
-  absl::Status MakeParameter(OpKernelContext* ctx, int i, LockedVariables* variables,
-                             Parameter* parameter) const {
-    Tensor& master = (*variables)[arguments_.master(i)];
-    const Tensor& gradient = ctx->input(arguments_.gradient(i));
-    if (gradient.shape() != master.shape()) {
-      return Misfit("gradient", i, gradient, master);
-    }
-    parameter->gradient = AsGradient(gradient);
-    parameter->apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
+  Parameter MakeParameter(OpKernelContext* ctx, int i, LockedVariables& variables) const {
+    Parameter parameter;
+    parameter.gradient = AsGradient(ctx->input(arguments_.gradient(i)));
     for (int k = 0; k < arguments_.slots(); ++k) {
-      Tensor& slot = (*variables)[arguments_.slot(k, i)];
-      if (slot.shape() != master.shape() || slot.dtype() != master.dtype()) {
-        return Misfit("slot", i, slot, master);
-      }
-      parameter->slots[k] = slot.flat<float>().data();
+      parameter.slots[k] = variables[arguments_.slot(k, i)].flat<float>().data();
     }
-    if (arguments_.uniform(i) >= 0) {
-      const Tensor& uniform = ctx->input(arguments_.uniform(i));
-      if (uniform.shape() != master.shape()) return Misfit("uniform", i, uniform, master);
-      parameter->uniforms = uniform.flat<float>().data();
-    }
-    const int weight = arguments_.weight(i);
-    return MakePair(i, master, weight < 0 ? nullptr : &(*variables)[weight],
-                    &parameter->pair);
+    parameter.apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
+    const int weight = arguments_.weight(i), uniform = arguments_.uniform(i);
+    parameter.pair = AsPair(variables[arguments_.master(i)],
+                            weight < 0 ? nullptr : &variables[weight]);
+    if (uniform >= 0) parameter.uniforms = ctx->input(uniform).flat<float>().data();
+    return parameter;
   }
 
   UpdateArguments arguments_;

@@ -1,12 +1,12 @@
-// The names under which XLA finds the kernels of the update step.
+// The names under which the XLA FFI handlers of the update step are registered.
 
 #ifndef KERAS_MP_TENSORFLOW_UPDATE_XLA_CALL_NAMES_H_
 #define KERAS_MP_TENSORFLOW_UPDATE_XLA_CALL_NAMES_H_
 
 namespace keras_mp {
 
-// Operands as the inputs of the op of that name; results as its outputs, or the variables
-// that it writes to, each in the memory of its operand.
+// The operands of a call are the inputs of the op of that name. The results are its
+// outputs, or the variables that it writes to, each in the memory of its operand.
 inline constexpr char kCheckGradientsCall[] = "keras_mp.check_gradients";
 inline constexpr char kUnscaleGradientsCall[] = "keras_mp.unscale_gradients";
 inline constexpr char kSyncMastersFromWeightsCall[] =

@@ -1,4 +1,4 @@
-// The kernels of the update step as XLA calls them on a CPU.
+// Registers the XLA FFI handlers of the update step for a CPU.
 
 #include <algorithm>
 #include <atomic>
@@ -16,8 +16,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The indices of one loop, which any thread takes as they come. Threads that come when
-// all are taken find nothing to do, so only the last index is waited for.
+// A loop whose indices are handed out to threads one by one. A thread that starts when
+// all are taken has nothing to do, so Wait() waits for the indices and not for the
+// threads.
 struct Loop {
   std::int64_t count;
   void* context;
@@ -28,11 +29,11 @@ struct Loop {
   std::condition_variable all_done;
 
   void Work() {
-    std::int64_t mine = 0;
-    for (std::int64_t i; (i = next++) < count; ++mine) body(context, i);
-    if (mine == 0) return;
+    std::int64_t done_here = 0;
+    for (std::int64_t i; (i = next++) < count; ++done_here) body(context, i);
+    if (done_here == 0) return;
     const std::lock_guard<std::mutex> lock(mutex);
-    done += mine;
+    done += done_here;
     if (done == count) all_done.notify_one();
   }
 
@@ -42,7 +43,7 @@ struct Loop {
   }
 };
 
-// XLA's threads as the kernels take them.
+// Adapts XLA's thread pool to the interface of the kernels.
 Parallel Threads(ffi::ThreadPool& pool) {
   const auto run = [](void* state, std::int64_t count, void* context,
                       Parallel::Body body) {

@@ -1,4 +1,4 @@
-// The kernels of the update step as XLA calls them on a CUDA device.
+// Registers the XLA FFI handlers of the update step for a CUDA device.
 
 #include <cstddef>
 #include <optional>

@@ -1,5 +1,5 @@
-// The XlaOpKernels of the update ops: each compiles to one XLA custom call of a handler in
-// update/xla_ffi_handlers.h, which runs the same kernel as the op outside of XLA. A
+// The XlaOpKernels of the update ops: each compiles to one XLA custom call of a handler
+// in update/xla_ffi_handlers.h, which runs the same kernel as the op outside of XLA. A
 // variable that the kernel writes to is an operand, and a result in the same memory.
 
 #include <cstdint>
@@ -94,23 +94,10 @@ absl::Status ShapeOfInput(XlaOpKernelContext* ctx, int input, TensorShape* shape
   return tensorflow::XLAShapeToTensorShape(*found, shape);
 }
 
-absl::Status ExpectScalar(XlaOpKernelContext* ctx, int input, const char* what) {
+absl::Status CheckScalarInput(XlaOpKernelContext* ctx, int input, const char* name) {
   TensorShape shape;
   TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
-  if (shape.dims() == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " must be a scalar. Received: a tensor of shape ", shape.DebugString()));
-}
-
-// The shape of an input that is something of the i-th master.
-absl::Status CheckShape(XlaOpKernelContext* ctx, int input, const char* what, int i,
-                        const TensorShape& expected) {
-  TensorShape shape;
-  TF_RETURN_IF_ERROR(ShapeOfInput(ctx, input, &shape));
-  if (shape == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " ", i, " must have the shape of its master. Received: ",
-                   shape.DebugString(), " for ", expected.DebugString()));
+  return CheckScalar(name, shape);
 }
 
 class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
@@ -120,7 +107,7 @@ class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    OP_REQUIRES_OK(ctx, CheckScalarInput(ctx, 0, "scale"));
     CustomCall call(ctx->builder());
     for (int i = 0; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
     call.AddResult(xla::PRED, {ctx->num_inputs() - 1});
@@ -139,11 +126,13 @@ class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
 class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
  public:
   explicit UnscaleGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, CheckResultCount(ctx));
+    int count;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count));
+    OP_REQUIRES_OK(ctx, CheckResultCount(ctx->num_inputs() - 1, count));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, 0, "scale"));
+    OP_REQUIRES_OK(ctx, CheckScalarInput(ctx, 0, "scale"));
     CustomCall call(ctx->builder());
     const int count = ctx->num_inputs() - 1;
     call.AddOperand(ctx->Input(0));
@@ -161,18 +150,20 @@ class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
   }
 };
 
-// The shape and the value of a variable; a master must be FP32 and a weight not.
-struct Variable {
-  tensorflow::DataType dtype;
-  TensorShape shape;
-  XlaOp value;
-};
-
-absl::Status Read(XlaOpKernelContext* ctx, int input, Variable* variable) {
-  TF_RETURN_IF_ERROR(
-      ctx->GetVariableTypeAndShape(input, &variable->dtype, &variable->shape));
-  return ctx->ReadVariableInput(input, variable->dtype, &variable->shape,
-                                &variable->value);
+// Gets the specs of all inputs, of which [first, end) are handles of variables.
+absl::Status SpecsOfInputs(XlaOpKernelContext* ctx, int first, int end,
+                           std::vector<TensorSpec>* specs) {
+  specs->resize(ctx->num_inputs());
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    TensorSpec& spec = (*specs)[i];
+    if (first <= i && i < end) {
+      TF_RETURN_IF_ERROR(ctx->GetVariableTypeAndShape(i, &spec.dtype, &spec.shape));
+    } else {
+      spec.dtype = ctx->input_type(i);
+      TF_RETURN_IF_ERROR(ShapeOfInput(ctx, i, &spec.shape));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Returns an error where two of the inputs [first, end) are handles of one variable.
@@ -181,36 +172,35 @@ absl::Status CheckDistinct(XlaOpKernelContext* ctx, int first, int end) {
   for (int i = first; i < end; ++i) {
     tensorflow::XlaResource* resource = nullptr;
     TF_RETURN_IF_ERROR(ctx->GetResourceInput(i, &resource));
-    if (!seen.insert(resource).second) {
-      return absl::InvalidArgumentError(
-          "every master, slot and weight must be a variable of its own. Received: one "
-          "twice");
-    }
+    if (!seen.insert(resource).second) return DuplicateVariable();
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckFits(const char* what, int i, const Variable& variable, bool is_weight,
-                       const TensorShape& expected) {
-  const bool is_16_bits = variable.dtype == tensorflow::DT_HALF ||
-                          variable.dtype == tensorflow::DT_BFLOAT16;
-  const bool is_float = variable.dtype == tensorflow::DT_FLOAT;
-  if (variable.shape == expected && (is_weight ? is_16_bits : is_float)) {
-    return absl::OkStatus();
+// Adds all inputs as operands. The variables [first, end) become results, too.
+absl::Status AddInputs(XlaOpKernelContext* ctx, int first, int end,
+                       std::vector<TensorSpec>& specs, CustomCall* call) {
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    if (i < first || i >= end) {
+      call->AddOperand(ctx->Input(i));
+      continue;
+    }
+    XlaOp value;
+    TF_RETURN_IF_ERROR(
+        ctx->ReadVariableInput(i, specs[i].dtype, &specs[i].shape, &value));
+    TF_RETURN_IF_ERROR(call->AddVariable(value));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " ", i, " must fit the master, which is float32. Received: ",
-      tensorflow::DataTypeString(variable.dtype), " ", variable.shape.DebugString(),
-      " for ", expected.DebugString()));
+  return absl::OkStatus();
 }
 
-absl::Status Assign(XlaOpKernelContext* ctx, int first_input,
-                    const std::vector<Variable>& variables,
+// Assigns the results to the variables [first, end).
+absl::Status Assign(XlaOpKernelContext* ctx, int first, int end,
+                    const std::vector<TensorSpec>& specs,
                     const absl::StatusOr<std::vector<XlaOp>>& results) {
   TF_RETURN_IF_ERROR(results.status());
-  for (std::size_t i = 0; i < variables.size(); ++i) {
-    TF_RETURN_IF_ERROR(ctx->AssignVariable(first_input + static_cast<int>(i),
-                                           variables[i].dtype, (*results)[i]));
+  for (int i = first; i < end; ++i) {
+    TF_RETURN_IF_ERROR(
+        ctx->AssignVariable(i, specs[i].dtype, (*results)[i - first]));
   }
   return absl::OkStatus();
 }
@@ -223,23 +213,14 @@ class PairsXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, 0, 2 * count_));
-    std::vector<Variable> variables(2 * count_);
+    const int end = 2 * count_;
+    OP_REQUIRES_OK(ctx, CheckDistinct(ctx, 0, end));
+    std::vector<TensorSpec> specs;
+    OP_REQUIRES_OK(ctx, SpecsOfInputs(ctx, 0, end, &specs));
+    OP_REQUIRES_OK(ctx, CheckPairs(specs, count_));
     CustomCall call(ctx->builder());
-    for (int i = 0; i < 2 * count_; ++i) {
-      OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i]));
-      const bool is_weight = i >= count_;
-      OP_REQUIRES_OK(ctx, CheckFits(is_weight ? "weight" : "master", i % count_,
-                                    variables[i], is_weight,
-                                    variables[i % count_].shape));
-      OP_REQUIRES_OK(ctx, call.AddVariable(variables[i].value));
-    }
-    for (int i = 2 * count_; i < ctx->num_inputs(); ++i) {
-      const int master = i - 2 * count_;
-      OP_REQUIRES_OK(ctx, CheckShape(ctx, i, "uniform", master, variables[master].shape));
-      call.AddOperand(ctx->Input(i));
-    }
-    OP_REQUIRES_OK(ctx, Assign(ctx, 0, variables, call.Make(target(), attributes())));
+    OP_REQUIRES_OK(ctx, AddInputs(ctx, 0, end, specs, &call));
+    OP_REQUIRES_OK(ctx, Assign(ctx, 0, end, specs, call.Make(target(), attributes())));
   }
 
  protected:
@@ -289,56 +270,24 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx, UpdateArguments::kFinite, "finite"));
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, UpdateArguments::kHyperparameters, &shape));
-    OP_REQUIRES_OK(ctx, UpdateArguments::CheckHyperparameters(shape));
     const int first = arguments_.first_variable(), end = arguments_.end_of_variables();
     OP_REQUIRES_OK(ctx, CheckDistinct(ctx, first, end));
-    std::vector<Variable> variables(end - first);
-    for (int i = first; i < end; ++i) {
-      OP_REQUIRES_OK(ctx, Read(ctx, i, &variables[i - first]));
-    }
-    for (int i = 0; i < arguments_.count(); ++i) {
-      OP_REQUIRES_OK(ctx, Check(ctx, i, variables));
-    }
+    std::vector<TensorSpec> specs;
+    OP_REQUIRES_OK(ctx, SpecsOfInputs(ctx, first, end, &specs));
+    OP_REQUIRES_OK(ctx, arguments_.CheckInputs(specs));
     CustomCall call(ctx->builder());
-    for (int i = 0; i < first; ++i) call.AddOperand(ctx->Input(i));
-    for (const Variable& variable : variables) {
-      OP_REQUIRES_OK(ctx, call.AddVariable(variable.value));
-    }
-    for (int i = end; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
+    OP_REQUIRES_OK(ctx, AddInputs(ctx, first, end, specs, &call));
     const std::string attributes = absl::StrJoin(
         {absl::StrCat("rule = ", static_cast<int>(arguments_.rule()), " : i64"),
          Attribute("is_stochastic", arguments_.is_stochastic()),
          Attribute("weight_of", arguments_.weight_of()),
          Attribute("apply_weight_decay", arguments_.apply_weight_decay())},
         ", ");
-    OP_REQUIRES_OK(
-        ctx, Assign(ctx, first, variables, call.Make(kUpdateVariablesCall, attributes)));
+    const auto results = call.Make(kUpdateVariablesCall, attributes);
+    OP_REQUIRES_OK(ctx, Assign(ctx, first, end, specs, results));
   }
 
  private:
-  // The lists of the i-th variable fit together.
-  absl::Status Check(XlaOpKernelContext* ctx, int i,
-                     const std::vector<Variable>& variables) const {
-    const auto at = [&](int input) -> const Variable& {
-      return variables[input - arguments_.first_variable()];
-    };
-    const TensorShape& shape = at(arguments_.master(i)).shape;
-    TF_RETURN_IF_ERROR(CheckFits("master", i, at(arguments_.master(i)), false, shape));
-    for (int k = 0; k < arguments_.slots(); ++k) {
-      TF_RETURN_IF_ERROR(CheckFits("slot", i, at(arguments_.slot(k, i)), false, shape));
-    }
-    if (arguments_.weight(i) >= 0) {
-      TF_RETURN_IF_ERROR(CheckFits("weight", i, at(arguments_.weight(i)), true, shape));
-    }
-    if (arguments_.uniform(i) >= 0) {
-      TF_RETURN_IF_ERROR(CheckShape(ctx, arguments_.uniform(i), "uniform", i, shape));
-    }
-    return CheckShape(ctx, arguments_.gradient(i), "gradient", i, shape);
-  }
-
   UpdateArguments arguments_;
 };
 
