@@ -1,172 +1,18 @@
-// Runs the product on a GPU by both routes and compares it with double precision. The
-// tolerance and its derivation are in cuda/gemm_tolerance.h. Ends with 77, which ctest
-// takes for a skip, where there is no GPU.
+// Tests of the product on a GPU by both routes, against double precision. The tolerance
+// is derived in cuda/gemm_tolerance.h. Without a GPU it exits with 77, which ctest counts
+// as skipped.
 //
-//   gemm_cuda_test [random cases, 2000 where not given]
+//   gemm_cuda_test [number of random cases, 2000 by default]
 
 #include <thread>
 
+#include "cuda/gemm_cases.cuh"
 #include "cuda/gemm_fixture.cuh"
 
 namespace keras_mp::test {
 namespace {
 
-int failures = 0;
-int checked = 0;
-int refused = 0;
-
-void Fail(CudaRoute route, const std::string& name, const std::string& what) {
-  ++failures;
-  if (failures <= 40) {
-    std::printf("FAILED (%s): %s: %s\n", Name(route), name.c_str(), what.c_str());
-  }
-}
-
-Fill Uniform(std::uint64_t seed) {
-  auto random = std::make_shared<Random>(seed);
-  return [random](std::int64_t, std::int64_t, std::int64_t) { return random->Uniform(); };
-}
-
-// Runs a product. cuBLASLt may have no algorithm for it, which callers answer with the
-// own route; how often is printed at the end.
-bool RunIt(Product& product, CudaRoute route, const std::string& name) {
-  const Status status = product.Run(route);
-  ++checked;
-  if (status.ok()) return true;
-  if (route == CudaRoute::kCublasLt && status.code == StatusCode::kUnimplemented) {
-    ++refused;
-  } else {
-    Fail(route, name, status.message);
-  }
-  return false;
-}
-
-void Check(CudaRoute route, const Case& c, const Fill& a, const Fill& b) {
-  Product product(c, a, b, 3);
-  if (!RunIt(product, route, c.Name())) return;
-  const std::string wrong = product.Compare();
-  if (!wrong.empty()) Fail(route, c.Name(), wrong);
-}
-
-void Check(CudaRoute route, const Case& c) { Check(route, c, Uniform(1), Uniform(2)); }
-
-void CheckSizes(CudaRoute route) {
-  const std::int64_t sizes[] = {0, 1, 7, 16, 17, 64, 111, 217};
-  int i = 0;
-  for (const std::int64_t m : sizes) {
-    for (const std::int64_t n : sizes) {
-      for (const std::int64_t k : sizes) {
-        for (int transpose = 0; transpose < 4; ++transpose) {
-          Case c;
-          c.m = m;
-          c.n = n;
-          c.k = k;
-          c.transpose_a = transpose & 1;
-          c.transpose_b = transpose & 2;
-          c.float_output = ++i % 2;
-          c.input = i % 3 == 0 ? DataType::kBfloat16 : DataType::kHalf;
-          c.bias = i % 5 == 0;
-          Check(route, c);
-        }
-      }
-    }
-  }
-  for (int transpose = 0; transpose < 4; ++transpose) {
-    for (const std::int64_t k : {1, 989, 4096}) {
-      Case c;
-      c.m = c.n = 989;
-      c.k = k;
-      c.transpose_a = transpose & 1;
-      c.transpose_b = transpose & 2;
-      Check(route, c);
-      c.extra = 3;  // rows of 992, aligned to 8 bytes
-      Check(route, c);
-      c.m = 17;  // few rows or columns: other tiles, and splits
-      Check(route, c);
-      std::swap(c.m, c.n);
-      Check(route, c);
-    }
-  }
-}
-
-void CheckAlignments(CudaRoute route) {
-  for (const DataType input : {DataType::kHalf, DataType::kBfloat16}) {
-    for (int transpose = 0; transpose < 4; ++transpose) {
-      for (const std::int64_t offset : {0, 1, 2, 3, 4, 8}) {
-        for (const std::int64_t extra : {0, 1, 2, 4, 8}) {
-          Case c;
-          c.input = input;
-          c.m = 144;
-          c.n = 272;
-          c.k = 136;
-          c.transpose_a = transpose & 1;
-          c.transpose_b = transpose & 2;
-          c.offset = offset;
-          c.extra = extra;
-          c.bias = offset % 2;
-          Check(route, c);
-        }
-      }
-    }
-  }
-}
-
-void CheckEpilogues(CudaRoute route) {
-  for (const Activation activation :
-       {Activation::kNone, Activation::kRelu, Activation::kTanh, Activation::kSigmoid,
-        Activation::kGelu}) {
-    for (int bits = 0; bits < 32; ++bits) {
-      Case c;
-      c.m = 49;
-      c.n = 71;
-      c.k = bits & 16 ? 3000 : 130;  // with splits, and without
-      c.bias = bits & 1;
-      c.float_bias = bits & 2;
-      c.float_output = bits & 4;
-      c.alpha = bits & 8;
-      c.activation = activation;
-      for (const DataType input : {DataType::kHalf, DataType::kBfloat16}) {
-        c.input = input;
-        Check(route, c);
-      }
-      c.no_workspace = true;
-      if (route == CudaRoute::kOwn) Check(route, c);
-    }
-  }
-}
-
-void CheckBatches(CudaRoute route) {
-  Case c;
-  c.m = 33;
-  c.n = 40;
-  c.k = 50;
-  for (const std::int64_t batch : {0, 2, 5}) {
-    for (int bits = 0; bits < 16; ++bits) {
-      c.batch = batch;
-      c.share_a = bits & 1;
-      c.share_b = bits & 2;
-      c.transpose_a = bits & 4;
-      c.transpose_b = bits & 8;
-      Check(route, c);
-    }
-  }
-  Case many;  // more than a grid has in z
-  many.m = 3;
-  many.n = 5;
-  many.k = 4;
-  many.batch = 70000;
-  many.activation = Activation::kRelu;
-  many.bias = true;
-  Check(route, many);
-  Case split;
-  split.m = 8;
-  split.n = 24;
-  split.k = 5000;
-  split.batch = 3;
-  Check(route, split);
-}
-
-// A value at each place of A, by row and column of op(A).
+// The element of a matrix at a row or column, and an index of the sum.
 using Value = std::function<float(std::int64_t row, std::int64_t k)>;
 
 void CheckValues(CudaRoute route, const char* name, const Case& c, const Value& a,
@@ -195,7 +41,7 @@ void CheckSpecialValues(CudaRoute route) {
   c.n = 8;
   c.k = 16;
 
-  // A column of B has one special number, the others are ones.
+  // Each column of B has one special number; the others are ones or zeros.
   const float special[8] = {inf, -inf, NAN, 0x1p-24f, 65504, -65504, 0, 1};
   const auto b = [&](std::int64_t column, std::int64_t k) {
     if (k == 3) return special[column];
@@ -217,7 +63,8 @@ void CheckSpecialValues(CudaRoute route) {
                                                                   : 0.0f; },
               {NAN});
 
-  // Rounding to nearest even, and to inf from 65520 on: sums no FP16 accumulator holds.
+  // Rounding to nearest even, and to inf from 65520 on, of sums that an FP16 accumulator
+  // cannot hold.
   const float beyond[8] = {15, 16, -15, -16, 2048, 0, 0, 0};
   c.k = 2;
   CheckValues(route, "overflow", c, one,
@@ -235,8 +82,8 @@ void CheckSpecialValues(CudaRoute route) {
   // 4096 ones: an FP16 accumulator stops at 2048.
   c.k = 4096;
   CheckValues(route, "4096 ones", c, one, one, std::vector<double>(8, 4096));
-  // Large numbers that cancel, with a small rest in between: exact if k is summed in its
-  // order, which cuBLASLt does not promise.
+  // Large numbers that cancel, and small ones between them: exact if the sum is in the
+  // order of k, which cuBLASLt does not promise.
   if (route == CudaRoute::kOwn) {
     CheckValues(route, "cancellation", c, one,
                 [](std::int64_t, std::int64_t k) {
@@ -259,8 +106,8 @@ void CheckSpecialValues(CudaRoute route) {
   Check(route, finite);
 }
 
-// K = 4096 of random numbers: an FP16 accumulator, tried beside it, is far outside of the
-// tolerance. A test that it would pass tests nothing.
+// The result of an FP16 accumulator, for 4096 random products, must be outside of the
+// tolerance.
 void CheckHalfAccumulatorWouldFail() {
   Random random(5);
   double sum = 0;
@@ -347,32 +194,6 @@ void CheckErrors(CudaRoute route) {
   }
 }
 
-void CheckRandomShapes(CudaRoute route, int count) {
-  Random random(2024);
-  for (int i = 0; i < count; ++i) {
-    const auto size = [&] {
-      return random.Below(4) == 0 ? 1 + random.Below(1000) : 1 + random.Below(130);
-    };
-    Case c;
-    c.m = size();
-    c.n = size();
-    c.k = random.Below(10) == 0 ? random.Below(6000) : size();
-    c.transpose_a = random.Below(2);
-    c.transpose_b = random.Below(2);
-    c.extra = random.Below(2) * random.Below(9);
-    c.offset = random.Below(2) * random.Below(9);
-    c.batch = random.Below(5) == 0 ? 1 + random.Below(4) : 1;
-    c.share_b = random.Below(2);
-    c.input = random.Below(3) == 0 ? DataType::kBfloat16 : DataType::kHalf;
-    c.float_output = random.Below(2);
-    c.bias = random.Below(2);
-    c.float_bias = random.Below(2);
-    c.alpha = random.Below(2);
-    c.activation = static_cast<Activation>(random.Below(5));
-    Check(route, c);
-  }
-}
-
 __global__ void FillKernel(__half* x, long long count) {
   for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count;
        i += gridDim.x * 256ll) {
@@ -381,8 +202,8 @@ __global__ void FillKernel(__half* x, long long count) {
   }
 }
 
-// A and C of more than 2^31 elements. Its last rows, where 32 bits would have wrapped,
-// are compared.
+// A and C of more than 2^31 elements. Their last rows are compared, whose indices do not
+// fit into 32 bits.
 void CheckBeyond31Bits(CudaRoute route) {
   Gemm g;
   g.m = 70000;
