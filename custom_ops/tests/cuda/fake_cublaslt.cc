@@ -1,5 +1,5 @@
-// A cuBLASLt that does nothing, and fails as it is told: cuda/gemm_cublaslt_test.cc loads
-// it.
+// A fake cuBLASLt for cuda/gemm_cublaslt_test.cc: it computes nothing, and returns the
+// statuses that the test has set.
 
 #include <cublasLt.h>
 

@@ -1,7 +1,8 @@
-// When the route by cuBLASLt leaves a product to another one, with a library that fails
-// as it is told. Needs no GPU: what is asked of CUDA is the current device.
+// Tests when the cuBLASLt route returns kUnimplemented, so that another route may compute
+// the product, with a fake library whose failures the test sets. Needs no GPU: the only
+// function of CUDA that is called, cudaGetDevice, is defined here.
 //
-// Argument: the path of fake_cublaslt, whose name for the loader is libcublasLt.so.13.
+//   gemm_cublaslt_test [path of fake_cublaslt, whose soname is libcublasLt.so.13]
 
 #include "cuda/gemm/cublaslt.h"
 
@@ -29,7 +30,7 @@ void Expect(bool ok, const std::string& what) {
   std::printf("%s\n", what.c_str());
 }
 
-// A product that no call before asked for: choices are cached by size.
+// A product of a new size, whose algorithms are not in the cache.
 Gemm Next() {
   static std::int64_t size = 0;
   static std::uint16_t numbers[1] = {};
@@ -68,10 +69,11 @@ int Main(const char* path) {
     std::printf("skipped: this machine has a cuBLASLt of its own\n");
     return 77;
   }
-  Expect(why != nullptr && *why != '\0', "it does not say why there is none");
-  Expect(Run(Next()) == StatusCode::kUnimplemented, "no library: another route may do it");
+  Expect(why != nullptr && *why != '\0', "the reason is missing");
+  Expect(Run(Next()) == StatusCode::kUnimplemented,
+         "no library: another route may do it");
 
-  // As TensorFlow does with its first GPU.
+  // TensorFlow loads its library late, too: with its first GPU.
   Fake fake(path);
   Expect(fake.ok(), "the fake cannot be loaded");
   if (!fake.ok()) return EXIT_FAILURE;
@@ -102,7 +104,7 @@ int Main(const char* path) {
   };
   Expect(product(CUBLAS_STATUS_NOT_SUPPORTED) == StatusCode::kUnimplemented, "refused");
   Expect(product(CUBLAS_STATUS_ARCH_MISMATCH) == StatusCode::kUnimplemented, "too old");
-  // The stream may be broken: to go on with another kernel would hide it.
+  // The stream may be broken; running another kernel would hide that.
   Expect(product(CUBLAS_STATUS_EXECUTION_FAILED) == StatusCode::kInternal, "failed");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,4 +1,5 @@
-// One product on a device: makes its data, runs it, compares it with double precision.
+// A product for tests on a device: makes its data, runs it, and compares the result with
+// double precision.
 
 #ifndef KERAS_MP_TESTS_CUDA_GEMM_FIXTURE_CUH_
 #define KERAS_MP_TESTS_CUDA_GEMM_FIXTURE_CUH_
@@ -26,11 +27,11 @@ namespace keras_mp::test {
 inline void CheckCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);  // an error of a kernel stays: every later call would fail
+  std::exit(1);  // after an error in a kernel every later call fails
 }
 
-// Memory on the device between two guards. Everything is 0xff before use, which is NaN in
-// every type: who reads beyond its matrix gets NaN, who writes there is found.
+// Device memory between two guards. All bytes are initialized with 0xff, which is NaN in
+// every type: a read beyond a matrix gives NaN, and a write there changes a guard.
 class DeviceBuffer {
  public:
   static constexpr std::size_t kGuard = 4096;
@@ -72,8 +73,8 @@ class DeviceBuffer {
 struct Case {
   std::int64_t m = 1, n = 1, k = 1;
   bool transpose_a = false, transpose_b = false;
-  std::int64_t extra = 0;   // numbers from the end of a row to the next
-  std::int64_t offset = 0;  // numbers from a well aligned address
+  std::int64_t extra = 0;   // elements from the end of a row to the next row
+  std::int64_t offset = 0;  // elements after an aligned address
   std::int64_t batch = 1;
   bool share_a = false, share_b = false;
   DataType input = DataType::kHalf;
@@ -99,7 +100,7 @@ struct Case {
   }
 };
 
-// A small generator: the data of a test are the same everywhere.
+// A generator of random numbers that are the same on every platform.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
@@ -121,7 +122,7 @@ inline std::uint16_t Round(DataType type, float x) {
   return type == DataType::kHalf ? FloatToHalf(x) : FloatToBfloat16(x);
 }
 
-// [0]: A * B, [1]: |A| * |B|, in double precision, [batch][m][n] each.
+// Computes A * B, then |A| * |B|, in double precision, [batch][m][n] each.
 template <class T>
 __global__ void ReferenceKernel(Gemm g, const T* a, const T* b, double* sums) {
   const long long count = g.batch * g.m * g.n;
@@ -166,7 +167,7 @@ inline std::vector<double> Reference(const Gemm& g) {
   return sums;
 }
 
-// The number at (z, row, column) of op(A) or op(B)'s storage.
+// The element at (z, row, column) of A or B as stored.
 using Fill = std::function<float(std::int64_t z, std::int64_t row, std::int64_t column)>;
 
 // A case on the device, ready to run.
@@ -253,7 +254,7 @@ class Product {
     return Widen(case_.input, bits);
   }
 
-  // Empty where the output is right, else what is wrong with it.
+  // Returns an empty text if the output is right, else a description of the error.
   std::string Compare() const {
     const Gemm& g = gemm_;
     const std::vector<double> sums = Reference(g);
@@ -295,7 +296,7 @@ class Product {
     return std::make_unique<DeviceBuffer>(static_cast<std::size_t>(bytes));
   }
 
-  // Gaps between rows and before the matrix keep their NaN.
+  // Elements between rows and before the matrix stay NaN.
   Owned Matrix(const Fill& fill, std::int64_t rows, std::int64_t ld, std::int64_t count) {
     std::vector<std::uint16_t> bits(
         static_cast<std::size_t>(case_.offset + count * rows * ld), 0xffff);

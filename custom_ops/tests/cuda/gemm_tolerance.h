@@ -1,6 +1,6 @@
-// What a product may differ from one in double precision: one rounding of the output plus
-// k * 2^-24 * sum |a||b| (FP32 accumulation in any order), and 2^-22 of what the epilogue
-// adds up and puts through its function (a few FP32 roundings).
+// The tolerance of a product compared with double precision: one rounding of the output,
+// plus k * 2^-24 * sum |a||b| for FP32 accumulation in any order, plus 2^-22 of the
+// summands and of the result of the epilogue for its few FP32 roundings.
 
 #ifndef KERAS_MP_TESTS_CUDA_GEMM_TOLERANCE_H_
 #define KERAS_MP_TESTS_CUDA_GEMM_TOLERANCE_H_
@@ -29,8 +29,8 @@ inline double Activated(double x, Activation activation) {
   return x;
 }
 
-// Half the distance between neighbours of the type around x.
-inline double HalfSpacing(double x, DataType type) {
+// Half the unit in the last place of x in the type.
+inline double HalfUlp(double x, DataType type) {
   const int digits = type == DataType::kHalf ? 11 : type == DataType::kBfloat16 ? 8 : 24;
   const int smallest = type == DataType::kHalf       ? -24
                        : type == DataType::kBfloat16 ? -133
@@ -40,7 +40,8 @@ inline double HalfSpacing(double x, DataType type) {
   return std::ldexp(1.0, std::max(exponent - digits, smallest) - 1);
 }
 
-// The finite numbers of the type end here; beyond, by half a spacing, is inf.
+// The largest finite number of the type. Numbers from half an ulp above it on round to
+// inf.
 inline double Largest(DataType type) {
   return type == DataType::kHalf       ? 65504.0
          : type == DataType::kBfloat16 ? 0x1.fep127
@@ -53,17 +54,17 @@ inline bool IsRight(double got, double product, double magnitude, double bias,
   const double exact = Activated(product + bias, gemm.activation);
   if (std::isnan(exact) || std::isnan(got)) return std::isnan(exact) && std::isnan(got);
   if (std::isinf(exact)) return got == exact;
-  // No activation has a slope above 1.13.
+  // No activation has a derivative above 1.13.
   const double computed =
       1.13 * static_cast<double>(k) * magnitude * 0x1p-24 +
       0x1p-22 * (std::abs(product) + std::abs(bias) + std::abs(exact));
   const double largest = Largest(gemm.output);
   if (std::isinf(got)) {
     return std::signbit(got) == std::signbit(exact) &&
-           std::abs(exact) + computed >= largest + HalfSpacing(largest, gemm.output);
+           std::abs(exact) + computed >= largest + HalfUlp(largest, gemm.output);
   }
   return std::abs(got - exact) <=
-         HalfSpacing(std::abs(exact) + computed, gemm.output) + computed;
+         HalfUlp(std::abs(exact) + computed, gemm.output) + computed;
 }
 
 }  // namespace keras_mp

@@ -1,5 +1,5 @@
-// 16-bit conversions and what the threads of a block share, on a CUDA device.
-// tests/cuda/emulator.h has the same functions for the host.
+// 16-bit conversions, vector loads and stores, barriers and shared memory of a CUDA
+// device. tests/cuda/emulator.h has the same functions for the host.
 
 #ifndef KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
 #define KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
@@ -22,7 +22,7 @@ __device__ __forceinline__ float Widen(Bfloat16, Bits16 bits) {
   return __bfloat162float(__ushort_as_bfloat16(bits));
 }
 
-// To nearest even; what is too large becomes inf.
+// Rounds to nearest even; overflows to inf.
 __device__ __forceinline__ Bits16 Round(Half, float x) {
   return __half_as_ushort(__float2half_rn(x));
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ Bits16 Round(Bfloat16, float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// A vector in one load or store: the compiler takes a plain assignment apart.
+// Loads or stores a vector by one instruction; the compiler may split a plain assignment.
 template <class Vector>
 __device__ __forceinline__ Vector LoadWhole(const Vector* from) {
   return *from;

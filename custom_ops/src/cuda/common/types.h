@@ -1,5 +1,5 @@
-// What all CUDA kernels have in common. Compiles with nvcc, with NVRTC (which has no host
-// headers) and as plain C++.
+// The integer types of all CUDA kernels. Compiles with nvcc, with NVRTC (which has no
+// host headers) and as plain C++.
 
 #ifndef KERAS_MP_SRC_CUDA_COMMON_TYPES_H_
 #define KERAS_MP_SRC_CUDA_COMMON_TYPES_H_
@@ -11,7 +11,7 @@ namespace keras_mp::cuda {
 // 64 bits for offsets into an array.
 using Index = long long;
 
-// A 16-bit number as it lies in memory.
+// The bits of a 16-bit floating-point number.
 using Bits16 = unsigned short;
 
 }  // namespace keras_mp::cuda

@@ -1,4 +1,18 @@
-// From the FP32 sum to C: alpha, bias, activation, one rounding.
+// The epilogue of the product, from FP32 sums to C: round(activation(alpha * sum +
+// bias)). ReduceKernel first adds up the parts of a split sum: sum = partial[0] +
+// partial[1] + ...
+//
+// `partial` is [splits][batch][m][n] in FP32, without gaps; C is row-major, with row
+// distance ldc and batch distance stride_c; bias is [n]. cuda/gemm/problem.h has all
+// arguments.
+//
+// Build and test without a GPU, thread by thread on the host:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target gemm_cuda_emulated_test &&
+//   build/cpp/gemm_cuda_emulated_test
+// With a GPU:
+//   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
+//   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_EPILOGUE_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_EPILOGUE_CUH_
@@ -11,7 +25,7 @@
 
 namespace keras_mp::cuda {
 
-// NaN stays NaN.
+// Every activation of NaN is NaN.
 __device__ __forceinline__ float Activate(float x, ActivationCode activation) {
   switch (activation) {
     case kRelu:
@@ -20,7 +34,7 @@ __device__ __forceinline__ float Activate(float x, ActivationCode activation) {
       return tanhf(x);
     case kSigmoid:
       return 1.0f / (1.0f + expf(-x));
-    case kGelu:  // the exact one; erfc keeps its digits where x is far below zero
+    case kGelu:  // exact, not approximated by tanh; erfc is accurate also for x << 0
       return 0.5f * x * erfcf(-0.70710678118654752f * x);
     case kNoActivation:
       break;
@@ -38,7 +52,7 @@ __device__ __forceinline__ float FinishElement(const Problem& p, int column, flo
   return Activate(x, p.activation);
 }
 
-// Writes one or two neighbouring elements of product `z`, those that lie in C.
+// Stores two neighbouring elements of product `z`, or those of them that are inside of C.
 template <class T>
 __device__ __forceinline__ void StorePair(const Problem& p, int z, int row, int column,
                                           float sum0, float sum1) {
@@ -66,8 +80,9 @@ __device__ __forceinline__ void StorePair(const Problem& p, int z, int row, int 
   }
 }
 
-// Writes 16 rows of a warp's result, from (row0, column0) on, that lie in shared memory
-// with the shape's pitch: neighbouring lanes write neighbouring pairs.
+// Stores 16 rows of the result of a warp, at (row0, column0) of C or of the partial sums.
+// They are in shared memory with the pitch of the shape. Neighbouring lanes store
+// neighbouring pairs.
 template <class T, class Shape>
 __device__ __forceinline__ void StoreStrip(const Problem& p, int z, int split, int row0,
                                            int column0, const float* strip, int lane) {
@@ -89,8 +104,9 @@ __device__ __forceinline__ void StoreStrip(const Problem& p, int z, int split, i
   }
 }
 
-// Sums the parts of a product in the order of k, always the same one, and finishes it.
-// Block (32, 8); the grid walks columns in x, rows in y, products in z.
+// Adds up the parts of split sums in the order of k, so that the result is deterministic,
+// and applies the epilogue. Blocks of (32, 8) threads; in the grid x is columns, y rows,
+// and z products.
 template <class T>
 __global__ void __launch_bounds__(256) ReduceKernel(const Problem p) {
   const Index matrix = static_cast<Index>(p.m) * p.n;

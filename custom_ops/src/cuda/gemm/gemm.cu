@@ -1,5 +1,12 @@
-// The product of gemm_cuda.h: checks, the two routes, and the kernels that are not the
-// product itself.
+// The product of keras_mp/gemm_cuda.h, round(activation(alpha * op(A) * op(B) + bias)):
+// its checks and its two routes, the tensor-core kernels of this folder and cuBLASLt.
+// ReluKernel computes C = max(C, 0) after cuBLASLt. The layout of A, B and C is that of
+// keras_mp/gemm.h.
+//
+// Build and test, with a GPU:
+//   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
+//   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
+// The kernels, except ReluKernel, run without a GPU in gemm_cuda_emulated_test.
 
 #include "keras_mp/gemm_cuda.h"
 
@@ -19,7 +26,7 @@ namespace {
 // cuBLASLt reads beta, always 0 here, from where it reads alpha.
 __device__ const float kZero = 0.0f;
 
-// What cuBLASLt may use: NVIDIA advises 32 MiB on Hopper.
+// The workspace of cuBLASLt in bytes: NVIDIA recommends 32 MiB on Hopper.
 constexpr std::size_t kCublasLtWorkspace = std::size_t{32} << 20;
 
 Status Internal(const char* message) { return {StatusCode::kInternal, message}; }
@@ -49,13 +56,14 @@ Status CurrentDevice(Device* device) {
 
 bool IsEmpty(const Gemm& g) { return g.m == 0 || g.n == 0 || g.batch == 0; }
 
-// The product as the kernels take it.
+// Folds the batch into the rows where that is possible.
 Gemm Simplify(const Gemm& gemm) {
   const Gemm folded = FoldBatch(gemm);
   return folded.m <= kMaxSize ? folded : gemm;
 }
 
-// Sums p.splits parts, also none or one, and finishes them.
+// Adds up the parts of a split sum, p.splits of them (0 is allowed), and applies the
+// epilogue.
 Status Reduce(const Gemm& gemm, const Problem& p, cudaStream_t stream) {
   const Kernel kernel = gemm.input == DataType::kHalf ? ReduceKernel<Half>
                                                       : ReduceKernel<Bfloat16>;
@@ -65,7 +73,8 @@ Status Reduce(const Gemm& gemm, const Problem& p, cudaStream_t stream) {
   return FromCuda(LaunchAll(launch, kernel, grid, dim3(32, 8), 0));
 }
 
-// Finishes FP32 sums [batch][m][n] in `sums`, or empty sums where it is null.
+// Applies the epilogue to the FP32 sums [batch][m][n] in `sums`, or to zeros where it is
+// null.
 Status FinishSums(const Gemm& gemm, void* sums, cudaStream_t stream) {
   if (std::max(gemm.m, gemm.n) > kMaxSize) {
     return {StatusCode::kUnimplemented, "the CUDA epilogue takes m and n up to 2^30"};
@@ -98,13 +107,13 @@ Status ComputeOwn(const Gemm& gemm, void* workspace, std::size_t workspace_bytes
   return Reduce(gemm, problem, stream);
 }
 
-// How a product is computed with cuBLASLt, whose own epilogues are used only where they
-// do exactly what gemm.h says: its GELU is the approximation with tanh, its ReLU does
-// not say what becomes of NaN, and its bias has the type of C.
+// How a product is computed with cuBLASLt. Its epilogues are used only where they do
+// exactly what gemm.h defines: its GELU is the approximation with tanh, its ReLU of NaN
+// is not specified, and its bias must have the type of C.
 struct CublasLtSteps {
-  Gemm product;              // what the library computes
-  std::size_t sums = 0;      // bytes of FP32 sums that FinishSums() takes
-  bool relu_after = false;   // exact after the rounding, as rounding keeps the sign
+  Gemm product;             // computed by cuBLASLt
+  std::size_t sums = 0;     // bytes of FP32 sums that FinishSums() then takes, or 0
+  bool relu_after = false;  // exact after the rounding, which keeps the sign
 };
 
 CublasLtSteps StepsOf(const Gemm& gemm) {
@@ -124,14 +133,14 @@ CublasLtSteps StepsOf(const Gemm& gemm) {
   steps.product.output = DataType::kFloat;
   steps.product.ldc = gemm.n;
   steps.product.stride_c = gemm.m * gemm.n;
-  // The workspace of the library comes after them, aligned to 256.
+  // The workspace of cuBLASLt follows the sums, aligned to 256 bytes.
   steps.sums = static_cast<std::size_t>(gemm.batch * gemm.m * gemm.n) * 4;
   steps.sums = (steps.sums + 255) / 256 * 256;
   return steps;
 }
 
-// x <= 0 ? 0 : x on the bits of FP16, bfloat16 or FP32 numbers: what has the sign, and is
-// not NaN, becomes 0.
+// x <= 0 ? 0 : x on the bits of FP16, bfloat16 or FP32 numbers: those with the sign bit,
+// except NaN, become 0.
 template <class Bits>
 __global__ void __launch_bounds__(256) ReluKernel(const Problem p, Bits infinity) {
   const Index column = static_cast<Index>(blockIdx.x) * 32 + threadIdx.x;
@@ -219,7 +228,7 @@ bool OwnIsAvailable(const char** why) {
   } else if (device.capability < 70) {
     *why = "the device has no tensor cores: its compute capability is below 7.0";
   } else {
-    // Asks for code of this device: a build may lack it.
+    // Fails where the build has no code for this device.
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(
         &attributes, reinterpret_cast<const void*>(ReduceKernel<Half>));
@@ -243,7 +252,7 @@ const char* Name(CudaRoute route) {
 
 bool IsAvailable(CudaRoute route, const char** why) {
   const char* reason = nullptr;
-  // The epilogues of either route are own kernels.
+  // Both routes need the kernels of the epilogue.
   const bool available =
       cuda::HasDevice(&reason) && cuda::OwnIsAvailable(&reason) &&
       (route == CudaRoute::kOwn || cuda::CublasLtIsAvailable(&reason));

@@ -1,5 +1,5 @@
-// Puts the own kernels on a stream. One function for each source file that compiles
-// kernels, so that those build side by side.
+// Launches the kernels of the product. Each source file that compiles kernels has one
+// function here, so that the files compile in parallel.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_LAUNCH_H_
 #define KERAS_MP_SRC_CUDA_GEMM_LAUNCH_H_
@@ -14,13 +14,12 @@
 
 namespace keras_mp::cuda {
 
-// Whether k is contiguous in memory, and what to compute.
 struct Launch {
   Problem problem;
   std::int64_t batch;
   TileKind tile;
-  bool contiguous_k_a;
-  bool contiguous_k_b;
+  bool contiguous_k_a;  // whether k is contiguous in the memory of A
+  bool contiguous_k_b;  // likewise B
   cudaStream_t stream;
 };
 
@@ -30,8 +29,8 @@ cudaError_t LaunchWmma(const Launch& launch);
 
 using Kernel = void (*)(Problem);
 
-// Starts `kernel` for all products, 65535 at a time. The errors of earlier work are
-// neither asked for nor cleared.
+// Launches `kernel` for all products of the batch, 65535 at a time. Does not query or
+// clear errors of earlier work.
 inline cudaError_t LaunchAll(const Launch& launch, Kernel kernel, dim3 grid, dim3 block,
                              int shared_bytes) {
   const void* function = reinterpret_cast<const void*>(kernel);
@@ -51,7 +50,7 @@ inline cudaError_t LaunchAll(const Launch& launch, Kernel kernel, dim3 grid, dim
   return error;
 }
 
-// The grid of a product's kernel.
+// Launches a kernel that computes one tile of `Shape` in each block.
 template <class Shape>
 cudaError_t LaunchTiles(const Launch& launch, Kernel kernel, int shared_bytes) {
   const Problem& p = launch.problem;

@@ -1,5 +1,8 @@
-// All index arithmetic of the CUDA kernels, apart from them, so that a program without a
-// GPU can check every index: tests/gemm_cuda_layout_test.cc.
+// The index arithmetic of the CUDA product, separate from the kernels, so that every
+// index can be tested without a GPU, by tests/cuda/gemm_layout_test.cc:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target gemm_cuda_layout_test &&
+//   build/cpp/gemm_cuda_layout_test
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
 #define KERAS_MP_SRC_CUDA_GEMM_LAYOUT_H_
@@ -10,7 +13,7 @@
 namespace keras_mp::cuda {
 
 constexpr int kWarp = 32;
-constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes, the widest copy
+constexpr int kChunk = 8;  // 16-bit elements in 16 bytes, the widest copy
 
 KERAS_MP_HOST_DEVICE constexpr int Clamp(int x, int low, int high) {
   return x < low ? low : x > high ? high : x;
@@ -20,8 +23,9 @@ struct TileIndex {
   int m, n;
 };
 
-// Block `linear` of the grid computes this tile. Eight rows of tiles are walked together,
-// so that blocks that run at the same time share rows of A and columns of B in the cache.
+// The tile that block `linear` of the grid computes. The order goes through eight rows of
+// tiles together, so that blocks that run at the same time share rows of A and columns of
+// B in the L2 cache.
 KERAS_MP_HOST_DEVICE TileIndex TileOf(int linear, int tiles_m, int tiles_n) {
   constexpr int kGroup = 8;
   const int first = linear / (kGroup * tiles_n) * kGroup;
@@ -34,20 +38,20 @@ struct Range {
   int begin, end;
 };
 
-// The part of k that a split sums.
+// The part of k that a split adds up.
 KERAS_MP_HOST_DEVICE Range SplitRange(int k, int k_per_split, int split) {
   const Index begin = static_cast<Index>(split) * k_per_split;
   const Index end = begin + k_per_split;
   return {static_cast<int>(begin < k ? begin : k), static_cast<int>(end < k ? end : k)};
 }
 
-// The tile of an operand in shared memory: kMn rows of op(A), or columns of op(B), times
-// kK. It keeps the order of the operand in global memory: where k is contiguous there,
-// [kMn][kK], else [kK][kMn].
+// The tile of an operand in shared memory: kMn rows of op(A), or columns of op(B), and kK
+// steps of k. It has the order of the operand in global memory: [kMn][kK] where k is
+// contiguous there, else [kK][kMn].
 //
-// ldmatrix reads eight rows of 16 bytes at once, which must lie in different banks. Rows
-// follow each other without a gap; chunk c of a row is kept at place c XOR Key(row), so
-// that the same chunk of eight neighbouring rows covers all 32 banks.
+// ldmatrix reads eight rows of 16 bytes at once, which must be in different banks. Rows
+// have no gaps between them; chunk c of a row is stored at position c XOR Key(row) (a
+// swizzle), so that the same chunk of eight neighbouring rows covers all 32 banks.
 template <bool kContiguousK_, int kMn_, int kK_>
 struct SharedTile {
   static constexpr bool kContiguousK = kContiguousK_;
@@ -63,19 +67,19 @@ struct SharedTile {
     return kRowChunks >= 8 ? row % 8 : row / (8 / kRowChunks) % kRowChunks;
   }
 
-  // Of the first element of a chunk, in elements.
+  // The position of the first element of a chunk, in elements.
   KERAS_MP_HOST_DEVICE static constexpr int Offset(int row, int chunk) {
     return row * kColumns + (chunk ^ Key(row)) * kChunk;
   }
 
-  // The row of 16 bytes that a lane of the warp names to ldmatrix.x4 to get the 16x16
-  // block at (mn, k), both multiples of 16, as four 8x8 matrices in the order
+  // The row of 16 bytes whose address a lane of the warp gives to ldmatrix.x4, to load
+  // the 16x16 block at (mn, k), both multiples of 16, as four 8x8 matrices in the order
   //   0: mn 0-7, k 0-7    1: mn 8-15, k 0-7    2: mn 0-7, k 8-15    3: mn 8-15, k 8-15
   // which is the order of the registers of an A fragment of mma.m16n8k16. For B it is
   // two fragments: {0, 2} are columns 0-7, {1, 3} columns 8-15.
   // Key(row) depends on the lane alone, as mn and k are multiples of 8.
   KERAS_MP_HOST_DEVICE static constexpr int FragmentOffset(int mn, int k, int lane) {
-    const int eighth = lane / 8;  // the matrix for which this lane names a row
+    const int eighth = lane / 8;  // the matrix of the row of this lane
     const int lane_row = lane % 8 + 8 * (kContiguousK ? eighth % 2 : eighth / 2);
     const int lane_chunk = kContiguousK ? eighth / 2 : eighth % 2;
     const int chunk = (kContiguousK ? k : mn) / kChunk + lane_chunk;
@@ -84,8 +88,8 @@ struct SharedTile {
   }
 };
 
-// Where accumulator i of a lane lies in the 16x8 result of mma.m16n8k16 (PTX ISA, "Matrix
-// fragments for mma.m16n8k16 with floating point type").
+// The position of accumulator i of a lane in the 16x8 result of mma.m16n8k16 (PTX ISA,
+// "Matrix fragments for mma.m16n8k16 with floating point type").
 KERAS_MP_HOST_DEVICE constexpr int AccumulatorRow(int lane, int i) {
   return lane / 4 + i / 2 * 8;
 }
@@ -93,8 +97,9 @@ KERAS_MP_HOST_DEVICE constexpr int AccumulatorColumn(int lane, int i) {
   return lane % 4 * 2 + i % 2;
 }
 
-// The shape of a kernel: a block computes kM x kN of C, kK of the sum at a time, and
-// each of its warps kWarpM x kWarpN of that. kStages tiles are under way at a time.
+// The tile shape of a kernel: a block computes kM x kN elements of C in steps of kK along
+// k, and each of its warps kWarpM x kWarpN of them. The ring in shared memory has kStages
+// tiles.
 template <int kM_, int kN_, int kK_, int kWarpM_, int kWarpN_, int kStages_>
 struct TileShape {
   static constexpr int kM = kM_;
@@ -105,8 +110,8 @@ struct TileShape {
   static constexpr int kStages = kStages_;
   static constexpr int kThreads = kM / kWarpM * (kN / kWarpN) * kWarp;
 
-  // FP32 strip of 16 rows through which a warp writes its result. The gap keeps four
-  // rows of a store of pairs in different banks.
+  // The FP32 strip of 16 rows in shared memory through which a warp stores its result.
+  // The padding of rows puts the four rows of a store of pairs into different banks.
   static constexpr int kStripPitch = kWarpN + 8;
   static constexpr int kStripFloats = 16 * kStripPitch;
   static constexpr int kStripBytes = kThreads / kWarp * kStripFloats * 4;

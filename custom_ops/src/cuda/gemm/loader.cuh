@@ -1,5 +1,13 @@
-// Copies the tiles of one operand from global to shared memory, one after the other
-// along k. What lies outside of the matrix, or of this split's part of k, is zero.
+// Copies tile after tile of an operand along k from global to shared memory. Elements
+// outside of the matrix, or of this split's part of k, are zero.
+//
+// An operand is a matrix of 16-bit numbers, with a distance of `ld` elements from one row
+// to the next. Rows are aligned to `align` bytes: 16, 8, 4 or 2.
+//
+// Build and test without a GPU, thread by thread on the host:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target gemm_cuda_emulated_test &&
+//   build/cpp/gemm_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_LOADER_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_LOADER_CUH_
@@ -12,24 +20,25 @@
 
 namespace keras_mp::cuda {
 
-// A thread's share of each tile: chunk `chunk` of the rows row, row + kRowStep, ...
+// The chunks of a tile that one thread copies: one column of chunks, in the rows row,
+// row + kRowStep, ...
 template <class Tile, int kThreads>
 struct TileShare {
   static constexpr int kRowStep = kThreads / Tile::kRowChunks;
   static constexpr int kCount = Tile::kRows / kRowStep;
   static_assert(kThreads % Tile::kRowChunks == 0 && Tile::kRows % kRowStep == 0);
-  static_assert(kRowStep % 8 == 0, "the places of a thread's chunks have one Key()");
+  static_assert(kRowStep % 8 == 0, "all chunks of a thread must have the same Key()");
 
-  const Bits16* base;    // of the matrix: always a valid address
-  const Bits16* source;  // of the first chunk of the next tile
-  Index pitch;           // from chunk to chunk
-  Index advance;         // from tile to tile
-  int place;             // of the first chunk in shared memory
-  int rows_left;         // in the matrix, from this thread's first row on
-  int columns_left;      // likewise
+  const Bits16* base;    // the matrix: always a valid address
+  const Bits16* source;  // the first chunk of the next tile
+  Index pitch;           // from one chunk to the next
+  Index advance;         // from one tile to the next
+  int place;             // offset of the first chunk in shared memory
+  int rows_left;         // rows of the matrix from this thread's first row on
+  int columns_left;      // likewise columns
 
-  // The tile begins at row or column `mn` of op(A) or op(B), which has `mn_end` of them,
-  // and at range.begin of k.
+  // The first tile begins at row `mn` of op(A), or column `mn` of op(B), which has
+  // `mn_end` of them, and at range.begin of k.
   __device__ __forceinline__ TileShare(const Bits16* matrix, Index ld, int mn, int mn_end,
                                        Range range, int thread)
       : base(matrix) {
@@ -45,7 +54,7 @@ struct TileShare {
     columns_left = (Tile::kContiguousK ? range.end : mn_end) - first_column;
   }
 
-  // How many of the eight numbers of chunk i exist.
+  // The number of elements of chunk i that are inside of the matrix, 0 to 8.
   __device__ __forceinline__ int Valid(int i) const {
     return i * kRowStep < rows_left ? Clamp(columns_left, 0, kChunk) : 0;
   }
@@ -61,7 +70,7 @@ struct TileShare {
   }
 };
 
-// Reads the first `valid` of eight numbers one by one, for any alignment.
+// Reads the first `valid` of eight elements one by one, at any alignment.
 __device__ __forceinline__ uint4 ReadChunk(const Bits16* source, int valid) {
   unsigned word[4];
 #pragma unroll
@@ -82,14 +91,14 @@ class AsyncLoader {
                                          int mn_end, Range range, int thread)
       : share_(matrix, ld, mn, mn_end, range, thread), align_(align) {}
 
-  // Starts to copy the next tile. All of it is there for this thread after CopyWait.
+  // Starts to copy the next tile. This thread's part has arrived after CopyWait.
   __device__ __forceinline__ void Load(Bits16* tile) {
     if (align_ == 16) {
-      CopyPieces<16>(tile);
+      CopyBy<16>(tile);
     } else if (align_ == 8) {
-      CopyPieces<8>(tile);
+      CopyBy<8>(tile);
     } else if (align_ == 4) {
-      CopyPieces<4>(tile);
+      CopyBy<4>(tile);
     } else {  // cp.async cannot copy two bytes
 #pragma unroll
       for (int i = 0; i < Share::kCount; ++i) {
@@ -103,15 +112,16 @@ class AsyncLoader {
  private:
   using Share = TileShare<Tile, kThreads>;
 
+  // Copies chunks in parts of kBytes, to which they are aligned.
   template <int kBytes>
-  __device__ __forceinline__ void CopyPieces(Bits16* tile) {
-    constexpr int kPiece = kBytes / 2;
+  __device__ __forceinline__ void CopyBy(Bits16* tile) {
+    constexpr int kElements = kBytes / 2;
 #pragma unroll
     for (int i = 0; i < Share::kCount; ++i) {
 #pragma unroll
-      for (int j = 0; j < kChunk; j += kPiece) {
+      for (int j = 0; j < kChunk; j += kElements) {
         CopyAsync<kBytes>(share_.Place(tile, i) + j, share_.Source(i) + j,
-                          2 * Clamp(share_.Valid(i) - j, 0, kPiece));
+                          2 * Clamp(share_.Valid(i) - j, 0, kElements));
       }
     }
   }
@@ -122,8 +132,8 @@ class AsyncLoader {
 
 #endif  // sm_80
 
-// Without asynchronous copies: Fetch() into registers while the last tile is in use,
-// Store() when it is not.
+// Copies without cp.async: Fetch() loads the next tile into registers while the last one
+// is in use, Store() then writes it to shared memory.
 template <class Tile, int kThreads>
 class RegisterLoader {
  public:
@@ -144,7 +154,7 @@ class RegisterLoader {
     share_.Advance();
   }
 
-  // Rows follow each other after kPitch elements, unswizzled.
+  // Stores rows at a distance of kPitch elements, without swizzling.
   template <int kPitch>
   __device__ __forceinline__ void Store(Bits16* tile, int thread) const {
     const int row = thread / Tile::kRowChunks;

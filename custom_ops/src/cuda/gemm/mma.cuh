@@ -1,5 +1,19 @@
-// The product on tensor cores of sm_80 and up: mma.sync fed by ldmatrix from a ring of
-// tiles in shared memory that cp.async fills.
+// alpha * op(A) * op(B), then the epilogue, on the tensor cores of sm_80 and up: cp.async
+// fills a ring of tiles in shared memory, ldmatrix loads fragments from them, and
+// mma.sync multiplies and accumulates in FP32.
+//
+// A, B and C are row-major, possibly transposed, with row distances lda, ldb and ldc and
+// batch distances stride_a, stride_b and stride_c, as in keras_mp/gemm.h;
+// cuda/gemm/problem.h has all arguments. A and B have 16 bits and any alignment; C has 16
+// or 32 bits.
+//
+// Build and test without a GPU, thread by thread on the host:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target gemm_cuda_emulated_test &&
+//   build/cpp/gemm_cuda_emulated_test
+// With a GPU:
+//   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
+//   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_
@@ -17,7 +31,7 @@ struct MmaMemory {
       kRingBytes > Shape::kStripBytes ? kRingBytes : Shape::kStripBytes;
 };
 
-// The 16x16 blocks of one operand that a warp needs for 16 of k.
+// The 16x16 blocks of one operand that a warp needs for 16 steps of k.
 template <class Tile, int kBlocks>
 struct Fragments {
   unsigned r[kBlocks][4];
@@ -31,8 +45,8 @@ struct Fragments {
   }
 };
 
-// Grid: x tiles of C, y splits of k, z products. kContiguousK*: whether k is contiguous
-// in A (it is not transposed) and in B (it is).
+// In the grid x is tiles of C, y splits of k, and z products. kContiguousKA,
+// kContiguousKB: whether k is contiguous in A (not transposed) and in B (transposed).
 template <class T, class Shape, bool kContiguousKA, bool kContiguousKB>
 __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -67,7 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
       load_a.Load(stage);
       load_b.Load(stage + TileA::kElements);
     }
-    CopyCommit();  // also where there is nothing: CopyWait counts groups
+    CopyCommit();  // also without a copy, as CopyWait counts groups
   };
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) load(step);
@@ -75,9 +89,9 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
   float sum[kBlocksM][2 * kBlocksN][4] = {};
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    CopyWait<kStages - 2>();  // this thread's part of tile `step` is there,
-    SyncThreads();            // now everyone's; and everyone is done with `step` - 1,
-    load(step + kStages - 1);  // whose place this takes
+    CopyWait<kStages - 2>();  // this thread's part of tile `step` has arrived;
+    SyncThreads();  // now all of it has, and no thread reads tile `step` - 1 any more,
+    load(step + kStages - 1);  // whose memory this overwrites
 
     const Bits16* tile_a = ring + step % kStages * kStage;
     const Bits16* tile_b = tile_a + TileA::kElements;
@@ -104,7 +118,7 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
   }
 
   CopyWait<0>();
-  SyncThreads();  // the ring is free: its memory now takes the strips
+  SyncThreads();  // no thread reads the ring any more: its memory is used for the strips
   float* strip = reinterpret_cast<float*>(SharedMemory()) + warp * Shape::kStripFloats;
 #pragma unroll
   for (int i = 0; i < kBlocksM; ++i) {

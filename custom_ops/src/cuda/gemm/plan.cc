@@ -1,4 +1,4 @@
-// Picks tile shape and number of splits by a model of the time, in cycles.
+// Chooses tile shape and number of splits by a model of the time in cycles.
 
 #include "cuda/gemm/plan.h"
 
@@ -13,26 +13,26 @@
 namespace keras_mp::cuda {
 namespace {
 
-// What the model knows of a device. The figures are between those of an A100 and an
-// H100 per multiprocessor and clock: they order the choices, they do not predict times.
+// The parameters of the model, per multiprocessor and clock cycle, between those of an
+// A100 and an H100. They serve to compare the candidates and do not predict times.
 constexpr double kMmaRate = 1024;     // FP16 multiply-adds, sm_80 and up
 constexpr double kWmmaRate = 512;     // likewise, sm_70 and sm_75
 constexpr double kMemoryRate = 12;    // bytes from DRAM
 constexpr double kCacheRate = 40;     // bytes from the L2 cache
-constexpr double kStepLatency = 150;  // of a step beyond its multiply-adds
-constexpr double kNotHidden = 0.1;    // of what goes on behind the longest part
+constexpr double kStepLatency = 150;  // of a step, in addition to its multiply-adds
+constexpr double kNotHidden = 0.1;    // of the parts that overlap with the longest one
 constexpr double kBlockLatency = 2000;   // to fill the ring, and to write the result
-constexpr double kReduceLatency = 6000;  // of one more kernel
+constexpr double kReduceLatency = 6000;  // of another kernel
 
 constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
-constexpr int kSplitGrain = 64;  // every tile's depth divides it
+constexpr int kSplitGrain = 64;  // a multiple of every tile's kK
 
 struct Candidate {
   TileKind kind;
   int m, n, k;
   int warps;
   int resident;       // blocks on a multiprocessor at a time
-  double efficiency;  // of the multiply-adds, where there is enough to do
+  double efficiency;  // of the multiply-adds, for large products
 };
 
 template <class Shape>
@@ -62,7 +62,7 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
   const double blocks = tiles * static_cast<double>(splits);
   const double per_device = device.multiprocessors;
   const double waves = std::max(1.0, blocks / per_device);
-  // Blocks do not end together: what the last wave leaves idle counts.
+  // The last wave counts in full, though it leaves multiprocessors idle.
   const double whole = static_cast<double>(static_cast<std::int64_t>(waves + 0.999));
 
   const double steps = static_cast<double>(CeilDiv(k_per_split, tile.k));
@@ -70,7 +70,7 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
   const double step =
       static_cast<double>(tile.m) * tile.n * tile.k / (rate * tile.efficiency);
   const double together = std::min<double>(whole, tile.resident);
-  // A warp alone has a quarter of the multiprocessor's tensor cores.
+  // A single warp can use a quarter of the tensor cores of a multiprocessor.
   const double warp_step = step * 4 / tile.warps + kStepLatency;
   const double math = steps * std::max(whole * step, whole / together * warp_step);
 
@@ -93,7 +93,8 @@ double Cycles(const Gemm& gemm, const Device& device, const Candidate& tile,
   return longest + kNotHidden * (math + memory + cache) + kBlockLatency + reduce;
 }
 
-// The split sums have to fit into `limit`; without overflow for any size.
+// Returns whether the partial sums fit into `limit` bytes; does not overflow for any
+// size.
 bool Fits(const Gemm& gemm, std::int64_t splits, std::size_t limit,
           std::size_t* workspace) {
   const double bytes = 4.0 * static_cast<double>(gemm.m) * static_cast<double>(gemm.n) *

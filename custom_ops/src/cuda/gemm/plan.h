@@ -1,4 +1,5 @@
-// Which kernel computes a product on the own route, and with what grid. Plain C++.
+// The plan of a product on the route kOwn: which kernel computes it, with which grid.
+// Plain C++.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_PLAN_H_
 #define KERAS_MP_SRC_CUDA_GEMM_PLAN_H_
@@ -16,7 +17,7 @@ struct Device {
   int capability = 0;  // 10 * major + minor
 };
 
-// Shapes of cuda/gemm/shapes.h.
+// The tile shapes of cuda/gemm/shapes.h.
 enum class TileKind { kLarge, kMedium, kSmall, kNarrow, kFlat };
 
 struct Plan {
@@ -26,22 +27,23 @@ struct Plan {
   std::size_t workspace = 0;  // for the sums of the splits
 };
 
-// Of m, n and k each; the kernels count rows, columns and the inner dimension in int.
+// The maximum of m, n and k, as the kernels index rows, columns and the inner dimension
+// by int.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
 
-// The most that MakePlan asks for.
+// The maximum of Plan::workspace.
 constexpr std::size_t kMaxWorkspace = std::size_t{64} << 20;
 
-// What one grid takes in z.
+// The maximum size of a grid in z.
 constexpr std::int64_t kMaxGridBatch = 65535;
 
-// Picks the tile and the splits that the model in cuda/gemm/plan.cc holds for fastest.
-// It depends on sizes, device and `workspace_limit` alone, so that a product has the
+// Chooses the tile and the splits that are fastest by the model in cuda/gemm/plan.cc. The
+// choice depends only on sizes, device and `workspace_limit`, so that a product has the
 // same bits each time.
 Status MakePlan(const Gemm& gemm, const Device& device, std::size_t workspace_limit,
                 Plan* plan);
 
-// What the kernels get. `workspace` is null or has plan.workspace bytes.
+// Makes the argument of the kernels. `workspace` is null or has plan.workspace bytes.
 Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace);
 
 // The same problem without its first `first` products.

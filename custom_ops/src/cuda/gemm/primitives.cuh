@@ -1,4 +1,4 @@
-// The instructions of sm_80 and up that C++ has no words for.
+// PTX instructions of sm_80 and up as functions: cp.async, ldmatrix and mma.sync.
 // tests/cuda/emulator.h has the same functions for the host.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_PRIMITIVES_CUH_
@@ -14,8 +14,8 @@ __device__ __forceinline__ unsigned SharedAddress(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Starts to copy kBytes (4, 8 or 16; both sides aligned to it), of which the first
-// `valid` are read and the others are zero.
+// Starts to copy kBytes: 4, 8 or 16, to which both addresses are aligned. Only the first
+// `valid` bytes are read; the others become zero.
 template <int kBytes>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global, int valid) {
   if constexpr (kBytes == 16) {
@@ -31,20 +31,20 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global, int 
   }
 }
 
-// Copies started since the last commit are one group.
+// Makes the copies since the last commit one group.
 __device__ __forceinline__ void CopyCommit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
 
-// Waits until at most kPending groups of this thread are under way.
+// Waits until at most kPending groups of this thread have not arrived.
 template <int kPending>
 __device__ __forceinline__ void CopyWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Four 8x8 matrices; lane i names row i % 8 of matrix i / 8. A lane gets two neighbours
-// of each: row lane / 4, columns 2 * (lane % 4) and the next, of the matrix or of its
-// transpose.
+// Loads four 8x8 matrices; lane i gives the address of row i % 8 of matrix i / 8. A lane
+// gets two neighbouring elements of each matrix or its transpose: row lane / 4, columns 2
+// * (lane % 4) and 2 * (lane % 4) + 1.
 template <bool kTranspose>
 __device__ __forceinline__ void LoadMatrices(const void* row, unsigned (&r)[4]) {
   if constexpr (kTranspose) {

@@ -1,5 +1,6 @@
-// What the CUDA kernels of the product get: one product, with everything that the host
-// decides. Compiles with nvcc, with NVRTC (which has no host headers) and as plain C++.
+// The argument of the CUDA kernels of the product: a batch of products, with all
+// decisions of the host. Compiles with nvcc, with NVRTC (which has no host headers) and
+// as plain C++.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_PROBLEM_H_
 #define KERAS_MP_SRC_CUDA_GEMM_PROBLEM_H_
@@ -8,7 +9,7 @@
 
 namespace keras_mp::cuda {
 
-// Activation of gemm.h.
+// The values of Activation in keras_mp/gemm.h.
 enum ActivationCode { kNoActivation, kRelu, kTanh, kSigmoid, kGelu };
 
 struct Problem {
@@ -18,8 +19,8 @@ struct Problem {
   const void* bias;    // null: none
   const float* alpha;  // null: 1
 
-  // Where splits > 1, block y of the grid writes its part of the sum to
-  // partial[y][batch][m][n] and nothing to c.
+  // Where splits > 1, blocks with y = i of the grid write their part of the sum to
+  // partial[i][batch][m][n] and nothing to c.
   float* partial;
   Index partial_stride;  // from one split to the next: batch * m * n
 
@@ -28,15 +29,15 @@ struct Problem {
   int m, n, k;
 
   int splits;
-  int k_per_split;  // a multiple of every tile's depth
+  int k_per_split;  // a multiple of every tile's kK
 
   // Largest of 16, 8, 4 and 2 bytes to which every row of the matrix is aligned.
   int align_a, align_b;
-  bool paired_stores;  // whether two neighbours in C, from an even column, are aligned
+  bool paired_stores;  // whether pairs of elements of C from even columns are aligned
 
   ActivationCode activation;
-  bool float_output;  // else the type of A and B
-  bool float_bias;    // else the type of A and B
+  bool float_output;  // whether C is FP32; else it has the type of A and B
+  bool float_bias;    // likewise the bias
 };
 
 }  // namespace keras_mp::cuda

@@ -1,5 +1,5 @@
-// The tile shapes that are built. A new shape needs a line here, a TileKind, a row in
-// cuda/gemm/plan.cc, which picks among them, and one where kernels are launched:
+// The tile shapes that are compiled. A new shape needs a line here, a TileKind, a
+// candidate in cuda/gemm/plan.cc, and a case where kernels are launched: in
 // cuda/gemm/mma_launch.cuh or cuda/gemm/wmma.cu.
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_SHAPES_H_
@@ -10,7 +10,7 @@
 namespace keras_mp::cuda {
 
 // sm_80 and up. Large needs 96 KiB of shared memory, which every such device has (99 KiB
-// on sm_86, 89 and 120). Narrow is for few columns, flat for few rows.
+// on sm_86, 89 and 120). MmaNarrow is for few columns, MmaFlat for few rows.
 using MmaLarge = TileShape<128, 256, 32, 64, 64, 4>;
 using MmaMedium = TileShape<128, 128, 32, 64, 64, 4>;
 using MmaSmall = TileShape<64, 64, 64, 32, 32, 4>;

@@ -1,5 +1,17 @@
-// The product on the tensor cores of Volta and Turing (sm_70, sm_75), through WMMA.
-// Compiles with nvcc and with NVRTC: it includes headers of the device alone.
+// alpha * op(A) * op(B), then the epilogue, on the tensor cores of Volta and Turing
+// (sm_70, sm_75), by WMMA with FP32 accumulators. Compiles with nvcc and with NVRTC: it
+// includes only headers for device code.
+//
+// A, B and C are row-major, possibly transposed, with row distances lda, ldb and ldc and
+// batch distances stride_a, stride_b and stride_c, as in keras_mp/gemm.h;
+// cuda/gemm/problem.h has all arguments. A and B have 16 bits and any alignment; C has 16
+// or 32 bits.
+//
+// Build and test without a GPU, thread by thread on the host:
+//   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
+//   cmake --build build/cpp --target gemm_cuda_emulated_test &&
+//   build/cpp/gemm_cuda_emulated_test
+// Compile with NVRTC to tensor-core instructions: pytest tests/ops/kernels/test_volta.py
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
@@ -13,14 +25,14 @@
 
 namespace keras_mp::cuda {
 
-// Like SharedTile, with eight more elements to a row in place of the swizzle: WMMA reads
-// matrices with a constant pitch.
+// Like SharedTile, but with eight more elements in a row instead of the swizzle: WMMA
+// loads matrices with a constant pitch.
 template <class Tile>
 struct WmmaTile {
   static constexpr int kPitch = Tile::kColumns + kChunk;
   static constexpr int kElements = Tile::kRows * kPitch;
 
-  // Every block begins at a multiple of 32 bytes, which WMMA wants.
+  // Every 16x16 block begins at a multiple of 32 bytes, as WMMA requires.
   KERAS_MP_HOST_DEVICE static constexpr int Offset(int mn, int k) {
     return Tile::kContiguousK ? mn * kPitch + k : k * kPitch + mn;
   }
@@ -45,8 +57,8 @@ struct Layout<false, RowMajor, ColumnMajor> {
   using type = ColumnMajor;
 };
 
-// Grid and template arguments as MmaKernel's. The elements are FP16: these devices have
-// no tensor cores for bfloat16.
+// The grid and the template arguments are those of MmaKernel. The elements are FP16: the
+// tensor cores of these devices do not support bfloat16.
 template <class Shape, bool kContiguousKA, bool kContiguousKB>
 __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
 #if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 700 && __CUDA_ARCH__ < 800)
@@ -93,7 +105,7 @@ __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
   }
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    SyncThreads();  // everyone is done with the last tile
+    SyncThreads();  // no thread reads the last tile any more
     load_a.template Store<TileA::kPitch>(tile_a, thread);
     load_b.template Store<TileB::kPitch>(tile_b, thread);
     SyncThreads();
@@ -127,7 +139,7 @@ __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
     }
   }
 
-  SyncThreads();  // the tiles' memory now takes the strips
+  SyncThreads();  // the memory of the tiles is used for the strips
   float* strip = reinterpret_cast<float*>(SharedMemory()) + warp * Shape::kStripFloats;
 #pragma unroll
   for (int i = 0; i < kBlocksM; ++i) {
