@@ -1,5 +1,6 @@
-// How fast is the FP16 product on this GPU, beside the FP32 product and cuBLASLt's best?
-// The sizes are DeepBench's training GEMMs. Prints a table in Markdown.
+// How fast is the FP16 product on this GPU, compared with the FP32 product and with the
+// fastest algorithm of cuBLASLt? The sizes are DeepBench's training GEMMs. Prints a table
+// in Markdown.
 //
 //   gemm_cuda_benchmark custom_ops/benchmarks/deepbench_gemm_train.csv [every nth row]
 //
@@ -51,8 +52,8 @@ class Memory {
   void* data_ = nullptr;
 };
 
-// Random bits that are FP16 numbers, and FP32 numbers, between 0.5 and 2 in size: zeros
-// need less power and look faster.
+// Fills memory with random bits that are FP16 or FP32 numbers of magnitudes from 0.5 to
+// 2. Zeros would need less power, and so would be faster.
 __global__ void FillKernel(unsigned* words, std::size_t count, bool half) {
   const std::size_t first = blockIdx.x * std::size_t{256} + threadIdx.x;
   for (std::size_t i = first; i < count; i += gridDim.x * std::size_t{256}) {
@@ -69,7 +70,7 @@ double Median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Milliseconds of the device for one call of `enqueue`; NaN where it is refused.
+// Device time of one call of `enqueue` in milliseconds; NaN where the call is refused.
 double Time(cudaStream_t stream, const std::function<Status()>& enqueue) {
   cudaEvent_t begin;
   cudaEvent_t end;
@@ -110,7 +111,7 @@ double Time(cudaStream_t stream, const std::function<Status()>& enqueue) {
   return status.ok() ? Median(times) : kNone;
 }
 
-// Microseconds of the host to put one product on the stream.
+// Host time to put one product on the stream, in microseconds.
 double HostTime(cudaStream_t stream, const std::function<Status()>& enqueue) {
   std::vector<double> times;
   for (int i = 0; i < 200; ++i) {
@@ -147,7 +148,8 @@ std::vector<Row> ReadRows(const char* path, int step) {
   return rows;
 }
 
-// DeepBench's matrices are column-major: the same memory, row-major, is C^T = B^T A^T.
+// The matrices of DeepBench are column-major; the same memory, row-major, is
+// C^T = B^T A^T.
 Gemm ToGemm(const Row& r, DataType type) {
   Gemm g;
   g.m = r.n;

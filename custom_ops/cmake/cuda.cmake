@@ -1,14 +1,15 @@
 # The CUDA kernels: the libraries keras_mp_gemm_cuda and keras_mp_update_cuda, their tests
 # and benchmarks.
 #
-# KERAS_MP_CUDA_ARCHITECTURES  code that is built, in CMAKE_CUDA_ARCHITECTURES' words.
-#     Where not given: Volta if the compiler still knows it, Turing, Ampere (which serves
-#     every 8.x) and Hopper, whose PTX newer devices compile when they first load it.
-# KERAS_MP_CUBLASLT_INCLUDE    folder of cublasLt.h. Where not given: the CUDA toolkit's,
-#     or that of NVIDIA's or TensorFlow's Python package. Without it the library is built
-#     without the cuBLASLt route.
+# KERAS_MP_CUDA_ARCHITECTURES  the architectures that are compiled, in the syntax of
+#     CMAKE_CUDA_ARCHITECTURES. By default: Volta if the compiler still supports it,
+#     Turing, Ampere (which runs on every 8.x) and Hopper, whose PTX newer devices compile
+#     when they first load it.
+# KERAS_MP_CUBLASLT_INCLUDE    the folder of cublasLt.h. By default that of the CUDA
+#     toolkit, or of the Python packages of NVIDIA or TensorFlow. Without it the library is
+#     built without the cuBLASLt route.
 
-# Before enable_language, which would choose one for itself.
+# Before enable_language, which would choose an architecture.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES OFF)
 endif()
@@ -34,7 +35,7 @@ set(KERAS_MP_CUDA_ARCHITECTURES "${keras_mp_architectures}" CACHE STRING
   "CUDA architectures of keras_mp")
 
 if(NOT KERAS_MP_CUBLASLT_INCLUDE)
-  # purelib of the Python that CMake finds; its packages need not be importable.
+  # In the site-packages of the Python that CMake finds; they need not be importable.
   find_package(Python3 COMPONENTS Interpreter QUIET)
   find_path(KERAS_MP_CUBLASLT_INCLUDE cublasLt.h
     HINTS
@@ -75,7 +76,8 @@ set_target_properties(keras_mp_gemm_cuda PROPERTIES
   CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
   POSITION_INDEPENDENT_CODE ON)
 target_include_directories(keras_mp_gemm_cuda PUBLIC include PRIVATE src)
-# After the toolkit's own folder, so that only cublasLt.h comes from another version.
+# -idirafter: searched after the folder of the toolkit, so that only cublasLt.h is from
+# another version.
 if(KERAS_MP_CUBLASLT_INCLUDE)
   set_source_files_properties(${cublaslt_sources} PROPERTIES
     COMPILE_OPTIONS "-idirafter;${KERAS_MP_CUBLASLT_INCLUDE}")
@@ -88,7 +90,7 @@ add_library(keras_mp_update_cuda STATIC src/cuda/update/update.cu)
 set_target_properties(keras_mp_update_cuda PROPERTIES
   CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
   POSITION_INDEPENDENT_CODE ON)
-# Nothing is contracted, so that a step has the bits of update_cpu.h.
+# No multiply and add are contracted, so that a step has the bits of update_cpu.h.
 target_compile_options(keras_mp_update_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
 target_include_directories(keras_mp_update_cuda PUBLIC include PRIVATE src)
@@ -116,10 +118,10 @@ if(KERAS_MP_TESTS)
   endforeach()
 
   if(KERAS_MP_CUBLASLT_INCLUDE)
-    # Under the name that the loader asks for, from a folder that it does not look into.
+    # It has the soname that cublaslt_library.cc opens, but is in no folder of the loader.
     add_library(fake_cublaslt MODULE tests/cuda/fake_cublaslt.cc)
     target_link_options(fake_cublaslt PRIVATE -Wl,-soname,libcublasLt.so.13)
-    # The test says itself which device is the current one.
+    # Not linked to CUDA: the test defines cudaGetDevice.
     add_executable(gemm_cublaslt_test
       tests/cuda/gemm_cublaslt_test.cc ${cublaslt_sources})
     target_link_libraries(gemm_cublaslt_test PRIVATE ${CMAKE_DL_LIBS})
