@@ -105,8 +105,8 @@ class _Gemm:
         if is_native and (b.dtype == a.dtype or not has_accelerator()):
             return native.fp16_gemm(a, b, alpha, biases, **attributes)
 
-        # The reference has no registered gradient, and the kernel for a GPU takes no
-        # FP32 matrix.
+        # The reference has no registered gradient. Where there is a GPU, an FP32 matrix
+        # is cast once here, not by the kernel in each product.
         @tf.custom_gradient
         def multiply(
             a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor

@@ -25,7 +25,8 @@ bool IsAvailable(CudaRoute route, const char** why = nullptr);
 std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route);
 
 // Puts `gemm` on `stream` (a cudaStream_t) of the current device. `workspace` has
-// WorkspaceBytes(gemm, route) bytes, aligned to 256; kOwn also runs with less, or none.
+// WorkspaceBytes(gemm, route) bytes, aligned to 256; kOwn also runs with less, or none,
+// unless B is FP32, of which the workspace holds a copy in 16 bits.
 // Returns kUnimplemented where nothing was put on the stream and another route may
 // compute the product: cuBLASLt may have no algorithm for it, and kOwn has no bfloat16
 // before compute capability 8.0.

@@ -25,7 +25,7 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
 
  protected:
   Status Multiply(tensorflow::OpKernelContext* ctx, const Gemm& gemm) override {
-    // Where cuBLASLt is missing or has no algorithm, keras_mp's own kernel computes.
+    // Where cuBLASLt is missing or has no algorithm, the kernel of this library computes.
     const Status status = MultiplyOn(route_, ctx, gemm);
     if (status.code != StatusCode::kUnimplemented || !may_fall_back_) return status;
     LOG_FIRST_N(WARNING, 1) << "keras_mp: the own kernel computes what cuBLASLt did not: "
@@ -39,24 +39,17 @@ class Fp16GemmGpuOp : public Fp16GemmOp {
     const auto bytes = static_cast<std::int64_t>(WorkspaceBytes(gemm, route));
     tensorflow::Tensor workspace;
     if (!ctx->allocate_temp(tensorflow::DT_INT8, {bytes}, &workspace).ok()) {
-      return {StatusCode::kOutOfMemory, "no device memory for the partial sums"};
+      return {StatusCode::kOutOfMemory, "no device memory for the workspace"};
     }
     void* stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
     return GemmCuda(gemm, route, workspace.data(), bytes, stream);
   }
 
-  CudaRoute route_ = CudaRoute::kOwn;  // tried first
+  CudaRoute route_ = CudaRoute::kOwn;  // the first one that is tried
   bool may_fall_back_ = false;
 };
 
-// Not for an FP32 b, which the CUDA kernels do not round.
-REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .TypeConstraint<Eigen::half>("Tb"),
-                        Fp16GemmGpuOp);
-REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .TypeConstraint<Eigen::bfloat16>("Tb"),
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device(tensorflow::DEVICE_GPU),
                         Fp16GemmGpuOp);
 
 }  // namespace

@@ -18,6 +18,7 @@
 // After the emulator, whose definitions they use.
 #include "cuda/gemm/mma.cuh"
 #include "cuda/gemm/plan.h"
+#include "cuda/gemm/round.cuh"
 #include "cuda/gemm/shapes.h"
 #include "cuda/gemm/wmma.cuh"
 #include "cuda/gemm_tolerance.h"
@@ -276,14 +277,43 @@ void CheckWmmaShape(const std::string& name) {
   CheckWmma<Shape, true, true>(name);
 }
 
+// Every element is rounded, and nothing is written beyond, on grids smaller and larger
+// than the array.
+template <class T>
+void CheckRound() {
+  for (const int count : {1, 7, 255, 256, 257, 1000}) {
+    for (const unsigned blocks : {1u, 2u, 5u}) {
+      std::mt19937 random(3);
+      std::normal_distribution<float> normal;
+      const Matrix from(count, 4, 0), to(count + 1, 2, 0);
+      for (int i = 0; i < count; ++i) from.floats()[i] = normal(random);
+      from.floats()[count / 2] = 1 + 0x1p-9f + 0x1p-20f;  // has more than 11 bits
+      to.bits()[count] = 0x5a5a;
+      gridDim = {blocks, 1, 1};
+      for (blockIdx = {0, 0, 0}; blockIdx.x < blocks; ++blockIdx.x) {
+        emulator::Machine::Get().Run(
+            [&] { RoundKernel<T>(from.floats(), to.bits(), count); }, {kRoundThreads}, 0,
+            blockIdx.x);
+      }
+      for (int i = 0; i < count; ++i) {
+        Expect(to.bits()[i] == Round(T{}, from.floats()[i]), "an element is not rounded");
+      }
+      Expect(to.bits()[count] == 0x5a5a, "rounding writes beyond the array");
+    }
+  }
+}
+
 int Main() {
+  CheckRound<Half>();
+  CheckRound<Bfloat16>();
+  std::printf("rounding of B: %d failures\n", failures);
   CheckMmaShape<Half, MmaSmall>("small");
   CheckMmaShape<Half, MmaNarrow>("narrow");
   CheckMmaShape<Half, MmaFlat>("flat");
   CheckMmaShape<Half, MmaMedium>("medium");
   CheckMmaShape<Half, MmaLarge>("large");
   CheckMma<Bfloat16, MmaSmall, true, false>("bfloat16");
-  std::printf("mma.sync: %d failures\n", failures);
+  std::printf("and mma.sync: %d failures\n", failures);
   CheckWmmaShape<WmmaSmall>("wmma small");
   CheckWmmaShape<WmmaMedium>("wmma medium");
   std::printf("and wmma: %d failures\n", failures);

@@ -194,6 +194,46 @@ void CheckErrors(CudaRoute route) {
   }
 }
 
+// B in FP32, of which every element is a 16-bit number: the result is that of B in 16
+// bits.
+void CheckFloatB(CudaRoute route) {
+  for (const DataType input : {DataType::kHalf, DataType::kBfloat16}) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Case c;
+      c.m = 33;
+      c.n = 40;
+      c.k = bits & 4 ? 3000 : 50;  // with splits, and without
+      c.batch = 3;
+      c.extra = 3;
+      c.input = input;
+      c.transpose_b = bits & 1;
+      c.share_b = bits & 2;
+      Product product(c, Uniform(1), Uniform(2), 3);
+      if (!RunIt(product, route, "B in FP32")) continue;
+      const auto expected = product.Output();
+      Gemm gemm = product.gemm();
+      const std::int64_t rows = c.transpose_b ? c.n : c.k;
+      const std::int64_t count = rows * gemm.ldb * (c.share_b ? 1 : c.batch);
+      std::vector<std::uint16_t> b(static_cast<std::size_t>(count));
+      CheckCuda(cudaMemcpy(b.data(), gemm.b, b.size() * 2, cudaMemcpyDeviceToHost), "B");
+      std::vector<float> wide;
+      for (const std::uint16_t x : b) wide.push_back(Widen(input, x));
+      const DeviceBuffer float_b(wide.size() * 4);
+      float_b.Put(wide.data(), wide.size() * 4, 0);
+      gemm.b = float_b.data();
+      gemm.rounds_b = true;
+      CheckCuda(cudaMemset(gemm.c, 0xff, expected.size()), "clear C");
+      const DeviceBuffer workspace(WorkspaceBytes(gemm, route));
+      const Status status =
+          GemmCuda(gemm, route, workspace.data(), workspace.bytes(), nullptr);
+      CheckCuda(cudaDeviceSynchronize(), "B in FP32");
+      if (!status.ok()) Fail(route, c.Name(), status.message);
+      if (product.Output() != expected) Fail(route, c.Name(), "B in FP32: other bits");
+      if (!workspace.GuardsAreIntact()) Fail(route, c.Name(), "writes beyond its memory");
+    }
+  }
+}
+
 __global__ void FillKernel(__half* x, long long count) {
   for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count;
        i += gridDim.x * 256ll) {
@@ -273,6 +313,7 @@ int Main(int random_cases) {
         {"alignments", [&] { CheckAlignments(route); }},
         {"epilogues", [&] { CheckEpilogues(route); }},
         {"batches", [&] { CheckBatches(route); }},
+        {"B in FP32", [&] { CheckFloatB(route); }},
         {"determinism", [&] { CheckDeterminism(route); }},
         {"threads", [&] { CheckThreads(route); }},
         {"errors", [&] { CheckErrors(route); }},

@@ -6,7 +6,7 @@
 // Build and test, with a GPU:
 //   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
 //   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
-// The kernels, except ReluKernel, run without a GPU in gemm_cuda_emulated_test.
+// The kernels, except ReluKernel, also run without a GPU in gemm_cuda_emulated_test.
 
 #include "keras_mp/gemm_cuda.h"
 
@@ -18,6 +18,7 @@
 #include "cuda/gemm/cublaslt.h"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/launch.h"
+#include "cuda/gemm/round.cuh"
 
 namespace keras_mp {
 namespace cuda {
@@ -60,6 +61,41 @@ bool IsEmpty(const Gemm& g) { return g.m == 0 || g.n == 0 || g.batch == 0; }
 Gemm Simplify(const Gemm& gemm) {
   const Gemm folded = FoldBatch(gemm);
   return folded.m <= kMaxSize ? folded : gemm;
+}
+
+// Elements of B, and of the gaps between its rows and matrices.
+std::int64_t ExtentOfB(const Gemm& g) {
+  const std::int64_t rows = g.transpose_b ? g.n : g.k;
+  const std::int64_t columns = g.transpose_b ? g.k : g.n;
+  return (g.batch - 1) * g.stride_b + (rows - 1) * g.ldb + columns;
+}
+
+// Bytes at the beginning of the workspace for the 16-bit copy of an FP32 matrix B.
+std::size_t RoundedBytes(const Gemm& g) {
+  if (!g.rounds_b) return 0;
+  return (static_cast<std::size_t>(ExtentOfB(g)) * sizeof(Bits16) + 255) / 256 * 256;
+}
+
+// The product with the 16-bit copy of B.
+Gemm WithRoundedB(const Gemm& gemm, const void* rounded) {
+  Gemm product = gemm;
+  product.rounds_b = false;
+  product.b = rounded;
+  return product;
+}
+
+Status RoundB(const Gemm& gemm, void* rounded, cudaStream_t stream) {
+  const auto* from = static_cast<const float*>(gemm.b);
+  auto* to = static_cast<Bits16*>(rounded);
+  Index count = ExtentOfB(gemm);
+  const auto kernel =
+      gemm.input == DataType::kHalf ? RoundKernel<Half> : RoundKernel<Bfloat16>;
+  const Index blocks =
+      std::min<Index>((count + kRoundThreads - 1) / kRoundThreads, 65535);
+  void* arguments[] = {&from, &to, &count};
+  return FromCuda(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                   dim3(static_cast<unsigned>(blocks)),
+                                   dim3(kRoundThreads), arguments, 0, stream));
 }
 
 // Adds up the parts of a split sum, p.splits of them (0 is allowed), and applies the
@@ -262,28 +298,41 @@ bool IsAvailable(CudaRoute route, const char** why) {
 
 std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route) {
   if (!Validate(gemm).ok() || cuda::IsEmpty(gemm) || gemm.k == 0) return 0;
-  const Gemm simple = cuda::Simplify(gemm);
+  // A copy of B is aligned to 256 bytes, as null is.
+  const std::size_t rounded = cuda::RoundedBytes(gemm);
+  const Gemm simple =
+      cuda::Simplify(gemm.rounds_b ? cuda::WithRoundedB(gemm, nullptr) : gemm);
   if (route == CudaRoute::kOwn) {
     cuda::Device device;
     cuda::Plan plan;
     const bool ok = cuda::CurrentDevice(&device).ok() &&
                     cuda::MakePlan(simple, device, cuda::kMaxWorkspace, &plan).ok();
-    return ok ? plan.workspace : 0;
+    return rounded + (ok ? plan.workspace : 0);
   }
   cuda::CublasLtSteps steps = cuda::StepsOf(simple);
   if (steps.sums > 0) steps.product.c = nullptr;  // in the workspace, as well aligned
   std::size_t bytes = 0;
   const Status status =
       cuda::CublasLtWorkspaceBytes(steps.product, cuda::kCublasLtWorkspace, 0, &bytes);
-  return steps.sums + (status.ok() ? bytes : 0);
+  return rounded + steps.sums + (status.ok() ? bytes : 0);
 }
 
 Status GemmCuda(const Gemm& gemm, CudaRoute route, void* workspace,
                 std::size_t workspace_bytes, void* stream) {
   const Status status = Validate(gemm);
   if (!status.ok() || cuda::IsEmpty(gemm)) return status;
-  if (gemm.rounds_b) return {StatusCode::kUnimplemented, "B must have the type of A"};
   const auto queue = static_cast<cudaStream_t>(stream);
+  if (gemm.rounds_b && gemm.k > 0) {
+    const std::size_t bytes = cuda::RoundedBytes(gemm);
+    if (workspace == nullptr || workspace_bytes < bytes) {
+      return {StatusCode::kInvalidArgument, "the workspace is below WorkspaceBytes()"};
+    }
+    const Status rounded = cuda::RoundB(gemm, workspace, queue);
+    if (!rounded.ok()) return rounded;
+    return GemmCuda(cuda::WithRoundedB(gemm, workspace), route,
+                    static_cast<char*>(workspace) + bytes, workspace_bytes - bytes,
+                    stream);
+  }
   const Gemm simple = cuda::Simplify(gemm);
   if (simple.k == 0) return cuda::FinishSums(simple, nullptr, queue);
   return route == CudaRoute::kOwn
