@@ -3,11 +3,13 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.arguments import shown, whole_number
 from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizer.backend import (
@@ -165,13 +167,15 @@ class FP32MasterOptimizer(RuledOptimizer):
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
         self._seed_generator = keras.random.SeedGenerator(seed)
-        self._track_variable(self._seed_generator.state)
+        keras_internals.add_to_variables(self, self._seed_generator.state)
         self._notes = step_notes()
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
         self._run: Callable[..., None] = run_on_each_replica
         self._scaler = _scaler_of(loss_scale)
         self._last_round = self._scaler.add_user(
-            self._notes, self.add_variable, self._track_variable
+            self._notes,
+            self.add_variable,
+            partial(keras_internals.add_to_variables, self),
         )
         self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
 
@@ -197,7 +201,11 @@ class FP32MasterOptimizer(RuledOptimizer):
         None before the first overflow. Reading it waits for the device.
         """
         index = int(ops.convert_to_numpy(self._last_overflow))
-        return None if index < 0 else _path(self._trainable_variables[index])
+        return (
+            None
+            if index < 0
+            else _path(keras_internals.trainable_variables(self)[index])
+        )
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the masters and builds the inner optimizer on them.
@@ -234,7 +242,7 @@ class FP32MasterOptimizer(RuledOptimizer):
             strategy_of(self),
         )
         for _, master in self._own_masters.pairs:
-            self._track_variable(master)
+            keras_internals.add_to_variables(self, master)
         regularize_weights(variables)
         self._own_masters.fill()
         exclude_from_weight_decay_too(self.inner_optimizer, self._own_masters.pairs)
@@ -331,7 +339,9 @@ class FP32MasterOptimizer(RuledOptimizer):
             )
         scale = self._scale_in_use()
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables or [None] * len(gradients)
+            trainable_variables = keras_internals.trainable_variables(self) or [
+                None
+            ] * len(gradients)
         _check_one_to_one(gradients, trainable_variables)
         self._notes.take(scale, unscaled=True)
         return unscale(self, gradients, trainable_variables, scale)[0]
@@ -371,7 +381,9 @@ class FP32MasterOptimizer(RuledOptimizer):
         grads = list(grads)
         if not grads:
             return
-        variables = list(trainable_variables or self._trainable_variables)
+        variables = list(
+            trainable_variables or keras_internals.trainable_variables(self)
+        )
         _check_one_to_one(grads, variables)
         if all(gradient is None for gradient in grads):
             raise ValueError(
@@ -383,11 +395,13 @@ class FP32MasterOptimizer(RuledOptimizer):
             refuse_several_replicas()
             outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
-        self._check_variables_are_known(variables)
+        keras_internals.check_variables_are_known(self, variables)
         scale = self._divisor()
         if self._is_joint:
             grads = sum_gradients(grads, self.all_reduce_dtype)
-        masters = [self._masters[self._get_variable_index(v)] for v in variables]
+        masters = [
+            self._masters[keras_internals.variable_index(self, v)] for v in variables
+        ]
         updates = plan(
             self.inner_optimizer,
             self._own_masters,
@@ -448,7 +462,7 @@ class FP32MasterOptimizer(RuledOptimizer):
         """
         counts = sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
-            [self.inner_optimizer._get_variable_index(m) for m in masters],
+            [keras_internals.variable_index(self.inner_optimizer, m) for m in masters],
             dtype=self._last_overflow.dtype,
         )
         none = len(self._masters)
@@ -536,7 +550,9 @@ class FP32MasterOptimizer(RuledOptimizer):
         """
         if not any(leaf.use_ema for leaf in leaves(self.inner_optimizer)):
             return
-        masters = [self._masters[self._get_variable_index(v)] for v in var_list]
+        masters = [
+            self._masters[keras_internals.variable_index(self, v)] for v in var_list
+        ]
         with self.changing_masters():
             self.inner_optimizer.finalize_variable_values(masters)
             if keras.backend.backend() == "jax":

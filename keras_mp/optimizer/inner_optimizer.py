@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.arguments import shown
 from keras_mp.optimizer.backend import have_values, is_sparse
 
@@ -82,10 +83,9 @@ def exclude_from_weight_decay_too(optimizer: Any, pairs: list[tuple[Any, Any]]) 
         pairs: list of (weight, master).
     """
     for leaf in leaves(optimizer):
-        excluded: set[Any] = getattr(leaf, "_exclude_from_weight_decay", set())
         for weight, master in pairs:
-            if leaf._var_key(weight) in excluded:
-                excluded.add(leaf._var_key(master))
+            if not keras_internals.uses_weight_decay(leaf, weight):
+                keras_internals.add_to_weight_decay_exclusions(leaf, master)
 
 
 def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:

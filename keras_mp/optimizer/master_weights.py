@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops, random
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.optimizer.backend import (
     assign_on_all_replicas,
@@ -64,7 +65,7 @@ def create_master(weight: Any) -> keras.Variable:
             dtype="float32",
             trainable=False,
             aggregation=_aggregation(weight),
-            layout=getattr(weight, "_layout", None),
+            layout=keras_internals.layout(weight),
             name=name,
         )
     master.constraint = getattr(weight, "constraint", None)

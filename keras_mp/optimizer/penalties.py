@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.regularizers import FP32Regularizer
 
@@ -90,7 +91,7 @@ def _adds_to_its_loss(model: keras.Model) -> bool:
 
 def _in_16_bits(model: keras.Model) -> Iterator[tuple[keras.Layer, str]]:
     """Yields each layer with a regularizer that computes in 16 bits, and its name."""
-    for layer in model._flatten_layers():
+    for layer in keras_internals.flatten_layers(model):
         for name, value in list(vars(layer).items()):
             is_activity = name == "activity_regularizer"
             dtype = layer.compute_dtype if is_activity else layer.variable_dtype

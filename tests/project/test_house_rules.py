@@ -64,6 +64,18 @@ MAY_IMPORT = {
 # The one bridge between the chains: the update step has a kernel.
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
+# What every module may ask of the host; it imports none of keras_mp.
+INTERNALS = "keras_mp.keras_internals"
+MAY_IMPORT[INTERNALS] = []
+for imports in MAY_IMPORT.values():
+    imports.append(INTERNALS)
+
+HOSTS = ("keras", "tensorflow", "jax", "torch", "numpy")
+ATTRIBUTE_FUNCTIONS = ("getattr", "hasattr", "setattr", "delattr")
+# Public in spite of their names: methods of a NamedTuple.
+PUBLIC = ("_asdict", "_replace")
+# Folders in which private attributes of the host are still used directly.
+PENDING = ("keras_mp/layers/",)
 
 
 @dataclass
@@ -124,6 +136,65 @@ def private_imports_of_the_host(source):
     for line, name in references(source):
         if any(within(name, p) for p in ("keras.src", "tensorflow.python")):
             yield line, f"{name} is private to its project"
+    for node in ast.walk(source.tree):
+        for name in imported(source, node):
+            host, *parts = name.split(".")
+            if host in HOSTS and any(map(is_private, parts)):
+                yield node.lineno, f"{name} is private to its project"
+
+
+def is_private(name):
+    """Tells whether Python's convention, or TensorFlow's, makes a name private."""
+    special = name.startswith("__") and name.endswith("__")
+    return name == "__internal__" or (name.startswith("_") and not special)
+
+
+def private_names_used(tree):
+    """Yields `(line, name)` of `x._name`, `getattr(x, "_name")` and their like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and dotted(node.func) in ATTRIBUTE_FUNCTIONS:
+            names = [a for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            yield from ((node.lineno, str(name.value)) for name in names)
+
+
+def names_defined(tree):
+    """Returns the names of functions and classes, and of what is assigned to.
+
+    Of attributes, those of `self`: what is assigned to another object is its own.
+    """
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(getattr(node, "ctx", None), ast.Store):
+            names.add(dotted(node).removeprefix("self."))
+    return names
+
+
+def modules_imported(source):
+    """Yields the parsed modules of keras_mp that a source imports names from."""
+    for node in ast.walk(source.tree):
+        for name in imported(source, node):
+            if not within(name, "keras_mp"):
+                continue
+            for module in (name, name.rpartition(".")[0]):
+                file = ROOT / f"{module.replace('.', '/')}.py"
+                if file.is_file():
+                    yield ast.parse(file.read_text(encoding="utf-8"))
+
+
+def private_attributes_of_the_host(source):
+    exempt = ("keras_mp/keras_internals.py", *PENDING)
+    if not source.path.startswith("keras_mp/") or source.path.startswith(exempt):
+        return
+    own = {*PUBLIC, *names_defined(source.tree)}
+    for tree in modules_imported(source):
+        own |= names_defined(tree)
+    for line, name in private_names_used(source.tree):
+        if is_private(name) and name not in own:
+            yield line, f"{name} is not of keras_mp: ask {INTERNALS} for it"
 
 
 def imports_against_the_layers(source):
@@ -182,6 +253,7 @@ def bare_excepts(source):
 
 RULES = (
     private_imports_of_the_host,
+    private_attributes_of_the_host,
     imports_against_the_layers,
     internals_in_examples,
     tensorflow_at_the_top,
@@ -211,6 +283,22 @@ def test_sources_keep_the_rule(rule):
         (private_imports_of_the_host, "tests/x.py", "from keras.src.ops import a"),
         (private_imports_of_the_host, "tests/x.py", "import keras\nkeras.src.a.b()"),
         (private_imports_of_the_host, "tests/x.py", "from tensorflow import python"),
+        (private_imports_of_the_host, "tests/x.py", "from jax._src import core"),
+        (private_attributes_of_the_host, "keras_mp/a.py", "optimizer._var_key(1)"),
+        (private_attributes_of_the_host, "keras_mp/a.py", "a.b._trainable_variables"),
+        (private_attributes_of_the_host, "keras_mp/a.py", "optimizer._built = True"),
+        (private_attributes_of_the_host, "keras_mp/a.py", "hasattr(layer, '_layers')"),
+        (private_attributes_of_the_host, "keras_mp/a.py", "getattr(v, '_layout', 1)"),
+        (
+            private_attributes_of_the_host,
+            "keras_mp/a.py",
+            "class A(B):\n  def f(self):\n    self._track_variable(1)",
+        ),
+        (
+            private_attributes_of_the_host,
+            "keras_mp/a.py",
+            "def f():\n  import tensorflow as tf\n  tf.__internal__.distribute",
+        ),
         (imports_against_the_layers, "keras_mp/new.py", ""),
         (
             imports_against_the_layers,
@@ -291,6 +379,17 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ("keras_mp/ops/gemm.py", "import tensorflow\nfrom .kernels import native"),
         ("keras_mp/layers/core/dense.py", "from keras_mp.ops.gemm import fp16_gemm"),
         ("keras_mp/callbacks.py", "def f():\n  import tensorflow"),
+        ("keras_mp/optimizer/rounding.py", "from keras_mp import keras_internals"),
+        ("keras_mp/keras_internals.py", "def f(optimizer):\n  optimizer._var_key(1)"),
+        (
+            "keras_mp/export.py",
+            "class A(B):\n  def f(self):\n    self._a = self.__dict__\n    self._a",
+        ),
+        ("keras_mp/export.py", "def f(state):\n  state._replace(a=1)._asdict()"),
+        (
+            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "from .loss_scaler import LossScaler\nLossScaler(1)._round",
+        ),
         ("examples/x.py", "import keras_mp\nkeras_mp.wrap(1).scale_loss(2)"),
         ("examples/x.py", "from keras_mp import wrap"),
     ],

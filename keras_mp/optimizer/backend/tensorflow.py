@@ -8,8 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-# TensorFlow's graphs of what stands in a `tf.cond`, a `tf.switch_case` or a loop.
-_PARTS_OF_FUNCTIONS = ("CondBranchFuncGraph", "WhileBodyFuncGraph")
+from keras_mp import keras_internals
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -50,8 +49,8 @@ def is_part_of(function: Any) -> bool:
         function: what `current_function` returned.
     """
     here = current_function()
-    while here is not function and type(here).__name__ in _PARTS_OF_FUNCTIONS:
-        here = here.outer_graph
+    while here is not function and (around := keras_internals.graph_around(here)):
+        here = around
     return here is function
 
 
@@ -77,7 +76,7 @@ def outside_functions(act: Callable[[], None]) -> None:
 
 def strategy_of(optimizer: Any) -> Any:
     """Returns the `tf.distribute.Strategy` that an optimizer was created in."""
-    return optimizer._distribution_strategy
+    return keras_internals.strategy(optimizer)
 
 
 def replicas_in(strategy: Any) -> int:
@@ -153,10 +152,7 @@ def updates_without_merging() -> bool:
     So it is with several GPUs under XLA. There code across replicas is what updates the
     copies of all, and on any one replica its own copy.
     """
-    import tensorflow as tf
-
-    # Keras's optimizers ask it, and only here can it be asked.
-    return bool(tf.__internal__.distribute.strategy_supports_no_merge_call())
+    return keras_internals.supports_no_merge_call()
 
 
 def run_on_each_replica(

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.arguments import shown
 from keras_mp.optimizer.backend import run_on_each_replica
 from keras_mp.optimizer.backend.tensorflow import (
@@ -68,7 +69,7 @@ def choose_run(
     joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
     if not joint or replicas == 1:
         return run_on_each_replica, nullcontext()
-    if any(optimizer._overwrite_variable_with_gradient(v) for v in variables):
+    if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
         raise ValueError(
             "Gradients that replace their variables cannot be summed over "
             "replicas. Received: variables with overwrite_with_gradient=True, and "

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.backend import can_update, is_sparse
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
@@ -58,7 +59,7 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
         and update.takes(gradient)
         and keras.backend.standardize_dtype(master.dtype) == "float32"
         and getattr(master, "constraint", None) is None
-        and not optimizer._overwrite_variable_with_gradient(master)
+        and not keras_internals.is_replaced_by_gradient(optimizer, master)
     )
 
 
@@ -121,7 +122,10 @@ class FusedUpdate:
         weight_of = {id(master): weight for weight, master in self.own_masters.pairs}
         weights = [weight_of.get(id(master)) for master in self.masters]
         own = [weight for weight in weights if weight is not None]
-        indices = [self.optimizer._get_variable_index(m) for m in self.masters]
+        indices = [
+            keras_internals.variable_index(self.optimizer, master)
+            for master in self.masters
+        ]
         update.update_variables(
             finite,
             self.gradients,
@@ -141,8 +145,9 @@ class FusedUpdate:
         )
 
     def _decays(self, master: Any) -> bool:
-        optimizer = self.optimizer
-        return bool(optimizer.weight_decay) and optimizer._use_weight_decay(master)
+        return bool(self.optimizer.weight_decay) and keras_internals.uses_weight_decay(
+            self.optimizer, master
+        )
 
     def _clip_norm(self) -> float | None:
         return self.optimizer.global_clipnorm or None

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.keras_internals import nadam_momentum_product, slots
+
 
 @dataclass(frozen=True)
 class FusedRule:
@@ -51,7 +53,7 @@ def count_step(optimizer: Any, finite: Any) -> None:
         finite: scalar bool tensor.
     """
     if type(optimizer) is keras.optimizers.Nadam:
-        product = optimizer._u_product
+        product = nadam_momentum_product(optimizer)
         product.assign(ops.where(finite, _next_product(optimizer), product))
     iterations = optimizer.iterations
     iterations.assign_add(ops.cast(finite, iterations.dtype))
@@ -83,10 +85,11 @@ def _sgd(optimizer: Any) -> FusedRule:
 
 
 def _adam(optimizer: Any) -> FusedRule:
-    slots = [optimizer._momentums, optimizer._velocities]
+    names = ["momentums", "velocities"]
     if optimizer.amsgrad:
-        slots.append(optimizer._velocity_hats)
-    return FusedRule("amsgrad" if optimizer.amsgrad else "adam", slots, _adam_numbers)
+        names.append("velocity_hats")
+    name = "amsgrad" if optimizer.amsgrad else "adam"
+    return FusedRule(name, slots(optimizer, *names), _adam_numbers)
 
 
 def _adam_numbers(optimizer: Any) -> dict[str, Any]:
@@ -108,8 +111,8 @@ def _powers(optimizer: Any) -> list[Any]:
 
 
 def _nadam(optimizer: Any) -> FusedRule:
-    slots = [optimizer._momentums, optimizer._velocities]
-    return FusedRule("nadam", slots, _nadam_numbers)
+    names = ("momentums", "velocities")
+    return FusedRule("nadam", slots(optimizer, *names), _nadam_numbers)
 
 
 def _nadam_numbers(optimizer: Any) -> dict[str, Any]:
@@ -137,13 +140,13 @@ def _nadam_numbers(optimizer: Any) -> dict[str, Any]:
 
 def _next_product(optimizer: Any) -> Any:
     """Returns the product of Nadam's momentums, that of this step included."""
-    product = optimizer._u_product
+    product = nadam_momentum_product(optimizer)
     step = ops.cast(optimizer.iterations + 1, product.dtype)
     return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
 
 
 def _adamax(optimizer: Any) -> FusedRule:
-    return FusedRule("adamax", [optimizer._m, optimizer._u], _adamax_numbers)
+    return FusedRule("adamax", slots(optimizer, "m", "u"), _adamax_numbers)
 
 
 def _adamax_numbers(optimizer: Any) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _adamax_numbers(optimizer: Any) -> dict[str, Any]:
 
 
 def _lion(optimizer: Any) -> FusedRule:
-    return FusedRule("lion", [optimizer._momentums], _lion_numbers)
+    return FusedRule("lion", slots(optimizer, "momentums"), _lion_numbers)
 
 
 def _lion_numbers(optimizer: Any) -> dict[str, Any]:
@@ -173,29 +176,29 @@ def _lion_numbers(optimizer: Any) -> dict[str, Any]:
 def _adagrad(optimizer: Any) -> FusedRule:
     return FusedRule(
         "adagrad",
-        [optimizer._accumulators],
+        slots(optimizer, "accumulators"),
         lambda optimizer: {"epsilon": optimizer.epsilon},
     )
 
 
 def _adadelta(optimizer: Any) -> FusedRule:
-    slots = [optimizer._accumulated_grads, optimizer._accumulated_delta_vars]
-    return FusedRule("adadelta", slots, _rho_numbers)
+    names = ("accumulated_grads", "accumulated_delta_vars")
+    return FusedRule("adadelta", slots(optimizer, *names), _rho_numbers)
 
 
 def _rmsprop(optimizer: Any) -> FusedRule:
-    name, slots = "rmsprop", [optimizer._velocities]
+    name, names = "rmsprop", ["velocities"]
     if optimizer.centered:
         name = "centered_rmsprop"
-        slots.append(optimizer._average_gradients)
+        names.append("average_gradients")
     if optimizer.momentum > 0:
         name += "_momentum"
-        slots.append(optimizer._momentums)
+        names.append("momentums")
 
     def numbers(optimizer: Any) -> dict[str, Any]:
         return {**_rho_numbers(optimizer), "momentum": optimizer.momentum}
 
-    return FusedRule(name, slots, numbers)
+    return FusedRule(name, slots(optimizer, *names), numbers)
 
 
 def _rho_numbers(optimizer: Any) -> dict[str, Any]:

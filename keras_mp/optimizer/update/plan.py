@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
 from keras_mp.optimizer.update.fused_rules import rule_of
@@ -35,7 +36,9 @@ def plan(
     fused = fused_part(optimizer, rule, own_masters, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # As the optimizer would, this tells which gradients are missing.
-        gradients, masters = optimizer._filter_empty_gradients(gradients, masters)
+        gradients, masters = keras_internals.without_missing_gradients(
+            optimizer, gradients, masters
+        )
         fused, rest = list(range(len(gradients))), []
     else:
         rest = sorted(set(range(len(gradients))) - set(fused))

@@ -6,6 +6,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.backend import can_update, cond_on_all_replicas, is_sparse
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct, needs_master
@@ -111,7 +112,7 @@ def unscale(
             unscaled[i] = value
         return unscaled, overflows
     for i in given:
-        if not optimizer._overwrite_variable_with_gradient(variables[i]):
+        if not keras_internals.is_replaced_by_gradient(optimizer, variables[i]):
             unscaled[i] = _in_fp32(gradients[i], scale)
     return unscaled, overflows_of(unscaled, replicas)
 
@@ -142,7 +143,7 @@ def _fit_the_op(
         gradient is None
         or (
             update.takes(gradient)
-            and not optimizer._overwrite_variable_with_gradient(variable)
+            and not keras_internals.is_replaced_by_gradient(optimizer, variable)
         )
         for gradient, variable in zip(gradients, variables, strict=True)
     )

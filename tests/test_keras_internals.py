@@ -1,0 +1,265 @@
+"""What keras_mp/keras_internals.py takes for granted of the host, a test each.
+
+Where one fails, Keras or TensorFlow has changed something private: change the function
+that the message names, or find a public way.
+"""
+
+import ast
+import functools
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import optimizers
+
+from keras_mp import keras_internals
+
+TESTED = set()
+
+
+def contract(function):
+    """Marks the test of a function, and has its failure say what has changed."""
+    TESTED.add(function.__name__)
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(*args, **kwargs):
+            try:
+                test(*args, **kwargs)
+            except Exception as error:
+                raise AssertionError(
+                    f"keras_mp.keras_internals.{function.__name__} must do what its "
+                    f"docstring says. Received: {type(error).__name__} with Keras "
+                    f"{keras.__version__} and TensorFlow {tf.__version__}, which have "
+                    f"changed what is private: {inspect.getdoc(function)}"
+                ) from error
+
+        return run
+
+    return decorate
+
+
+def test_every_function_has_its_contract_tested():
+    functions = inspect.getmembers(keras_internals, inspect.isfunction)
+    assert {name for name, _ in functions} == TESTED
+
+
+def test_a_change_of_the_host_is_named():
+    @contract(keras_internals.variable_index)
+    def test():
+        keras_internals.variable_index(object(), None)
+
+    with pytest.raises(
+        AssertionError, match=r"(?s)variable_index .*_get_variable_index"
+    ):
+        test()
+
+
+def test_what_is_missing_has_no_default():
+    calls = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(keras_internals)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert not [call for call in calls if call.func.id == "hasattr"]
+    with_default = [c for c in calls if c.func.id == "getattr" and len(c.args) == 3]
+    assert not with_default
+
+
+@pytest.fixture
+def variables():
+    return [keras.Variable(np.ones(shape), name="v") for shape in ((2, 3), (4,))]
+
+
+# Optimizers.
+
+
+@contract(keras_internals.add_to_variables)
+def test_add_to_variables(variables):
+    optimizer = optimizers.SGD()
+    before = optimizer.variables
+    keras_internals.add_to_variables(optimizer, variables[0])
+    assert [id(v) for v in optimizer.variables] == [
+        *map(id, before),
+        id(variables[0]),
+    ]
+
+
+@contract(keras_internals.trainable_variables)
+def test_trainable_variables(variables):
+    optimizer = optimizers.SGD()
+    assert keras_internals.trainable_variables(optimizer) == []
+    optimizer.build(variables)
+    found = keras_internals.trainable_variables(optimizer)
+    assert [id(v) for v in found] == [id(v) for v in variables]
+
+
+@contract(keras_internals.check_variables_are_known)
+def test_check_variables_are_known(variables):
+    optimizer = optimizers.SGD()
+    optimizer.build(variables[:1])
+    keras_internals.check_variables_are_known(optimizer, variables[:1])
+    with pytest.raises(ValueError, match="Unknown variable"):
+        keras_internals.check_variables_are_known(optimizer, variables)
+
+
+@contract(keras_internals.variable_index)
+def test_variable_index(variables):
+    optimizer = optimizers.SGD()
+    optimizer.build(variables)
+    index = functools.partial(keras_internals.variable_index, optimizer)
+    assert [index(v) for v in variables] == [0, 1]
+    assert [index(v.value) for v in variables] == [0, 1]
+
+
+@contract(keras_internals.is_replaced_by_gradient)
+def test_is_replaced_by_gradient(variables):
+    variables[1].overwrite_with_gradient = True
+    replaced = functools.partial(
+        keras_internals.is_replaced_by_gradient, optimizers.SGD()
+    )
+    assert [replaced(v) for v in variables] == [False, True]
+
+
+@contract(keras_internals.without_missing_gradients)
+def test_without_missing_gradients(variables):
+    with pytest.warns(UserWarning, match="Gradients do not exist for"):
+        gradients, rest = keras_internals.without_missing_gradients(
+            optimizers.SGD(), [None, 1.0], variables
+        )
+    assert gradients == [1.0]
+    assert [id(v) for v in rest] == [id(variables[1])]
+
+
+@contract(keras_internals.uses_weight_decay)
+def test_uses_weight_decay(variables):
+    optimizer = optimizers.SGD(weight_decay=0.1)
+    assert keras_internals.uses_weight_decay(optimizer, variables[0])
+    optimizer.exclude_from_weight_decay(var_list=variables[:1])
+    decays = functools.partial(keras_internals.uses_weight_decay, optimizer)
+    assert [decays(v) for v in variables] == [False, True]
+
+
+@contract(keras_internals.add_to_weight_decay_exclusions)
+def test_add_to_weight_decay_exclusions(variables):
+    optimizer = optimizers.SGD(1.0, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=variables[:1])
+    keras_internals.add_to_weight_decay_exclusions(optimizer, variables[1])
+    optimizer.apply([tf.zeros(v.shape) for v in variables], variables)
+    assert all(np.all(v.numpy() == 1) for v in variables)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (optimizers.Adam, ["momentums", "velocities"]),
+        (
+            functools.partial(optimizers.AdamW, amsgrad=True),
+            ["momentums", "velocities", "velocity_hats"],
+        ),
+        (optimizers.Nadam, ["momentums", "velocities"]),
+        (optimizers.Adamax, ["m", "u"]),
+        (optimizers.Lion, ["momentums"]),
+        (optimizers.Adagrad, ["accumulators"]),
+        (optimizers.Adadelta, ["accumulated_grads", "accumulated_delta_vars"]),
+        (
+            functools.partial(optimizers.RMSprop, momentum=0.9, centered=True),
+            ["velocities", "average_gradients", "momentums"],
+        ),
+    ],
+    ids=["adam", "amsgrad", "nadam", "adamax", "lion", "adagrad", "adadelta", "rms"],
+)
+@contract(keras_internals.slots)
+def test_slots(make, names, variables):
+    optimizer = make()
+    optimizer.build(variables)
+    found = keras_internals.slots(optimizer, *names)
+    assert [[v.shape for v in each] for each in found] == [[(2, 3), (4,)]] * len(names)
+    ids = {id(slot) for each in found for slot in each}
+    assert len(ids) == 2 * len(names)
+    assert ids < {id(v) for v in optimizer.variables}
+
+
+@contract(keras_internals.nadam_momentum_product)
+def test_nadam_momentum_product(variables):
+    optimizer = optimizers.Nadam(beta_1=0.5)
+    optimizer.build(variables)
+    product = keras_internals.nadam_momentum_product(optimizer)
+    assert product.numpy() == 1
+    optimizer.apply([tf.ones(v.shape) for v in variables])
+    # Two roundings of float32, those of the power and of the product.
+    np.testing.assert_allclose(
+        product.numpy(), 0.5 * (1 - 0.5 * 0.96), rtol=2 * 2.0**-24, atol=0
+    )
+
+
+@contract(keras_internals.layout)
+def test_layout(variables):
+    assert keras_internals.layout(variables[0]) is None
+    assert keras_internals.layout(variables[0].value) is None
+    variable = keras.Variable([1.0], layout="a layout")
+    assert keras_internals.layout(variable) == "a layout"
+
+
+@contract(keras_internals.strategy)
+def test_strategy():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        optimizer, expected = optimizers.SGD(), tf.distribute.get_strategy()
+    assert keras_internals.strategy(optimizer) is expected
+
+
+@contract(keras_internals.supports_no_merge_call)
+def test_supports_no_merge_call():
+    assert keras_internals.supports_no_merge_call() is True
+
+
+@contract(keras_internals.supports_no_merge_call)
+def test_supports_no_merge_call_on_cpu_replicas(strategy):
+    def ask():
+        return tf.constant(keras_internals.supports_no_merge_call())
+
+    results = strategy.experimental_local_results(strategy.run(ask))
+    assert not any(result.numpy() for result in results)
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda note: tf.cond(tf.constant(True), note, note),
+        lambda note: tf.switch_case(tf.constant(0), [note, note]),
+        lambda note: tf.while_loop(lambda i: i < 1, lambda i: i + note(), [0]),
+    ],
+    ids=["cond", "case", "while"],
+)
+@contract(keras_internals.graph_around)
+def test_graph_around(construct):
+    graphs = []
+
+    def note():
+        graphs.append(tf.compat.v1.get_default_graph())
+        return 1
+
+    @tf.function(autograph=False)
+    def traced():
+        outside = tf.compat.v1.get_default_graph()
+        construct(note)
+        assert graphs
+        assert all(keras_internals.graph_around(graph) is outside for graph in graphs)
+        assert keras_internals.graph_around(outside) is None
+
+    traced.get_concrete_function()
+    assert keras_internals.graph_around(None) is None
+
+
+# Models and layers.
+
+
+@contract(keras_internals.flatten_layers)
+def test_flatten_layers():
+    inner = keras.Sequential([keras.layers.Dense(1)])
+    model = keras.Sequential([inner, keras.layers.Bidirectional(keras.layers.LSTM(1))])
+    found = keras_internals.flatten_layers(model)
+    names = {type(layer).__name__ for layer in found}
+    assert names == {"Sequential", "Dense", "Bidirectional", "LSTM", "LSTMCell"}
