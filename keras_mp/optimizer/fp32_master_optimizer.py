@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.arguments import shown, whole_number
 from keras_mp.loss_scale import as_loss_scale
-from keras_mp.optimizer.backend import (
-    check_scope,
-    outside_functions,
-    refuse_several_replicas,
-    replicas_in,
-    run_on_each_replica,
-    scope_of,
-    strategy_of,
-    sum_over_replicas,
-)
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.inner_optimizer import (
     check_inner,
     check_values_to_copy,
@@ -40,8 +31,9 @@ from keras_mp.optimizer.shared_loss_scale import (
 )
 from keras_mp.optimizer.step_notes import step_notes
 from keras_mp.optimizer.update.cross_replica import (
+    Execution,
     check_all_reduce_dtype,
-    choose_run,
+    choose_execution,
     sum_gradients,
 )
 from keras_mp.optimizer.update.plan import plan
@@ -170,7 +162,7 @@ class FP32MasterOptimizer(RuledOptimizer):
         keras_internals.add_to_variables(self, self._seed_generator.state)
         self._notes = step_notes()
         self._own_masters = MasterWeights([], [], rounding, self._seed_generator, None)
-        self._run: Callable[..., None] = run_on_each_replica
+        self._execution = Execution()
         self._scaler = _scaler_of(loss_scale)
         self._last_round = self._scaler.add_user(
             self._notes,
@@ -218,17 +210,17 @@ class FP32MasterOptimizer(RuledOptimizer):
         """
         if self.built:
             return
-        strategy = strategy_of(self)
+        strategy = backend.strategy_of(self)
         for optimizer in (self, *leaves(self.inner_optimizer)):
-            check_scope(strategy_of(optimizer))
+            backend.check_scope(backend.strategy_of(optimizer))
         variables = list(variables)
-        self._run, creation = choose_run(
+        self._execution = choose_execution(
             self.inner_optimizer,
             variables,
             self.all_reduce_dtype,
-            replicas_in(strategy),
+            backend.replicas_in(strategy),
         )
-        with scope_of(strategy), creation:
+        with backend.scope_of(strategy), self._execution.creation():
             self._create_variables(variables)
 
     def _create_variables(self, variables: list[Any]) -> None:
@@ -239,7 +231,7 @@ class FP32MasterOptimizer(RuledOptimizer):
             create_masters(variables),
             self.rounding,
             self._seed_generator,
-            strategy_of(self),
+            backend.strategy_of(self),
         )
         for _, master in self._own_masters.pairs:
             keras_internals.add_to_variables(self, master)
@@ -249,10 +241,6 @@ class FP32MasterOptimizer(RuledOptimizer):
         self.inner_optimizer.build(self._masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
-
-    @property
-    def _is_joint(self) -> bool:
-        return self._run is not run_on_each_replica
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None
@@ -330,7 +318,7 @@ class FP32MasterOptimizer(RuledOptimizer):
                 "gradients; to add up gradients of several batches set "
                 "`gradient_accumulation_steps` on the inner optimizer."
             )
-        if self._is_joint and self.all_reduce_dtype == "float16":
+        if self._execution.is_joint and self.all_reduce_dtype == "float16":
             raise RuntimeError(
                 "Gradients that are summed in FP16 must be scaled. Received: a call of "
                 '`unscale_gradients` with all_reduce_dtype="float16" on several '
@@ -392,12 +380,12 @@ class FP32MasterOptimizer(RuledOptimizer):
                 "inside the tape?"
             )
         if not self.built:
-            refuse_several_replicas()
-            outside_functions(lambda: self.build(variables))
+            backend.refuse_several_replicas()
+            backend.outside_functions(lambda: self.build(variables))
         self._own_masters.fill()
         keras_internals.check_variables_are_known(self, variables)
         scale = self._divisor()
-        if self._is_joint:
+        if self._execution.is_joint:
             grads = sum_gradients(grads, self.all_reduce_dtype)
         masters = [
             self._masters[keras_internals.variable_index(self, v)] for v in variables
@@ -408,8 +396,8 @@ class FP32MasterOptimizer(RuledOptimizer):
             grads,
             masters,
             scale,
-            replicas_in(strategy_of(self)),
-            self._run,
+            backend.replicas_in(backend.strategy_of(self)),
+            self._execution.run,
         )
         self._notes.use()
         overflows = ops.concatenate([update.check() for update in updates])
@@ -460,7 +448,7 @@ class FP32MasterOptimizer(RuledOptimizer):
             Scalar bool tensor; scalar int tensor, the position of the first variable
             with a gradient that is not.
         """
-        counts = sum_over_replicas(ops.cast(overflows, "float32"))
+        counts = backend.sum_over_replicas(ops.cast(overflows, "float32"))
         positions = ops.convert_to_tensor(
             [keras_internals.variable_index(self.inner_optimizer, m) for m in masters],
             dtype=self._last_overflow.dtype,

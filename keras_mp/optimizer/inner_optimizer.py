@@ -7,7 +7,7 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.arguments import shown
-from keras_mp.optimizer.backend import have_values, is_sparse
+from keras_mp.optimizer.backend import backend
 
 # Optimizers that leave a row alone when its gradient is zero, so that only the rows
 # of a sparse gradient need to travel between weight and master.
@@ -67,7 +67,7 @@ def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
     # Keras 3.12, the last for Python 3.10, has no such optimizer.
     copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
     copies = [leaf for leaf in leaves(optimizer) if isinstance(leaf, copying)]
-    if copies and not have_values(variables):
+    if copies and not backend.have_values(variables):
         raise ValueError(
             "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
             "be built before the first step. Received: weights that the first step "
@@ -101,7 +101,7 @@ def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
     """
     leaves_zero_gradients = _LEAVES_ZERO_GRADIENTS.get(type(optimizer))
     if (
-        not is_sparse(gradient)
+        not backend.is_sparse(gradient)
         or leaves_zero_gradients is None
         or not leaves_zero_gradients(optimizer)
         or optimizer.weight_decay

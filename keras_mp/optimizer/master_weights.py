@@ -13,12 +13,7 @@ from keras import ops, random
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.optimizer.backend import (
-    assign_on_all_replicas,
-    can_update,
-    have_values,
-    outside_functions,
-)
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.rounding import (
     differs,
     draw_uniforms,
@@ -124,9 +119,9 @@ class MasterWeights:
     def fill(self) -> None:
         """Gives the masters their first values, as soon as the weights have theirs."""
         weights = [weight for weight, _ in self.pairs]
-        if self._empty and have_values(weights):
+        if self._empty and backend.have_values(weights):
             self._empty = False
-            outside_functions(lambda: self.pick_up({}))
+            backend.outside_functions(lambda: self.pick_up({}))
 
     def pick_up(self, rows: Mapping[int, Any]) -> None:
         """Gives masters what someone else wrote to their weights.
@@ -183,7 +178,9 @@ class MasterWeights:
     def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
         """Returns the pairs that an op does in one call: those of all rows."""
         whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
-        fits = whole and can_update([variable for pair in whole for variable in pair])
+        fits = whole and backend.can_update(
+            [variable for pair in whole for variable in pair]
+        )
         return whole if fits else []
 
     def _one_by_one(self, whole: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -192,4 +189,4 @@ class MasterWeights:
 
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
-        assign_on_all_replicas(self.strategy, variable, value, source, rows)
+        backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)

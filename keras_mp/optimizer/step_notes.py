@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.optimizer.backend import current_function, is_part_of
+from keras_mp.optimizer.backend import backend
 
 
 class StepNotes:
@@ -28,7 +28,7 @@ class StepNotes:
     def take(self, scale: Any, unscaled: bool) -> None:
         """Makes a note in the current function, over any earlier one."""
         self.scale, self.unscaled = scale, unscaled
-        self._function = current_function()
+        self._function = backend.current_function()
         self._used, self._is_own = False, True
 
     def offer(self, scale: Any) -> None:
@@ -42,7 +42,7 @@ class StepNotes:
 
     def is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
-        return self.scale is not None and is_part_of(self._function)
+        return self.scale is not None and backend.is_part_of(self._function)
 
     @property
     def awaits_apply(self) -> bool:
@@ -51,7 +51,7 @@ class StepNotes:
 
     def use(self) -> None:
         """Forgets the note, unless a branch used it: another one may have to, too."""
-        if self.is_here() and self._function != current_function():
+        if self.is_here() and self._function != backend.current_function():
             self._used = True
         else:
             self.clear()

@@ -1,58 +1,15 @@
-"""What an optimizer asks of Keras's backend: one set of functions, chosen here."""
+"""Keras's backend, as an optimizer uses it: TensorFlow, or a single program."""
 
 import keras
 
-if keras.backend.backend() == "tensorflow":
-    from keras_mp.optimizer.backend.tensorflow import (
-        assign_on_all_replicas,
-        can_update,
-        check_scope,
-        cond_on_all_replicas,
-        current_function,
-        have_values,
-        is_part_of,
-        is_sparse,
-        outside_functions,
-        refuse_several_replicas,
-        replicas_in,
-        run_on_each_replica,
-        scope_of,
-        strategy_of,
-        sum_over_replicas,
-    )
-else:
-    from keras_mp.optimizer.backend.single_program import (
-        assign_on_all_replicas,
-        can_update,
-        check_scope,
-        cond_on_all_replicas,
-        current_function,
-        have_values,
-        is_part_of,
-        is_sparse,
-        outside_functions,
-        refuse_several_replicas,
-        replicas_in,
-        run_on_each_replica,
-        scope_of,
-        strategy_of,
-        sum_over_replicas,
-    )
+from keras_mp.optimizer.backend.protocol import Backend, Runner
+from keras_mp.optimizer.backend.single_program import SingleProgramBackend
+from keras_mp.optimizer.backend.tensorflow import TensorFlowBackend
 
-__all__ = [
-    "assign_on_all_replicas",
-    "can_update",
-    "check_scope",
-    "cond_on_all_replicas",
-    "current_function",
-    "have_values",
-    "is_part_of",
-    "is_sparse",
-    "outside_functions",
-    "refuse_several_replicas",
-    "replicas_in",
-    "run_on_each_replica",
-    "scope_of",
-    "strategy_of",
-    "sum_over_replicas",
-]
+backend: Backend = (
+    TensorFlowBackend()
+    if keras.backend.backend() == "tensorflow"
+    else SingleProgramBackend()
+)
+
+__all__ = ["Backend", "Runner", "backend"]

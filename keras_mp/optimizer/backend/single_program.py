@@ -1,4 +1,4 @@
-"""What `distribution` does, for the backends whose programs see no replicas.
+"""The backends on which one program does the whole step: JAX and PyTorch.
 
 On JAX a program computes with whole arrays, wherever `keras.distribution` has put their
 parts: a sum over an array is one over all devices. PyTorch trains in one process.
@@ -12,106 +12,91 @@ from typing import Any
 import keras
 from keras import ops
 
-
-def is_sparse(gradient: Any) -> bool:
-    """Tells whether `gradient` has only some rows: on these backends none has."""
-    return False
+from keras_mp.optimizer.backend.protocol import Backend, Runner
 
 
-def can_update(variables: Sequence[Any]) -> bool:
-    """Tells whether the ops of the update step can be used: they are TensorFlow's."""
-    return False
+class SingleProgramBackend(Backend):
+    """`Backend` where there are no replicas, sparse gradients or native ops."""
 
+    def is_sparse(self, gradient: Any) -> bool:
+        return False
 
-def current_function() -> Any:
-    """Returns a mark of the function that is being traced, equal inside of it only."""
-    if keras.backend.backend() != "jax":
+    def can_update(self, variables: Sequence[Any]) -> bool:
+        return False
+
+    def current_function(self) -> Any:
+        if keras.backend.backend() != "jax":
+            return None
+        from jax.extend.core import get_opaque_trace_state
+
+        return get_opaque_trace_state()
+
+    def is_part_of(self, function: Any) -> bool:
+        return bool(self.current_function() == function)
+
+    def have_values(self, variables: list[Any]) -> bool:
+        return True
+
+    def outside_functions(self, act: Callable[[], None]) -> None:
+        act()
+
+    def strategy_of(self, optimizer: Any) -> None:
         return None
-    from jax.extend.core import get_opaque_trace_state
 
-    return get_opaque_trace_state()
+    def check_scope(self, strategy: Any) -> None:
+        """Does nothing: Keras itself warns where devices are mixed."""
 
+    def scope_of(self, strategy: Any) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
-def is_part_of(function: Any) -> bool:
-    """Tells whether `function`, a mark by `current_function`, is being traced."""
-    return bool(current_function() == function)
+    def replicas_in(self, strategy: Any) -> int:
+        return 1
 
+    def refuse_several_replicas(self) -> None:
+        """Does nothing: there is one."""
 
-def have_values(variables: list[Any]) -> bool:
-    """Tells whether all variables can be read: they can, once they are made."""
-    return True
+    def sum_over_replicas(self, x: Any) -> Any:
+        return x
 
+    def run_on_each_replica(
+        self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
+    ) -> None:
+        act(grads)
 
-def outside_functions(act: Callable[[], None]) -> None:
-    """Calls `act`."""
-    act()
+    def cond_on_all_replicas(
+        self,
+        predicate: Any,
+        run: Runner,
+        act: Callable[[list[Any]], None],
+        grads: list[Any],
+        variables: list[Any],
+    ) -> None:
+        if not _is_traced(predicate):
+            if predicate:
+                run(None, act, grads)
+            return
+        # `jax.lax.cond` takes pure functions: the new values are results of a branch.
+        before = [variable.value for variable in variables]
 
+        def changed() -> list[Any]:
+            mapping = list(zip(variables, before, strict=True))
+            with keras.StatelessScope(mapping) as scope:
+                run(None, act, grads)
+            return [scope.get_current_value(variable) for variable in variables]
 
-def strategy_of(optimizer: Any) -> None:
-    """Returns None: only TensorFlow has strategies."""
-    return None
+        after = ops.cond(predicate, changed, lambda: before)
+        for variable, value in zip(variables, after, strict=True):
+            variable.assign(value)
 
-
-def check_scope(strategy: Any) -> None:
-    """Accepts any scope: Keras itself warns of a mix of devices."""
-
-
-def scope_of(strategy: Any) -> AbstractContextManager[None]:
-    """Returns what to create variables in: any scope does."""
-    return contextlib.nullcontext()
-
-
-def replicas_in(strategy: Any) -> int:
-    """Returns 1."""
-    return 1
-
-
-def refuse_several_replicas() -> None:
-    """Accepts the one there is."""
-
-
-def sum_over_replicas(x: Any) -> Any:
-    """Returns `x`, which comes from the whole arrays."""
-    return x
-
-
-def run_on_each_replica(
-    strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
-) -> None:
-    """Calls `act`."""
-    act(grads)
-
-
-def cond_on_all_replicas(
-    predicate: Any,
-    run: Callable[[Any, Callable[[list[Any]], None], list[Any]], None],
-    act: Callable[[list[Any]], None],
-    grads: list[Any],
-    variables: list[Any],
-) -> None:
-    """Runs `act(grads)` if `predicate` holds.
-
-    Args:
-        predicate: scalar bool tensor.
-        run: called with None, `act` and `grads`.
-        act: function of a list of gradients.
-        grads: list of tensors or None.
-        variables: list of those that `act` may change.
-    """
-    if not _is_traced(predicate):
-        if predicate:
-            run(None, act, grads)
-        return
-    before = [variable.value for variable in variables]
-
-    def changed() -> list[Any]:
-        with keras.StatelessScope(list(zip(variables, before, strict=True))) as scope:
-            run(None, act, grads)
-        return [scope.get_current_value(variable) for variable in variables]
-
-    after = ops.cond(predicate, changed, lambda: before)
-    for variable, value in zip(variables, after, strict=True):
-        variable.assign(value)
+    def assign_on_all_replicas(
+        self,
+        strategy: Any,
+        variable: Any,
+        value: Callable[[Any, Any], Any],
+        source: Any,
+        rows: Any,
+    ) -> None:
+        variable.assign(value(variable.value, source.value))
 
 
 def _is_traced(tensor: Any) -> bool:
@@ -121,14 +106,3 @@ def _is_traced(tensor: Any) -> bool:
     import jax
 
     return isinstance(tensor, jax.core.Tracer)
-
-
-def assign_on_all_replicas(
-    strategy: Any,
-    variable: Any,
-    value: Callable[[Any, Any], Any],
-    source: Any,
-    rows: Any,
-) -> None:
-    """Assigns `value(variable, source)`, computed from two tensors, to `variable`."""
-    variable.assign(value(variable.value, source.value))

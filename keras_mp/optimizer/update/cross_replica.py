@@ -1,15 +1,17 @@
-"""An optimizer run once for all replicas, on the sum of their gradients.
+"""How several replicas update the masters: each by itself, or one for all of them.
 
-Keras clips on each replica the share of the gradient that was computed there, and where
-it accumulates gradients, or overwrites weights with their average, it branches inside
-the replicas, which `tf.distribute` refuses. One run on the sum does what one process
-does on the joint batch. It costs a copy of the gradients from the first replica of a
-machine to its others, where the optimizer computes with them before it hands them on.
+On its own replica Keras clips the share of the gradient that was computed there, and
+where it accumulates gradients, or overwrites weights with their average, it branches
+inside the replicas, which `tf.distribute` refuses. Such an optimizer runs once, on the
+sum of the gradients, and does what one process does on the joint batch
+(first_replica.py). That costs a copy of the gradients from the first replica of a
+machine to its others, where the optimizer changes them before it uses them.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -17,14 +19,28 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.arguments import shown
-from keras_mp.optimizer.backend import run_on_each_replica
-from keras_mp.optimizer.backend.tensorflow import (
-    sum_over_replicas,
-    update_on_all_replicas,
-    updates_without_merging,
-)
+from keras_mp.optimizer.backend import Runner, backend
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.master_weights import needs_master
+from keras_mp.optimizer.update.first_replica import (
+    creating_for_all_replicas,
+    run_on_first_replica,
+)
+
+
+@dataclass
+class Execution:
+    """How the update of the masters runs where there are several replicas.
+
+    Attributes:
+        run: the `Runner` that `backend.cond_on_all_replicas` takes.
+        is_joint: bool, whether it runs once, on the sum of the gradients.
+        creation: returns a context to create the optimizer's variables in.
+    """
+
+    run: Runner = backend.run_on_each_replica
+    is_joint: bool = False
+    creation: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def check_all_reduce_dtype(dtype: Any) -> None:
@@ -49,9 +65,9 @@ def check_all_reduce_dtype(dtype: Any) -> None:
         )
 
 
-def choose_run(
+def choose_execution(
     optimizer: Any, variables: Sequence[Any], all_reduce_dtype: str, replicas: int
-) -> tuple[Callable[..., None], AbstractContextManager[None]]:
+) -> Execution:
     """Decides whether an optimizer runs on each replica or once for all.
 
     Args:
@@ -60,15 +76,12 @@ def choose_run(
         all_reduce_dtype: as for `wrap`.
         replicas: int, how many there are.
 
-    Returns:
-        How it runs, for `cond_on_all_replicas`; what to create its variables in.
-
     Raises:
         ValueError: it is to run on the sum of gradients that replace variables.
     """
-    joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
-    if not joint or replicas == 1:
-        return run_on_each_replica, nullcontext()
+    is_joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
+    if not is_joint or replicas == 1:
+        return Execution()
     if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
         raise ValueError(
             "Gradients that replace their variables cannot be summed over "
@@ -77,9 +90,13 @@ def choose_run(
             "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
             "all_reduce_dtype, and give MultiOptimizer a map, not a function."
         )
-    own = [v for v in variables if not needs_master(v)]
-    assigned = assigned_directly(optimizer, own)
-    return functools.partial(run_once, assigned), creating_for_all_replicas()
+    of_the_model = [v for v in variables if not needs_master(v)]
+    assigned = assigned_directly(optimizer, of_the_model)
+    return Execution(
+        run=functools.partial(run_on_first_replica, assigned),
+        is_joint=True,
+        creation=creating_for_all_replicas,
+    )
 
 
 def needs_the_sum(optimizer: Any) -> bool:
@@ -122,20 +139,6 @@ def _assigns_by_steps(leaf: Any) -> bool:
     return type(leaf) is of_keras and type(leaf).__name__ != "Muon"
 
 
-def creating_for_all_replicas() -> AbstractContextManager[None]:
-    """Variables created inside have what one replica assigns on all replicas.
-
-    Keras creates them so that each replica assigns to its own copy.
-    """
-    import tensorflow as tf
-
-    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
-        arguments["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        return next_creator(**arguments)
-
-    return tf.variable_creator_scope(create)
-
-
 def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     """Returns the sums of the gradients of all replicas, to each of them.
 
@@ -150,65 +153,10 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     given = [gradient for gradient in gradients if gradient is not None]
     wide = [keras.backend.result_type(g.dtype.name, "float32") for g in given]
     sent = wide if dtype == "float32" else [dtype] * len(given)
-    widened = iter(_cast(sum_over_replicas(_cast(given, sent)), wide))
+    widened = iter(_cast(backend.sum_over_replicas(_cast(given, sent)), wide))
     return [None if g is None else next(widened) for g in gradients]
 
 
 def _cast(gradients: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
     pairs = zip(gradients, dtypes, strict=True)
     return [ops.cast(gradient, dtype) for gradient, dtype in pairs]
-
-
-def run_once(
-    assigned: Sequence[Any],
-    strategy: Any,
-    act: Callable[[list[Any]], None],
-    grads: list[Any],
-) -> None:
-    """Calls `act` once, with the gradients of the first replica, the same on all.
-
-    Args:
-        assigned: variables to which `act` assigns directly, and which were not created
-            for all replicas.
-        strategy: `tf.distribute.Strategy`.
-        act: called in the context of the first replica of this machine, or across
-            replicas where that updates all of them.
-        grads: list of what each replica has, or of None.
-    """
-    import tensorflow as tf
-
-    class ForAll(tf.distribute.ReplicaContext):
-        """Takes itself for the only replica: nothing is left to be reduced."""
-
-        def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-            # Nor sent, if it is as it was given: each replica takes its own.
-            return [all_of.get(id(each), each) for each in value]
-
-    first = [
-        None if each is None else strategy.experimental_local_results(each)[0]
-        for each in grads
-    ]
-    all_of = dict(zip(map(id, first), grads, strict=True))
-    device = strategy.extended.worker_devices[0]
-    across_all = updates_without_merging()
-    with (
-        tf.device(device),
-        nullcontext() if across_all else ForAll(strategy, _first_replica(strategy)),
-    ):
-        act(first)
-        values = [tf.identity(variable) for variable in assigned]
-    for variable, value in zip(assigned, values, strict=True):
-        update_on_all_replicas(strategy, variable, lambda v, x: v.assign(x), value)
-
-
-def _first_replica(strategy: Any) -> int:
-    """Returns the number of the first replica of this machine."""
-    import tensorflow as tf
-
-    @tf.autograph.experimental.do_not_convert
-    def number() -> int:
-        context = tf.distribute.get_replica_context()
-        return int(tf.get_static_value(context.replica_id_in_sync_group))
-
-    numbers = strategy.extended.call_for_each_replica(number)
-    return int(strategy.experimental_local_results(numbers)[0])

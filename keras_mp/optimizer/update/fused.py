@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import can_update, is_sparse
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 
@@ -32,7 +32,7 @@ def fused_part(
     # The kernel updates a variable once; listed twice, it is to be updated twice.
     if rule is None or not are_distinct(masters):
         return []
-    if not can_update(_written(rule.slots, own_masters, masters)):
+    if not backend.can_update(_written(rule.slots, own_masters, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
@@ -55,7 +55,7 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
     from keras_mp.ops.kernels import update
 
     return (
-        not is_sparse(gradient)
+        not backend.is_sparse(gradient)
         and update.takes(gradient)
         and keras.backend.standardize_dtype(master.dtype) == "float32"
         and getattr(master, "constraint", None) is None

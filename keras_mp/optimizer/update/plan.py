@@ -1,11 +1,12 @@
 """Which part of a step a kernel does, and which the inner optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.optimizer.backend import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
 from keras_mp.optimizer.update.fused_rules import rule_of
@@ -19,7 +20,7 @@ def plan(
     masters: Sequence[Any],
     scale: Any,
     replicas: int,
-    run: Callable[..., None],
+    run: Runner,
 ) -> list[FusedUpdate | InnerUpdate]:
     """Returns the parts of a step: one by a kernel, one by the optimizer, or both.
 
@@ -30,7 +31,7 @@ def plan(
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by, or None.
         replicas: int, how many do this step.
-        run: how they do it, as for `cond_on_all_replicas`.
+        run: the `Runner` that does it on all of them.
     """
     rule = rule_of(optimizer)
     fused = fused_part(optimizer, rule, own_masters, gradients, masters)

@@ -1,13 +1,13 @@
 """The update by the inner optimizer itself, whichever it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import can_update, cond_on_all_replicas, is_sparse
+from keras_mp.optimizer.backend import Runner, backend
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct, needs_master
 
@@ -23,7 +23,7 @@ class InnerUpdate:
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by.
         replicas: int, how many do this step.
-        run: how they do it, as for `cond_on_all_replicas`.
+        run: the `Runner` that does it on all of them.
     """
 
     optimizer: Any
@@ -32,7 +32,7 @@ class InnerUpdate:
     masters: Sequence[Any]
     scale: Any
     replicas: int
-    run: Callable[..., None]
+    run: Runner
 
     @property
     def given(self) -> list[Any]:
@@ -53,7 +53,7 @@ class InnerUpdate:
         Args:
             finite: scalar bool tensor, the same on every replica.
         """
-        cond_on_all_replicas(
+        backend.cond_on_all_replicas(
             finite,
             self.run,
             self._update,
@@ -124,7 +124,8 @@ def overflows_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
         gradients: list of tensors, `tf.IndexedSlices` or None.
         replicas: as for `unscale`.
     """
-    numbers = [g.values if is_sparse(g) else g for g in gradients if g is not None]
+    given = [gradient for gradient in gradients if gradient is not None]
+    numbers = [g.values if backend.is_sparse(g) else g for g in given]
     if replicas > 1:
         numbers = [g * ops.cast(replicas, g.dtype) for g in numbers]
     return ops.stack([ops.logical_not(ops.all(ops.isfinite(g))) for g in numbers])
@@ -135,7 +136,7 @@ def _fit_the_op(
 ) -> bool:
     # Before `build`, gradients may be un-scaled whose variables are not known.
     are_known = all(variable is not None for variable in variables)
-    if scale is None or not are_known or not can_update(variables):
+    if scale is None or not are_known or not backend.can_update(variables):
         return False
     from keras_mp.ops.kernels import update
 

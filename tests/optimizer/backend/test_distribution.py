@@ -16,7 +16,7 @@ from replicas import (
 
 import keras_mp
 from keras_mp import DynamicLossScale
-from keras_mp.optimizer.backend.tensorflow import updates_without_merging
+from keras_mp.keras_internals import supports_no_merge_call
 
 # Overflows.
 
@@ -457,11 +457,11 @@ def without_merge_call(strategy, monkeypatch):
 
 
 def test_who_updates_without_merging(strategy, monkeypatch):
-    assert updates_without_merging()
+    assert supports_no_merge_call()
     with strategy.scope():
-        assert not updates_without_merging()
+        assert not supports_no_merge_call()
         monkeypatch.setattr(strategy.extended, "_use_merge_call", lambda: False)
-        assert updates_without_merging()
+        assert supports_no_merge_call()
 
 
 # The weight after a step with a gradient of 1/2, one that overflows on the second
