@@ -24,7 +24,7 @@ from keras_mp.loss_scale import (
     LossScale,
     LossScaleState,
 )
-from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer, wrap
+from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer

@@ -13,7 +13,7 @@ _SHORT.maxdict = _SHORT.maxlist = 8
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 500
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Returns `repr(value)`, cut where it is long or deeply nested."""
     return _SHORT.repr(value)
 
@@ -22,7 +22,7 @@ def positive_number(name: str, value: Any, fix: str) -> float:
     """Returns `value` as a float if float32 can hold it and it is above 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"`{name}` must be a number. Received: {name}={shown(value)} "
+            f"`{name}` must be a number. Received: {name}={short_repr(value)} "
             f"of type {type(value).__name__}. {fix}"
         )
     try:
@@ -33,7 +33,7 @@ def positive_number(name: str, value: Any, fix: str) -> float:
     if not 2.0**-126 <= number <= _FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and finite in float32. "
-            f"Received: {name}={shown(value)}. {fix}"
+            f"Received: {name}={short_repr(value)}. {fix}"
         )
     return number
 
@@ -42,13 +42,13 @@ def whole_number(name: str, value: Any, fix: str, least: int = 1) -> int:
     """Returns `value` as an int if it is a whole number that int32 can count to."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
-            f"`{name}` must be an int. Received: {name}={shown(value)} "
+            f"`{name}` must be an int. Received: {name}={short_repr(value)} "
             f"of type {type(value).__name__}. {fix}"
         )
     number: Any = value
     if not least <= number < 2**31:
         raise ValueError(
             f"`{name}` must be at least {least} and below 2**31. "
-            f"Received: {name}={shown(value)}. {fix}"
+            f"Received: {name}={short_repr(value)}. {fix}"
         )
     return int(number)

@@ -8,7 +8,7 @@ import keras
 
 from keras_mp.arguments import whole_number
 from keras_mp.loss_scale import as_loss_scale
-from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
+from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.penalties import check_penalties
 
 _ON_COLLAPSE = ("raise", "warn", "continue")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_mp.dtypes import is_half
-from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
+from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.rounding import round_nearest
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_mp.arguments import positive_number, shown, whole_number
+from keras_mp.arguments import positive_number, short_repr, whole_number
 from keras_mp.serialization import deserialize
 
 
@@ -296,7 +296,7 @@ def as_loss_scale(loss_scale: Any, custom_objects: Any = None) -> LossScale:
     if isinstance(loss_scale, str):
         raise ValueError(
             '`loss_scale` must be "dynamic", a positive number or a LossScale. '
-            f"Received: loss_scale={shown(loss_scale)}. Spell it "
+            f"Received: loss_scale={short_repr(loss_scale)}. Spell it "
             'keras_mp.wrap(optimizer, loss_scale="dynamic").'
         )
     fix = 'Try loss_scale="dynamic", or a constant such as 128.'

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.arguments import shown
+from keras_mp.arguments import short_repr
 from keras_mp.serialization import deserialize
 
 
@@ -42,8 +42,8 @@ class FP32Regularizer(keras.regularizers.Regularizer):
         if not callable(regularizer) and not isinstance(regularizer, str):
             raise TypeError(
                 "`regularizer` must be a callable, or the name or config of one. "
-                f"Received: regularizer={shown(regularizer)}. Leave a weight without "
-                "a regularizer as it is."
+                f"Received: regularizer={short_repr(regularizer)}. Leave a "
+                "weight without a regularizer as it is."
             )
         self.regularizer = keras.regularizers.get(regularizer)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.arguments import shown
+from keras_mp.arguments import short_repr
 
 # What Keras raises, besides TypeError and ValueError, where a config is malformed.
 _MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError)
@@ -61,7 +61,7 @@ def deserialize(
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise TypeError(
             f"`{argument}` must be a serialized {kind.__name__}. Received: "
-            f"{argument}={shown(config)}. Make it with "
+            f"{argument}={short_repr(config)}. Make it with "
             "keras.saving.serialize_keras_object, and register a class of yours with "
             "keras.saving.register_keras_serializable."
         )
@@ -70,7 +70,7 @@ def deserialize(
     except _MALFORMED as error:
         raise ValueError(
             f"`{argument}` must be as keras.saving.serialize_keras_object made it. "
-            f"Received: {argument}={shown(config)}, which fails with "
+            f"Received: {argument}={short_repr(config)}, which fails with "
             f"{type(error).__name__}: {error}."
         ) from error
 

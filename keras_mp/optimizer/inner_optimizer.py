@@ -1,25 +1,35 @@
-"""What the wrapper must know of the optimizer that it wraps."""
+"""What the wrapper asks about the optimizer that it wraps."""
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Set
 from typing import Any
 
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import shown
+from keras_mp.arguments import short_repr
 from keras_mp.optimizer.backend import backend
 
-# Optimizers that leave a row alone when its gradient is zero, so that only the rows
-# of a sparse gradient need to travel between weight and master.
-_LEAVES_ZERO_GRADIENTS: dict[type, Callable[[Any], bool]] = {
-    keras.optimizers.Adadelta: lambda optimizer: True,
-    keras.optimizers.Adagrad: lambda optimizer: True,
-    keras.optimizers.RMSprop: lambda optimizer: not optimizer.momentum,
-    keras.optimizers.SGD: lambda optimizer: not optimizer.momentum,
+# Options with which a row whose gradient is zero keeps its value, so that only the rows
+# of a sparse gradient need to be copied between weight and master.
+_KEEP_ROWS_OF_ALL = {
+    "learning_rate",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "ema_momentum",
+    "name",
+}
+_KEEP_ROWS: dict[type, set[str]] = {
+    keras.optimizers.Adadelta: {"rho", "epsilon"},
+    keras.optimizers.Adagrad: {"initial_accumulator_value", "epsilon"},
+    keras.optimizers.RMSprop: {"rho", "epsilon", "centered"},
+    keras.optimizers.SGD: {"nesterov"},
 }
 
 
-def check_inner(optimizer: Any) -> None:
+def check_inner_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that would scale twice or whose state would be lost.
 
     Raises:
@@ -35,7 +45,7 @@ def check_inner(optimizer: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a keras.optimizers.Optimizer. "
-            f"Received: {shown(optimizer)} of type {type(optimizer).__name__}. "
+            f"Received: {short_repr(optimizer)} of type {type(optimizer).__name__}. "
             "keras_mp.wrap also takes a name or a config."
         )
     for leaf in leaves(optimizer):
@@ -58,11 +68,44 @@ def leaves(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
+def options_in_use(
+    optimizer: Any, besides: Set[str], kind: type | None = None
+) -> dict[str, Any]:
+    """Returns the values of options that differ from their defaults.
+
+    A rule that knows some options uses this to refuse all others, among them those of
+    later versions of Keras.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        besides: set of names of options that are left out.
+        kind: class, whose constructor and those of its bases have the options: a class
+            may hand some to a base as `**kwargs`. Defaults to that of `optimizer`.
+    """
+    classes = map(vars, reversed((kind or type(optimizer)).__mro__))
+    defaults = _defaults(tuple(c["__init__"] for c in classes if "__init__" in c))
+    values = {
+        name: getattr(optimizer, name, inspect.Parameter.empty)
+        for name in defaults.keys() - besides
+    }
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+@functools.cache
+def _defaults(constructors: tuple[Callable[..., Any], ...]) -> dict[str, Any]:
+    """Returns the default of each parameter, by the last constructor that names it."""
+    return {
+        name: parameter.default
+        for constructor in constructors
+        for name, parameter in inspect.signature(constructor).parameters.items()
+    }
+
+
 def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
     """Refuses to build an optimizer that copies variables which have no value yet.
 
     Raises:
-        ValueError: so it is.
+        ValueError: it copies some, and they have no value.
     """
     # Keras 3.12, the last for Python 3.10, has no such optimizer.
     copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
@@ -75,8 +118,10 @@ def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
         )
 
 
-def exclude_from_weight_decay_too(optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
-    """Makes an exclusion of a weight from weight decay hold for its master.
+def exclude_masters_from_weight_decay(
+    optimizer: Any, pairs: list[tuple[Any, Any]]
+) -> None:
+    """Excludes the masters of weights that are excluded from weight decay.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
@@ -99,14 +144,11 @@ def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
     Returns:
         int tensor of row numbers, or None where any row may change.
     """
-    leaves_zero_gradients = _LEAVES_ZERO_GRADIENTS.get(type(optimizer))
+    known = _KEEP_ROWS.get(type(optimizer))
     if (
         not backend.is_sparse(gradient)
-        or leaves_zero_gradients is None
-        or not leaves_zero_gradients(optimizer)
-        or optimizer.weight_decay
-        or optimizer.use_ema
-        or optimizer.gradient_accumulation_steps
+        or known is None
+        or any(options_in_use(optimizer, {*_KEEP_ROWS_OF_ALL, *known}).values())
         or master.constraint is not None
     ):
         return None

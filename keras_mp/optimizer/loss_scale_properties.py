@@ -1,18 +1,26 @@
-"""What an optimizer shows of its loss scale, and of the rule that moves it."""
+"""The loss scale of an optimizer, under all names that Keras and tf.keras gave it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
-from keras_mp.arguments import shown
+from keras_mp import keras_internals
+from keras_mp.arguments import short_repr
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer.loss_scaler import LossScaler
+from keras_mp.optimizer.master_weights import path_of
 
 
-class RuledOptimizer(keras.optimizers.LossScaleOptimizer):
-    """A `LossScaleOptimizer` whose scale is moved by a `LossScale`, not by itself."""
+class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
+    """The part of `FP32MasterOptimizer` that gives access to its `LossScaler`.
+
+    The base class has a scale and a fixed rule of its own; here both are the scaler's.
+    """
 
     _scaler: LossScaler
+    _last_overflow: Any
 
     @property
     def loss_scale(self) -> Any:
@@ -40,13 +48,24 @@ class RuledOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def consecutive_skips(self) -> Any:
-        """How many of them came last, in a row: a scalar int variable."""
+        """How many of the last steps in a row were skipped: a scalar int variable."""
         return self._scaler.state.consecutive_skips
 
     @property
     def skips_at_minimum(self) -> Any:
-        """How many of those began at the smallest scale: a scalar int variable."""
+        """How many of these began at the smallest scale: a scalar int variable."""
         return self._scaler.state.skips_at_minimum
+
+    @property
+    def last_overflow(self) -> str | None:
+        """The path of the first variable that was not finite in the last overflow.
+
+        None before the first overflow. Reading it waits for the device.
+        """
+        index = int(ops.convert_to_numpy(self._last_overflow))
+        if index < 0:
+            return None
+        return path_of(keras_internals.trainable_variables(self)[index])
 
     @property
     def dynamic_scale(self) -> Any:
@@ -81,6 +100,38 @@ class RuledOptimizer(keras.optimizers.LossScaleOptimizer):
         if hasattr(self, "_scaler"):
             raise AttributeError(
                 f"`{name}` is read from the rule of the loss scale. Received: "
-                f"{name}={shown(value)}. Assign another rule: optimizer.loss_scale = "
-                "keras_mp.DynamicLossScale(initial_scale=..., growth_interval=...)."
+                f"{name}={short_repr(value)}. Assign another rule: "
+                "optimizer.loss_scale = keras_mp.DynamicLossScale(initial_scale=..., "
+                "growth_interval=...)."
             )
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """`scale_loss`, under the name it had in tf.keras."""
+        return self.scale_loss(loss)
+
+    def get_unscaled_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """`unscale_gradients`, under the name it had in tf.keras."""
+        return self.unscale_gradients(gradients)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        """Returns what `apply` makes of variables that are given as tensors.
+
+        For the JAX backend, whose `fit` and functions under `jax.jit` call it; that
+        of TensorFlow has no stateless optimizers.
+
+        Args:
+            optimizer_variables: list of tensors, the values of `variables`.
+            grads: list of tensors or None, as for `apply`.
+            trainable_variables: list of tensors, the values of the variables that the
+                optimizer was built with.
+
+        Returns:
+            Two lists of tensors: the new `trainable_variables` and
+            `optimizer_variables`.
+        """
+        # Past the parent, whose `stateless_apply` moves the scale by its own rule.
+        return super(keras.optimizers.LossScaleOptimizer, self).stateless_apply(
+            optimizer_variables, grads, trainable_variables
+        )

@@ -1,5 +1,6 @@
-"""The state of a loss scale, as variables, and the rule that moves it."""
+"""The state of a loss scale, as variables, and the rule that updates it."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,17 @@ from keras_mp.optimizer.step_notes import StepNotes
 class LossScaler:
     """Holds a `LossScaleState` in variables and asks a rule for the next one.
 
-    Optimizers that share it take a step together: a round, which lasts until one that
-    has taken part in it takes part again. The scale moves once a round, from where it
-    stood before, and a round is finite if all of its steps are. Alone, an optimizer
-    counts no rounds: each of its steps is one.
+    The steps of optimizers that share a scaler are counted in rounds: a round ends when
+    an optimizer that has applied in it applies again. The scale changes once a round,
+    from its value before the round, which counts as finite if all of its steps were.
+    With one optimizer each step is a round, and none are counted.
 
     Args:
         rule: `LossScale`.
 
     Attributes:
         rule: `LossScale`.
-        state: `LossScaleState` of scalar variables, there as soon as it has a user.
+        state: `LossScaleState` of scalar variables, created with the first user.
         variables: list of all its variables.
         notes: list of the `StepNotes` of its users.
         has_scaled: bool, whether any of them has scaled a loss.
@@ -48,15 +49,15 @@ class LossScaler:
         add_variable: Callable[..., Any],
         track_variable: Callable[[Any], None],
     ) -> Any:
-        """Takes an optimizer in; the first creates the variables, the others save them.
+        """Adds an optimizer: the first creates the variables, all of them save them.
 
         Args:
             notes: `StepNotes` of the optimizer.
             add_variable: its `add_variable`.
-            track_variable: has it save a variable of another.
+            track_variable: appends a variable of another optimizer to its own.
 
         Returns:
-            The variable that it gives to `advance`: its last round.
+            The variable that it passes to `advance`: the number of its last round.
         """
         self.notes.append(notes)
         if not self.variables:
@@ -64,9 +65,35 @@ class LossScaler:
             return add_scalar(add_variable, "last_round", 0)
         for variable in self.variables:
             track_variable(variable)
-        # As if it had taken part in the last round: its first step begins another.
+        # The number of the current round, so that its first step begins another one.
         return add_scalar(
             add_variable, "last_round", int(ops.convert_to_numpy(self._round))
+        )
+
+    def note_scaled_loss(self, scale: Any, notes: StepNotes) -> None:
+        """Tells all users the scale of a loss, which may be for several of them.
+
+        Args:
+            scale: scalar tensor.
+            notes: `StepNotes` of the optimizer that scaled the loss.
+        """
+        self.has_scaled = True
+        for each in self.notes:
+            each.offer(scale)
+        notes.take(scale, unscaled=False)
+
+    def warn_if_no_loss_was_scaled(self) -> None:
+        """Warns, once, if `apply` divides by a scale that multiplied nothing."""
+        if self.has_scaled or self.rule.initial_scale == 1:
+            return
+        self.has_scaled = True
+        warnings.warn(
+            "`apply` divides the gradients by the loss scale, but `scale_loss` was "
+            "never called, so the updates will be too small. Received: a loss scale "
+            f"that starts at {self.rule.initial_scale}. Inside the tape, write "
+            "`loss = optimizer.scale_loss(loss)`; if the loss is scaled elsewhere, "
+            "ignore this.",
+            stacklevel=3,
         )
 
     def _create_variables(self, add_variable: Callable[..., Any]) -> None:
@@ -81,13 +108,13 @@ class LossScaler:
         self.variables = [*self.state, *self._before, self._round]
 
     def restart(self, rule: LossScale) -> None:
-        """Starts anew with another rule."""
+        """Replaces the rule, and starts with its initial state."""
         self.rule = rule
         for state in (self.state, self._before):
             _assign(state, rule.initial_state())
 
     def advance(self, finite: Any, last_round: Any) -> None:
-        """Moves to the state after a step.
+        """Updates the state after a step.
 
         Args:
             finite: scalar bool tensor. Whether every gradient was finite.
@@ -99,7 +126,7 @@ class LossScaler:
             return
         begins = ops.equal(ops.copy(self._round), ops.copy(last_round))
         before = _where(begins, state, _copies(self._before))
-        # The first overflow of a round takes back what its finite steps did.
+        # The first overflow of a round undoes the update by its finite steps.
         overflows_first = ops.logical_and(
             ops.logical_not(finite), ops.equal(state.consecutive_skips, 0)
         )
@@ -117,7 +144,7 @@ class LossScaler:
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "LossScaler":
-        """Returns one with the same rule, and without users."""
+        """Returns a scaler with the rule that `get_config` described, without users."""
         return cls(as_loss_scale(config["rule"], custom_objects))
 
 

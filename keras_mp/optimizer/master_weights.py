@@ -1,8 +1,8 @@
-"""FP32 masters of 16-bit weights, and the traffic between the two.
+"""FP32 masters of 16-bit weights, and how the two are kept in agreement.
 
-A master is the weight's value in FP32, at the weight's name and path. It is
-authoritative except where someone else wrote to the weight: there the weight no
-longer is a rounding of its master, and the master takes the weight's value.
+A master is the FP32 value of a weight, a variable with the weight's name and path. It
+holds the true value, except where other code than the optimizer wrote to the weight:
+there the weight is no rounding of its master any more, and the master takes its value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +32,11 @@ def are_distinct(variables: Sequence[Any]) -> bool:
     return len({id(variable) for variable in variables}) == len(variables)
 
 
+def path_of(variable: Any) -> str:
+    """Returns the path of a `keras.Variable`, or the name of a `tf.Variable`."""
+    return getattr(variable, "path", variable.name)
+
+
 def create_masters(variables: Sequence[Any]) -> list[Any]:
     """Returns the master of each variable: itself, unless it is stored in 16 bits."""
     masters = {id(v): create_master(v) if needs_master(v) else v for v in variables}
@@ -39,10 +44,10 @@ def create_masters(variables: Sequence[Any]) -> list[Any]:
 
 
 def create_master(weight: Any) -> keras.Variable:
-    """Returns a float32 variable with the name, path and hooks of `weight`, and zeros.
+    """Returns a float32 variable of zeros with the name, path and hooks of `weight`.
 
-    Not with its value: where a traced function creates the weight too, that has none
-    before the trace ends.
+    `MasterWeights.initialize` gives it its value: a weight that a traced function
+    creates has none before the trace ends.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
@@ -69,21 +74,25 @@ def create_master(weight: Any) -> keras.Variable:
 
 
 def _aggregation(variable: Any) -> str:
-    """Returns how replicas are joined, by Keras's name for it."""
+    """Returns how the copies of several replicas are combined, by Keras's name."""
     if isinstance(variable, keras.Variable):
         return variable.aggregation
     return variable.aggregation.name.lower()
 
 
 class MasterWeights:
-    """The weights that have a master of their own, and how the two are kept equal.
+    """The masters of an optimizer, and the weights that they are the masters of.
 
     Args:
         variables: list of all trainable variables.
         masters: list of the master of each: itself, unless it is stored in 16 bits.
         rounding: `"nearest"` or `"stochastic"`.
         seed: `keras.random.SeedGenerator` of stochastic rounding.
-        strategy: the `tf.distribute.Strategy` they were created in.
+        strategy: what `backend.strategy_of` returned for the optimizer.
+
+    Attributes:
+        all: list of the masters of all variables.
+        pairs: list of (weight, master), of each weight stored in 16 bits.
     """
 
     def __init__(
@@ -101,34 +110,36 @@ class MasterWeights:
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy
-        self._empty = True
+        self._has_values = False
 
     @property
     def variables(self) -> list[Any]:
-        """All that changes where weights and masters do."""
+        """All variables that a change of weights and masters may change."""
         weights = [weight for weight, _ in self.pairs]
         return [*self.all, *weights, self.seed.state]
 
     def of(self, masters: Sequence[Any]) -> "MasterWeights":
-        """Returns those whose master is among `masters`."""
+        """Returns the part of these whose masters are among `masters`."""
         wanted = {id(master) for master in masters}
         pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
         return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
 
-    def fill(self) -> None:
-        """Gives the masters their first values, as soon as the weights have theirs."""
+    def initialize(self) -> None:
+        """Copies the weights into the masters, once, when the weights have values."""
         weights = [weight for weight, _ in self.pairs]
-        if self._empty and backend.have_values(weights):
-            self._empty = False
-            backend.outside_functions(lambda: self.pick_up({}))
+        if not self._has_values and backend.have_values(weights):
+            self._has_values = True
+            backend.outside_functions(self.sync_masters_from_weights)
 
-    def pick_up(self, rows: Mapping[int, Any]) -> None:
-        """Gives masters what someone else wrote to their weights.
+    def sync_masters_from_weights(self, rows: Mapping[int, Any] | None = None) -> None:
+        """Overwrites masters where other code has written to their weights.
 
         Args:
-            rows: int tensors by `id` of the master: the only rows of it that matter.
+            rows: int tensors, by the `id` of a master: its only rows that can differ.
+                Defaults to None: all rows of all masters.
         """
+        rows = rows or {}
         whole = self._update_whole(rows)
         if whole:
             from keras_mp.ops.kernels import update
@@ -136,23 +147,24 @@ class MasterWeights:
             weights, masters = zip(*whole, strict=True)
             update.sync_masters_from_weights(masters, weights, self.rounding)
         for weight, master in self._one_by_one(whole):
-            self._assign(master, self._followed, weight, rows.get(id(master)))
+            self._assign(master, self._synced, weight, rows.get(id(master)))
 
     def values(self) -> dict[int, Any]:
         """Returns the float32 value of every weight, by the weight's `id`."""
         read = ops.convert_to_tensor
-        return {id(w): self._followed(read(m), read(w)) for w, m in self.pairs}
+        return {id(w): self._synced(read(m), read(w)) for w, m in self.pairs}
 
-    def _followed(self, master: Any, weight: Any) -> Any:
+    def _synced(self, master: Any, weight: Any) -> Any:
         changed = differs(weight, master, self.rounding)
         return ops.where(changed, ops.cast(weight, "float32"), master)
 
-    def write_back(self, rows: Mapping[int, Any]) -> None:
+    def sync_weights_from_masters(self, rows: Mapping[int, Any] | None = None) -> None:
         """Rounds masters into their weights.
 
         Args:
-            rows: as for `pick_up`.
+            rows: as for `sync_masters_from_weights`.
         """
+        rows = rows or {}
         whole = self._update_whole(rows)
         if whole:
             from keras_mp.ops.kernels import update
@@ -170,13 +182,16 @@ class MasterWeights:
             self._assign(weight, rounded, master, rows.get(id(master)))
 
     def uniforms(self, weights: Sequence[Any]) -> list[Any]:
-        """Returns what stochastic rounding of these weights draws: none for nearest."""
+        """Returns random numbers for stochastic rounding, a tensor for each weight.
+
+        An empty list where the rounding is to nearest.
+        """
         if self.rounding == "nearest":
             return []
         return [draw_uniforms(weight, self.seed) for weight in weights]
 
     def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
-        """Returns the pairs that an op does in one call: those of all rows."""
+        """Returns the pairs that one call of a native op can do: those of all rows."""
         whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
         fits = whole and backend.can_update(
             [variable for pair in whole for variable in pair]

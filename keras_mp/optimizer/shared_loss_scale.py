@@ -1,7 +1,7 @@
-"""How the configs of optimizers say that they share a loss scale.
+"""Several optimizers that share one loss scale, and how their configs say so.
 
-While Keras loads a model it knows which objects it has already made, by an id in their
-configs. Whoever reads a config by itself does not.
+While Keras loads a model it recognizes, by an id in their configs, objects that it has
+made already. Outside of that a config cannot tell which scale it means.
 """
 
 import warnings
@@ -10,16 +10,31 @@ from typing import Any
 import keras
 
 from keras_mp.loss_scale import as_loss_scale
+from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.serialization import deserialize
 
 
+def scaler_of(loss_scale: Any) -> LossScaler:
+    """Returns the `LossScaler` for an argument `loss_scale`.
+
+    Args:
+        loss_scale: what `as_loss_scale` takes, for a new one; an `FP32MasterOptimizer`
+            or its `LossScaler`, which is then shared.
+    """
+    if isinstance(loss_scale, LossScaleProperties):
+        return loss_scale._scaler
+    if isinstance(loss_scale, LossScaler):
+        return loss_scale
+    return LossScaler(as_loss_scale(loss_scale))
+
+
 def serialize_scaler(scaler: LossScaler) -> dict[str, Any]:
-    """Returns the config of the rule, or that of the scaler where it is shared."""
+    """Returns the config of the rule, or of the scaler itself if it is shared."""
     if not scaler.is_shared:
         config: dict[str, Any] = keras.saving.serialize_keras_object(scaler.rule)
         return config
-    # Keras itself would give an id to the second one only, and to a copy of the first.
+    # The id that Keras gives by itself would be that of a copy in the first config.
     config = keras.saving.serialize_keras_object(scaler)
     return {**config, "shared_object_id": id(scaler)}
 
@@ -32,7 +47,7 @@ def deserialize_scale(config: Any, custom_objects: Any) -> Any:
         custom_objects: dict, classes that the config may name.
 
     Returns:
-        `LossScale`, or a `LossScaler` to be shared with the others of the model.
+        `LossScale`, or the `LossScaler` that optimizers of the model share.
     """
     if not isinstance(config, dict) or config.get("class_name") != LossScaler.__name__:
         return as_loss_scale(config, custom_objects)
@@ -49,13 +64,13 @@ def deserialize_scale(config: Any, custom_objects: Any) -> Any:
             "cannot say with which: this one now has a scale of its own. Received: "
             f"{found.rule!r}. Save and load the model that holds both, or name the "
             'other: FP32MasterOptimizer.from_config({**config, "loss_scale": other}).',
-            stacklevel=4,
+            stacklevel=5,
         )
     return found
 
 
 def warn_that_a_pickle_does_not_share(scaler: LossScaler) -> None:
-    """Warns where an optimizer that shares its scale is pickled by itself."""
+    """Warns if the optimizer to be pickled shares its scale, which a pickle loses."""
     if scaler.is_shared:
         warnings.warn(
             "An optimizer that is pickled, or copied, by itself no longer shares its "

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_mp.optimizer.backend import backend
 
@@ -11,8 +12,8 @@ from keras_mp.optimizer.backend import backend
 class StepNotes:
     """The scale that multiplied the loss, and whether gradients are un-scaled.
 
-    A note counts only in the function in which it was made, branches and loops of it
-    included: another may be traced once and run many times.
+    A note is valid only in the function in which it was made and in branches and loop
+    bodies of that function: another function may be traced once and run many times.
 
     Attributes:
         scale: scalar tensor, or None when there is no note.
@@ -26,44 +27,90 @@ class StepNotes:
     _is_own: bool = False
 
     def take(self, scale: Any, unscaled: bool) -> None:
-        """Makes a note in the current function, over any earlier one."""
+        """Makes a note in the current function, which replaces any earlier one."""
         self.scale, self.unscaled = scale, unscaled
         self._function = backend.current_function()
         self._used, self._is_own = False, True
 
     def offer(self, scale: Any) -> None:
-        """Notes the scale of a loss that may be for several optimizers.
+        """Notes the scale of a loss that another optimizer has scaled.
 
-        An optimizer that scales its own loss keeps to that.
+        The loss may be for both; an optimizer that scaled its own keeps that scale.
         """
-        if not (self._is_own and self.is_here()):
+        if not (self._is_own and self._is_here()):
             self.take(scale, unscaled=False)
             self._is_own = False
 
-    def is_here(self) -> bool:
+    def scale_of_loss(self, current: Any) -> Any:
+        """Returns the scale that the loss of this step was multiplied by.
+
+        Not always the current one: another optimizer that shares the scale may have
+        changed it since.
+
+        Args:
+            current: the variable that holds the current scale. A copy of it is
+                returned where no loss was scaled, which nobody can change.
+        """
+        return self.scale if self._is_here() else ops.copy(current)
+
+    def divisor(self, current: Any) -> Any:
+        """Returns the scale that `apply` must divide by, None if that has been done.
+
+        Args:
+            current: as for `scale_of_loss`.
+
+        Raises:
+            RuntimeError: gradients were un-scaled in another function.
+        """
+        if self.unscaled and self._is_here():
+            return None
+        if not self._awaits_apply:
+            return self.scale_of_loss(current)
+        self._clear()
+        raise RuntimeError(
+            "`unscale_gradients` and `apply` must be called in the same function, or "
+            "`apply` cannot know that the gradients are un-scaled. Received: calls in "
+            "two functions, of which at least one is a tf.function. Move both into it; "
+            "`apply` may stand in a branch or loop after `unscale_gradients`."
+        )
+
+    def check_not_unscaled(self) -> None:
+        """Checks that gradients of this step have not been un-scaled yet.
+
+        Raises:
+            RuntimeError: they have.
+        """
+        if self._awaits_apply and self._is_here():
+            raise RuntimeError(
+                "The gradients of a step must be un-scaled once. Received: a second "
+                "call of `unscale_gradients` before `apply`. Call it once, on all "
+                "gradients; to add up gradients of several batches set "
+                "`gradient_accumulation_steps` on the inner optimizer."
+            )
+
+    def use(self) -> None:
+        """Removes the note, unless a branch used it: another branch may use it, too."""
+        if self._is_here() and self._function != backend.current_function():
+            self._used = True
+        else:
+            self._clear()
+
+    def _is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
         return self.scale is not None and backend.is_part_of(self._function)
 
     @property
-    def awaits_apply(self) -> bool:
-        """Whether gradients are un-scaled that no `apply` has taken."""
+    def _awaits_apply(self) -> bool:
+        """Whether gradients have been un-scaled and not applied."""
         return self.unscaled and not self._used
 
-    def use(self) -> None:
-        """Forgets the note, unless a branch used it: another one may have to, too."""
-        if self.is_here() and self._function != backend.current_function():
-            self._used = True
-        else:
-            self.clear()
-
-    def clear(self) -> None:
-        """Forgets the note."""
+    def _clear(self) -> None:
         self.scale, self.unscaled, self._used = None, False, False
         self._function, self._is_own = None, False
 
 
 class ReplicaStepNotes(threading.local, StepNotes):
-    """Notes of one's own for each thread, since in TensorFlow a replica is a thread."""
+    """Notes of which each thread has its own: in TensorFlow a replica is a thread."""
 
 
 def step_notes() -> StepNotes:

@@ -18,14 +18,24 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.arguments import shown
 from keras_mp.optimizer.backend import Runner, backend
-from keras_mp.optimizer.inner_optimizer import leaves
+from keras_mp.optimizer.inner_optimizer import leaves, options_in_use
 from keras_mp.optimizer.master_weights import needs_master
 from keras_mp.optimizer.update.first_replica import (
     creating_for_all_replicas,
     run_on_first_replica,
 )
+
+# Options of all optimizers with which replicas may run by themselves. With the others,
+# those of later versions of Keras included, one replica runs for all of them.
+_FOR_EACH_REPLICA = {
+    "learning_rate",
+    "weight_decay",
+    "use_ema",
+    "ema_momentum",
+    "loss_scale_factor",
+    "name",
+}
 
 
 @dataclass
@@ -42,27 +52,19 @@ class Execution:
     is_joint: bool = False
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    def check_may_unscale(self, all_reduce_dtype: str) -> None:
+        """Checks that gradients may be un-scaled before they are summed.
 
-def check_all_reduce_dtype(dtype: Any) -> None:
-    """Raises where gradients cannot be summed in `dtype`.
-
-    Raises:
-        ValueError: it is neither `"float32"` nor `"float16"`.
-        RuntimeError: FP16 on another backend than TensorFlow.
-    """
-    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
-        raise ValueError(
-            '`all_reduce_dtype` must be "float32" or "float16". '
-            f'Received: all_reduce_dtype={shown(dtype)}. "float16" halves what '
-            "replicas send to each other."
-        )
-    if dtype == "float16" and keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
-            "TensorFlow backend; on others the sum is part of the model's program. "
-            f"Received: backend={keras.backend.backend()!r}. Leave it at "
-            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
-        )
+        Raises:
+            RuntimeError: they are summed in FP16, in which small ones are lost.
+        """
+        if self.is_joint and all_reduce_dtype == "float16":
+            raise RuntimeError(
+                "Gradients that are summed in FP16 must be scaled. Received: a call of "
+                '`unscale_gradients` with all_reduce_dtype="float16" on several '
+                'replicas. Choose "float32", or do not un-scale: clipvalue, clipnorm '
+                "and global_clipnorm of the inner optimizer clip the sum."
+            )
 
 
 def choose_execution(
@@ -106,11 +108,9 @@ def needs_the_sum(optimizer: Any) -> bool:
         optimizer: `keras.optimizers.Optimizer`.
     """
     return _asks_a_function(optimizer) or any(
-        leaf.clipnorm
-        or leaf.global_clipnorm
-        or leaf.clipvalue
-        or leaf.gradient_accumulation_steps
-        or leaf.ema_overwrite_frequency
+        any(
+            options_in_use(leaf, _FOR_EACH_REPLICA, keras.optimizers.Optimizer).values()
+        )
         for leaf in leaves(optimizer)
     )
 

@@ -16,7 +16,7 @@ from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 def fused_part(
     optimizer: Any,
     rule: FusedRule | None,
-    own_masters: MasterWeights,
+    master_weights: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],
 ) -> list[int]:
@@ -25,14 +25,14 @@ def fused_part(
     Args:
         optimizer: `keras.optimizers.Optimizer`.
         rule: its `FusedRule`, or None.
-        own_masters: `MasterWeights`.
+        master_weights: `MasterWeights`.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
     """
     # The kernel updates a variable once; listed twice, it is to be updated twice.
     if rule is None or not are_distinct(masters):
         return []
-    if not backend.can_update(_written(rule.slots, own_masters, masters)):
+    if not backend.can_update(_written(rule.slots, master_weights, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
@@ -43,11 +43,11 @@ def fused_part(
 
 def _written(
     slot_lists: Sequence[Sequence[Any]],
-    own_masters: MasterWeights,
+    master_weights: MasterWeights,
     masters: Sequence[Any],
 ) -> list[Any]:
     slots = [slot for slots in slot_lists for slot in slots if slot is not None]
-    weights = [weight for weight, _ in own_masters.pairs]
+    weights = [weight for weight, _ in master_weights.pairs]
     return [*masters, *weights, *slots]
 
 
@@ -70,7 +70,7 @@ class FusedUpdate:
     Attributes:
         optimizer: `keras.optimizers.Optimizer`.
         rule: its `FusedRule`.
-        own_masters: `MasterWeights`.
+        master_weights: `MasterWeights`.
         gradients: list of tensors, of the scaled loss.
         masters: list of their float32 variables.
         scale: scalar float32 tensor that the gradients are divided by.
@@ -79,7 +79,7 @@ class FusedUpdate:
 
     optimizer: Any
     rule: FusedRule
-    own_masters: MasterWeights
+    master_weights: MasterWeights
     gradients: Sequence[Any]
     masters: Sequence[Any]
     scale: Any
@@ -108,7 +108,7 @@ class FusedUpdate:
         Args:
             finite: scalar bool tensor.
         """
-        if self.own_masters.rounding == "stochastic":
+        if self.master_weights.rounding == "stochastic":
             # A step that is skipped must not draw numbers.
             ops.cond(finite, lambda: self._update(True), lambda: None)
         else:
@@ -119,7 +119,7 @@ class FusedUpdate:
     def _update(self, finite: Any) -> None:
         from keras_mp.ops.kernels import update
 
-        weight_of = {id(master): weight for weight, master in self.own_masters.pairs}
+        weight_of = {id(master): weight for weight, master in self.master_weights.pairs}
         weights = [weight_of.get(id(master)) for master in self.masters]
         own = [weight for weight in weights if weight is not None]
         indices = [
@@ -132,19 +132,19 @@ class FusedUpdate:
             self.masters,
             [slots[i] for slots in self.rule.slots for i in indices],
             weights,
-            self.own_masters.uniforms(own),
-            [self._decays(master) for master in self.masters],
+            self.master_weights.uniforms(own),
+            [self._applies_weight_decay(master) for master in self.masters],
             rule=self.rule.name,
             hyperparameters={
                 "scale": self.scale,
                 **self._clipping(),
                 "weight_decay": self.optimizer.weight_decay or 0.0,
                 "learning_rate": ops.cast(self.optimizer.learning_rate, "float32"),
-                **self.rule.numbers(self.optimizer),
+                **self.rule.hyperparameters(self.optimizer),
             },
         )
 
-    def _decays(self, master: Any) -> bool:
+    def _applies_weight_decay(self, master: Any) -> bool:
         return bool(self.optimizer.weight_decay) and keras_internals.uses_weight_decay(
             self.optimizer, master
         )
@@ -156,5 +156,5 @@ class FusedUpdate:
         clip_norm = self._clip_norm()
         if clip_norm is None:
             return {"clip_value": max(self.optimizer.clipvalue or 0.0, 0.0)}
-        # As in Keras, but for the order in which the squares were added up.
+        # As in Keras, but for the order in which the squares are summed.
         return {"clip_factor": clip_norm * ops.minimum(1 / self._norm, 1 / clip_norm)}

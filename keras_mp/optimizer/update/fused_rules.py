@@ -1,6 +1,5 @@
-"""The optimizers that a kernel knows: with which options, slots and numbers."""
+"""The optimizers that a kernel implements, with their options and slots."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,36 +8,38 @@ import keras
 from keras import ops
 
 from keras_mp.keras_internals import nadam_momentum_product, slots
+from keras_mp.optimizer.inner_optimizer import options_in_use
 
 
 @dataclass(frozen=True)
 class FusedRule:
-    """How the kernel does the step of an optimizer.
+    """How the kernel of the update step implements an optimizer.
 
     Attributes:
         name: str, as `keras_mp.ops.kernels.update.update_variables` takes it.
         slots: list of lists of slots, each as long as the optimizer's variables.
-        numbers: from the optimizer to the numbers of the rule by name, but for those
-            of every rule. They are computed as its `update_step` does, to the bit: in
-            FP32 where it casts an option first, and else in Python.
+        hyperparameters: function of the optimizer that returns the rule's
+            hyperparameters by name, without those that all rules have. They are
+            computed as in its `update_step`, to the bit: in FP32 where that casts an
+            option first, in Python where it does not.
     """
 
     name: str
     slots: list[list[Any]]
-    numbers: Callable[[Any], dict[str, Any]]
+    hyperparameters: Callable[[Any], dict[str, Any]]
 
 
 def rule_of(optimizer: Any) -> FusedRule | None:
-    """Returns the rule of an optimizer, or None where the kernel knows not all of it.
+    """Returns the rule of an optimizer, None if the kernel lacks one of its options.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, built.
     """
-    # Not isinstance: a subclass may do anything, and so may a method of an instance.
+    # Not isinstance: a subclass may override anything, and an instance `update_step`.
     known = _KNOWN.get(type(optimizer))
     if known is None or "update_step" in vars(optimizer):
         return None
-    if not _is_default(optimizer, {*_OF_ALL, *known[0]}):
+    if options_in_use(optimizer, {*_OF_ALL, *known[0]}):
         return None
     if not all(_is_number(getattr(optimizer, name)) for name in _NUMBERS):
         return None
@@ -46,10 +47,10 @@ def rule_of(optimizer: Any) -> FusedRule | None:
 
 
 def count_step(optimizer: Any, finite: Any) -> None:
-    """Advances what counts the steps of an optimizer, if `finite` is true.
+    """Advances the variables that count the steps of an optimizer, if `finite` is true.
 
     Args:
-        optimizer: one that has a rule.
+        optimizer: `keras.optimizers.Optimizer` that has a rule.
         finite: scalar bool tensor.
     """
     if type(optimizer) is keras.optimizers.Nadam:
@@ -61,16 +62,6 @@ def count_step(optimizer: Any, finite: Any) -> None:
 
 def _is_number(option: Any) -> bool:
     return option is None or isinstance(option, int | float)
-
-
-def _is_default(optimizer: Any, known: set[str]) -> bool:
-    """Tells whether all options but those that are known have their default."""
-    options = inspect.signature(type(optimizer)).parameters
-    return all(
-        getattr(optimizer, name, inspect.Parameter.empty) == option.default
-        for name, option in options.items()
-        if name not in known
-    )
 
 
 def _sgd(optimizer: Any) -> FusedRule:
@@ -89,10 +80,10 @@ def _adam(optimizer: Any) -> FusedRule:
     if optimizer.amsgrad:
         names.append("velocity_hats")
     name = "amsgrad" if optimizer.amsgrad else "adam"
-    return FusedRule(name, slots(optimizer, *names), _adam_numbers)
+    return FusedRule(name, slots(optimizer, *names), _adam_hyperparameters)
 
 
-def _adam_numbers(optimizer: Any) -> dict[str, Any]:
+def _adam_hyperparameters(optimizer: Any) -> dict[str, Any]:
     rate = ops.cast(optimizer.learning_rate, "float32")
     power_1, power_2 = _powers(optimizer)
     return {
@@ -112,10 +103,10 @@ def _powers(optimizer: Any) -> list[Any]:
 
 def _nadam(optimizer: Any) -> FusedRule:
     names = ("momentums", "velocities")
-    return FusedRule("nadam", slots(optimizer, *names), _nadam_numbers)
+    return FusedRule("nadam", slots(optimizer, *names), _nadam_hyperparameters)
 
 
-def _nadam_numbers(optimizer: Any) -> dict[str, Any]:
+def _nadam_hyperparameters(optimizer: Any) -> dict[str, Any]:
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
     decay = ops.cast(0.96, "float32")
@@ -146,10 +137,10 @@ def _next_product(optimizer: Any) -> Any:
 
 
 def _adamax(optimizer: Any) -> FusedRule:
-    return FusedRule("adamax", slots(optimizer, "m", "u"), _adamax_numbers)
+    return FusedRule("adamax", slots(optimizer, "m", "u"), _adamax_hyperparameters)
 
 
-def _adamax_numbers(optimizer: Any) -> dict[str, Any]:
+def _adamax_hyperparameters(optimizer: Any) -> dict[str, Any]:
     return {
         "one_minus_beta_1": 1 - optimizer.beta_1,
         "beta_2": optimizer.beta_2,
@@ -159,10 +150,10 @@ def _adamax_numbers(optimizer: Any) -> dict[str, Any]:
 
 
 def _lion(optimizer: Any) -> FusedRule:
-    return FusedRule("lion", slots(optimizer, "momentums"), _lion_numbers)
+    return FusedRule("lion", slots(optimizer, "momentums"), _lion_hyperparameters)
 
 
-def _lion_numbers(optimizer: Any) -> dict[str, Any]:
+def _lion_hyperparameters(optimizer: Any) -> dict[str, Any]:
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
     return {
@@ -183,7 +174,7 @@ def _adagrad(optimizer: Any) -> FusedRule:
 
 def _adadelta(optimizer: Any) -> FusedRule:
     names = ("accumulated_grads", "accumulated_delta_vars")
-    return FusedRule("adadelta", slots(optimizer, *names), _rho_numbers)
+    return FusedRule("adadelta", slots(optimizer, *names), _rho_hyperparameters)
 
 
 def _rmsprop(optimizer: Any) -> FusedRule:
@@ -195,13 +186,13 @@ def _rmsprop(optimizer: Any) -> FusedRule:
         name += "_momentum"
         names.append("momentums")
 
-    def numbers(optimizer: Any) -> dict[str, Any]:
-        return {**_rho_numbers(optimizer), "momentum": optimizer.momentum}
+    def hyperparameters(optimizer: Any) -> dict[str, Any]:
+        return {**_rho_hyperparameters(optimizer), "momentum": optimizer.momentum}
 
-    return FusedRule(name, slots(optimizer, *names), numbers)
+    return FusedRule(name, slots(optimizer, *names), hyperparameters)
 
 
-def _rho_numbers(optimizer: Any) -> dict[str, Any]:
+def _rho_hyperparameters(optimizer: Any) -> dict[str, Any]:
     return {
         "beta_2": optimizer.rho,
         "one_minus_beta_2": 1 - optimizer.rho,
@@ -209,20 +200,19 @@ def _rho_numbers(optimizer: Any) -> dict[str, Any]:
     }
 
 
-# Options of every optimizer that the kernel, or what calls it, takes into account.
+# Options of every optimizer that the kernel or its caller implements.
 _OF_ALL = {
     "learning_rate",
     "weight_decay",
     "clipvalue",
     "global_clipnorm",
     "name",
-    "kwargs",  # must be empty
 }
-# Those whose value decides what is computed: of a tensor it is not known.
+# Those whose value decides what is computed. That of a tensor is not known in a graph.
 _NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
 _BETAS = {"beta_1", "beta_2", "epsilon"}
-# The other options that a rule takes into account, and the rule. What is not listed, or
-# comes with another version of Keras, is left to the optimizer where it is used.
+# The other options that a rule implements, and the rule. Where another option is used,
+# such as one of a later version of Keras, the optimizer itself does the step.
 _KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
     keras.optimizers.SGD: ({"momentum", "nesterov"}, _sgd),
     keras.optimizers.Adam: ({*_BETAS, "amsgrad"}, _adam),

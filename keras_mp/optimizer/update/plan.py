@@ -15,7 +15,7 @@ from keras_mp.optimizer.update.unfused import InnerUpdate
 
 def plan(
     optimizer: Any,
-    own_masters: MasterWeights,
+    master_weights: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],
     scale: Any,
@@ -26,7 +26,7 @@ def plan(
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`.
-        own_masters: `MasterWeights`.
+        master_weights: `MasterWeights`.
         gradients: list of tensors, `tf.IndexedSlices` or None, of the scaled loss.
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by, or None.
@@ -34,7 +34,7 @@ def plan(
         run: the `Runner` that does it on all of them.
     """
     rule = rule_of(optimizer)
-    fused = fused_part(optimizer, rule, own_masters, gradients, masters)
+    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # As the optimizer would, this tells which gradients are missing.
         gradients, masters = keras_internals.without_missing_gradients(
@@ -54,13 +54,13 @@ def plan(
             FusedUpdate(
                 optimizer,
                 rule,
-                own_masters,
+                master_weights,
                 *those(fused),
                 divisor,
                 counts_the_step=not rest,
             )
         )
     if rest:
-        own = own_masters.of(those(rest)[1]) if fused else own_masters
+        own = master_weights.of(those(rest)[1]) if fused else master_weights
         parts.append(InnerUpdate(optimizer, own, *those(rest), scale, replicas, run))
     return parts

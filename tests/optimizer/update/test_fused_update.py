@@ -3,6 +3,8 @@
 That the numbers are those of the bare optimizer is tested in test_optimizers.py.
 """
 
+import inspect
+
 import keras
 import numpy as np
 import oracle
@@ -11,7 +13,9 @@ import tensorflow as tf
 from keras import optimizers
 
 import keras_mp
+from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.update import fused_rules
+from keras_mp.optimizer.update.cross_replica import needs_the_sum
 
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
 
@@ -111,13 +115,70 @@ class LaterAdam(optimizers.Adam):
         self.cautious = cautious
 
 
-@pytest.mark.parametrize("cautious", [False, True])
-def test_an_option_that_is_not_known_is_left_to_the_optimizer(cautious, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"cautious": False}, {"fused"}),
+        ({"cautious": True}, {"inner"}),
+        # Options of the base class that only its own constructor names.
+        ({"amsgrad": True}, {"fused"}),
+        ({"use_ema": True}, {"inner"}),
+        ({"gradient_accumulation_steps": 2}, {"inner"}),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_not_known_is_left_to_the_optimizer(
+    options, expected, monkeypatch
+):
     known = fused_rules._KNOWN[optimizers.Adam]
     monkeypatch.setitem(fused_rules._KNOWN, LaterAdam, known)
-    optimizer, weights = wrapped(lambda: LaterAdam(0.1, cautious=cautious))
-    expected = {"inner"} if cautious else {"fused"}
+    optimizer, weights = wrapped(lambda: LaterAdam(0.1, **options))
     assert parts(optimizer, weights, ones_like(weights)) == expected
+
+
+def add_option(monkeypatch, kind):
+    """Gives a class of Keras an option that is in use, as a later version may."""
+    constructor = kind.__init__
+
+    def later(self, *args, later_option=False, **kwargs):
+        constructor(self, *args, **kwargs)
+        self.later_option = True
+
+    parameters = [
+        *inspect.signature(constructor).parameters.values(),
+        inspect.Parameter("later_option", inspect.Parameter.KEYWORD_ONLY, default=None),
+    ]
+    parameters.sort(key=lambda parameter: parameter.kind)
+    later.__signature__ = inspect.Signature(parameters)
+    monkeypatch.setattr(kind, "__init__", later)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_new_option_of_keras_is_left_to_the_optimizer(name, monkeypatch):
+    add_option(monkeypatch, type(FUSED[name]()))
+    optimizer, weights = wrapped(FUSED[name])
+    assert parts(optimizer, weights, ones_like(weights)) == {"inner"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [optimizers.SGD, optimizers.Adagrad, optimizers.Adadelta, optimizers.RMSprop],
+)
+def test_with_a_new_option_of_keras_any_row_may_change(make, monkeypatch):
+    weight = keras.Variable(np.ones((3, 2)), dtype="float32")
+    gradient = rows([3, 2])
+    assert touched_rows(make(0.1), gradient, weight) is not None
+    add_option(monkeypatch, make)
+    assert touched_rows(make(0.1), gradient, weight) is None
+
+
+@pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Ftrl])
+def test_with_a_new_option_of_all_optimizers_one_replica_runs_for_all(
+    make, monkeypatch
+):
+    assert not needs_the_sum(make(0.1))
+    add_option(monkeypatch, optimizers.Optimizer)
+    assert needs_the_sum(make(0.1))
 
 
 def test_a_constraint_is_left_to_the_optimizer():

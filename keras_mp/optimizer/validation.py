@@ -1,0 +1,93 @@
+"""Checks of what a user passes to `FP32MasterOptimizer`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_mp.arguments import short_repr, whole_number
+from keras_mp.optimizer.inner_optimizer import check_inner_optimizer
+from keras_mp.optimizer.master_weights import path_of
+from keras_mp.optimizer.rounding import ROUNDING_MODES
+
+_BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def check_arguments(
+    inner_optimizer: Any, rounding: Any, seed: Any, all_reduce_dtype: Any, name: Any
+) -> None:
+    """Checks the constructor's arguments, but for the loss scale.
+
+    Raises:
+        TypeError: one has the wrong type.
+        ValueError: one is out of range, or the optimizer cannot be wrapped.
+        RuntimeError: this backend of Keras is not supported, or not with FP16 sums.
+    """
+    _check_backend()
+    check_inner_optimizer(inner_optimizer)
+    if rounding not in ROUNDING_MODES:
+        raise ValueError(
+            '`rounding` must be "nearest" or "stochastic". '
+            f"Received: rounding={short_repr(rounding)}. The paper trained with "
+            '"nearest"; Appendix A compares the two.'
+        )
+    if not isinstance(name, str | None):
+        raise TypeError(
+            f"`name` must be a str or None. Received: name={short_repr(name)}."
+        )
+    whole_number("seed", seed, "Try 0.", least=0)
+    _check_all_reduce_dtype(all_reduce_dtype)
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() not in _BACKENDS:
+        raise RuntimeError(
+            f"FP32MasterOptimizer needs Keras on one of the backends {_BACKENDS}. "
+            f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
+def _check_all_reduce_dtype(dtype: Any) -> None:
+    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
+        raise ValueError(
+            '`all_reduce_dtype` must be "float32" or "float16". '
+            f'Received: all_reduce_dtype={short_repr(dtype)}. "float16" halves what '
+            "replicas send to each other."
+        )
+    if dtype == "float16" and keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
+            "TensorFlow backend; on others the sum is part of the model's program. "
+            f"Received: backend={keras.backend.backend()!r}. Leave it at "
+            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
+        )
+
+
+def check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Checks that there is a gradient, and a variable for each.
+
+    Raises:
+        ValueError: the lists have different lengths, or all gradients are None.
+    """
+    check_one_to_one(gradients, variables)
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "No gradients provided for any variable. Received: None for all of "
+            f"{[path_of(v) for v in variables]}. Is the loss computed from them, "
+            "inside the tape?"
+        )
+
+
+def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Checks that there are as many gradients as variables.
+
+    Raises:
+        ValueError: the lists have different lengths.
+    """
+    if len(variables) != len(gradients):
+        raise ValueError(
+            "Gradients must match variables one to one. Received: "
+            f"{len(gradients)} gradients, {len(variables)} variables. Pass the "
+            "variables that the gradients belong to, in the same order."
+        )

@@ -1,0 +1,61 @@
+"""`wrap`, the one line that gives an optimizer masters and loss scaling."""
+
+from typing import Any
+
+import keras
+
+from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
+
+
+def wrap(
+    optimizer: Any,
+    loss_scale: Any = "dynamic",
+    rounding: str = "nearest",
+    seed: int = 0,
+    all_reduce_dtype: str = "float32",
+    name: str | None = None,
+) -> FP32MasterOptimizer:
+    """Gives `optimizer` FP32 master weights and loss scaling.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, its name or its config.
+        loss_scale: `"dynamic"`, a positive number (a constant scale), a `LossScale`,
+            or another `FP32MasterOptimizer` whose scale this one is to share. A step of
+            all of them then counts as one: the scale moves once until one of them
+            applies again, and backs off if any of them overflowed. Their counters are
+            shared; `iterations` and `last_overflow` are each optimizer's own. Wrap them
+            all before a train function is traced, or it moves the scale by itself.
+            Defaults to `"dynamic"`.
+        rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
+            weights. Defaults to `"nearest"`.
+        seed: int, of stochastic rounding. Defaults to 0.
+        all_reduce_dtype: `"float32"` or `"float16"`, in which the replicas of a
+            `tf.distribute.Strategy` sum their gradients. FP16 halves the traffic. The
+            error of a sum over n replicas is at most n roundings of the sum of the
+            absolute terms, and a step whose sum overflows is skipped. Where the
+            optimizer clips or accumulates, the sum is then copied in FP32 from the
+            first replica of a machine to its others. Defaults to `"float32"`.
+        name: str. Defaults to a name made from the class.
+
+    Returns:
+        `FP32MasterOptimizer`, to be passed to `model.compile`.
+
+    Raises:
+        ValueError: `optimizer` already scales the loss, has already been used, or an
+            argument is out of range.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.layers.Dense(1, dtype="float16")])
+    >>> model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
+    >>> model.optimizer
+    FP32MasterOptimizer(Adam, loss_scale=DynamicLossScale(initial_scale=32768.0, \
+growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, hysteresis=1, \
+min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
+
+    Reference: Mixed Precision Training, sections 3.1 and 3.2.
+    """
+    inner = keras.optimizers.get(optimizer)
+    return FP32MasterOptimizer(
+        inner, loss_scale, rounding, seed, all_reduce_dtype, name
+    )
