@@ -1,4 +1,4 @@
-"""Checks of numbers that a user passes."""
+"""Checks of the numbers that a user passes, and how errors show a value."""
 
 import math
 import numbers

@@ -1,4 +1,4 @@
-"""Callbacks that show, choose and watch the loss scale, and swap averaged weights."""
+"""Callbacks that log, set and monitor the loss scale, and swap averaged weights."""
 
 import contextlib
 import warnings
@@ -15,7 +15,7 @@ _ON_COLLAPSE = ("raise", "warn", "continue")
 
 
 class LossScaleCollapseError(RuntimeError):
-    """The loss scale is as small as it may get, and every step still overflows.
+    """The loss scale is at its minimum, and every step still overflows.
 
     Example:
 
@@ -28,17 +28,17 @@ class LossScaleCollapseError(RuntimeError):
 
 
 class LossScaleCallback(keras.callbacks.Callback):
-    """Logs the loss scale, may choose its rule, and stops a run that has collapsed.
+    """Logs the loss scale, sets its rule if asked to, and stops a collapsed run.
 
     Puts `loss_scale`, `skipped_steps` and `consecutive_skips` into the logs of the
     epoch: the progress bar and `History` show them, and so do `CSVLogger` and
-    `TensorBoard` when they stand after this callback in the list. The device is
-    waited for once in `patience` batches and once an epoch.
+    `TensorBoard` if they come after this callback in the list. It waits for the device
+    once in `patience` batches and at the end of an epoch.
 
     Args:
         loss_scale: as for `keras_mp.wrap`: the rule to train with. One that equals
-            the optimizer's own keeps the state, so that a run can be resumed.
-            Defaults to None: the optimizer's own rule.
+            the optimizer's rule keeps the state, so that a run can be resumed. Defaults
+            to None: the rule that the optimizer has.
         on_collapse: `"raise"`, `"warn"` or `"continue"`: what to do once `patience`
             steps in a row overflowed with the scale at its minimum. Defaults to
             `"raise"`.
@@ -79,7 +79,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._warned = False
 
     def set_model(self, model: keras.Model) -> None:
-        """Gives the model's optimizer the rule, before any callback restores state."""
+        """Sets the optimizer's rule, before any callback restores its state."""
         super().set_model(model)
         optimizer = self._optimizer
         check_penalties(model)
@@ -101,18 +101,18 @@ class LossScaleCallback(keras.callbacks.Callback):
         return optimizer
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to count batches."""
+        """Resets the count of batches."""
         self._batches = 0
         self._warned = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks for a collapse, once in `patience` batches."""
+        """Checks for a collapse, once in `patience` batches."""
         self._batches += 1
         if self._batches % self.patience == 0:
             self._check_collapse()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Puts the state of the scale into the logs and looks for a collapse."""
+        """Puts the state of the scale into the logs and checks for a collapse."""
         if logs is not None:
             logs["loss_scale"] = float(self._optimizer.loss_scale.numpy())
             logs["skipped_steps"] = int(self._optimizer.skipped_steps.numpy())
@@ -144,7 +144,8 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     """Keras's `SwapEMAWeights`, for models whose weights are stored in 16 bits too.
 
     Keras's callback swaps the variables that the inner optimizer updates, here the
-    FP32 masters, with their moving averages. This one has the weights follow.
+    FP32 masters, with their moving averages. This one rounds those into the weights,
+    too.
 
     Args:
         swap_on_epoch: bool, also swap between epochs, so that a checkpoint holds the

@@ -1,4 +1,4 @@
-"""Checkpoints that no kill, full disk or flipped bit can spoil unseen."""
+"""Checkpoints that are either whole or recognized as damaged."""
 
 import contextlib
 import errno
@@ -21,24 +21,24 @@ _RULE = "A checkpoint must have the checksum that is in its name."
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves all that training goes on from, and restores the last that is whole.
+    """Saves the whole state of training, and restores the last undamaged checkpoint.
 
     A checkpoint holds every variable of a model and of its optimizer: weights,
     masters, slots, the loss scale with its counters, and the seeds of dropout, which
-    `save_weights` and `tf.train.Checkpoint` leave out. A run that goes on from it
-    ends, to the bit, as if it had never stopped.
+    `save_weights` and `tf.train.Checkpoint` leave out. A run that is resumed from one
+    ends with the same bits as if it had not been interrupted.
 
     It is one file, `<number>-<checksum>.npz`, written under another name, flushed to
     the disk and then renamed, so that the process may be killed at any moment. The
-    checksum, 16 digits of SHA-256, tells a file that was cut short or changed.
+    checksum, 16 digits of SHA-256, reveals a file that was cut short or changed.
 
-    As a callback of `fit` it saves at the end of every epoch. `fit` can only be
-    resumed where an epoch begins: where epochs are long, make them short with
-    `steps_per_epoch`. In a loop of your own call `save` after any step.
+    As a callback of `fit` it saves at the end of every epoch. `fit` can only be resumed
+    at the beginning of an epoch, so make epochs short with `steps_per_epoch`. A custom
+    training loop can call `save` after any step.
 
     Args:
-        directory: str or path, of one process alone; made when it is first needed.
-        keep: int >= 1. How many checkpoints to keep, the last ones. Defaults to 2.
+        directory: str or path, used by one process only; created by the first `save`.
+        keep: int >= 1. How many of the last checkpoints to keep. Defaults to 2.
 
     Raises:
         TypeError: `keep` is not an int.
@@ -65,22 +65,22 @@ class Checkpoints(keras.callbacks.Callback):
         self.keep = whole_number("keep", keep, "Try 2.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves, under the number of epochs that are done."""
+        """Saves, under the number of finished epochs."""
         self.save(epoch + 1, self.model)
 
     def save(self, number: int, *objects: Any) -> None:
         """Saves variables, and removes checkpoints that are no longer kept.
 
-        So are those of this number and above: a run that began before them goes its
-        own way.
+        Checkpoints with this number or a higher one are removed too: they are from a
+        run that this one has replaced since it was resumed from before them.
 
         Args:
-            number: int >= 1. How much is done, in steps or epochs.
-            *objects: models and optimizers. A compiled model brings its optimizer.
+            number: int >= 1. The number of finished steps or epochs.
+            *objects: models and optimizers. That of a compiled model is included.
 
         Raises:
-            OSError: the file cannot be written; those before it are as they were. Or
-                it is written, and one of a higher number cannot be removed.
+            OSError: the file cannot be written, and the others are unchanged; or it has
+                been written, and one with a higher number cannot be removed.
             TypeError: `number` is not an int.
             ValueError: `number` is below 1, or an object is not built.
         """
@@ -97,7 +97,7 @@ class Checkpoints(keras.callbacks.Callback):
             os.replace(unfinished, path)
             _sync(self.directory)
         except OSError as error:
-            with contextlib.suppress(OSError):  # what it raises has the same cause
+            with contextlib.suppress(OSError):  # it would have the same cause
                 unfinished.unlink()
             where = f": {error.filename}" if error.filename else ""
             raise OSError(
@@ -110,16 +110,16 @@ class Checkpoints(keras.callbacks.Callback):
         self._remove_all_but(number, path)
 
     def restore(self, *objects: Any) -> int:
-        """Restores variables from the last checkpoint that is whole.
+        """Restores variables from the last checkpoint that is not damaged.
 
         Args:
             *objects: as for `save`, in the same order.
 
         Returns:
-            The number it was saved under, or 0 where there is no checkpoint.
+            The number it was saved under, 0 if there is no checkpoint.
 
         Raises:
-            OSError: there are checkpoints, and none is whole.
+            OSError: all checkpoints are damaged.
             ValueError: the checkpoint has other variables, or an object is not built.
         """
         variables = _variables(objects)
@@ -154,7 +154,7 @@ class Checkpoints(keras.callbacks.Callback):
         )
 
     def _remove_all_but(self, number: int, new: Path) -> None:
-        """Leaves the new checkpoint and the last before it, as many as are kept."""
+        """Removes all checkpoints but the new one and the last `keep - 1` before it."""
         found = self._found()
         earlier = [path for other, _, path in found if other < number]
         kept = [*earlier, new][-self.keep :]
@@ -164,7 +164,7 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 def _variables(objects: Sequence[Any]) -> list[Any]:
-    """Returns the variables of all objects; a model's optimizer is built for that."""
+    """Returns the variables of all objects; builds a model's optimizer if need be."""
     variables: list[Any] = []
     for each in objects:
         if not getattr(each, "built", True):
@@ -189,8 +189,8 @@ def _dtype(variable: Any) -> str:
 
 
 def _write(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes a file and has it on the disk before a rename makes it count."""
-    # What a process that was killed has left; a link here may lead to any file.
+    """Writes a file and flushes it to the disk, before it is renamed."""
+    # A process that was killed may have left one; a link may point to any file.
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         np.savez(file, **arrays)
@@ -199,12 +199,12 @@ def _write(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Has the names of the files in a directory on the disk."""
+    """Flushes the names of the files in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # What file systems that cannot sync a directory say.
+        # These come from file systems that cannot flush a directory.
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:
@@ -212,7 +212,7 @@ def _sync(directory: Path) -> None:
 
 
 def _remove(path: Path, is_later: bool) -> None:
-    """Removes a checkpoint that is no longer kept; `restore` would take a later one."""
+    """Removes a checkpoint; a failure is an error for one that `restore` would use."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -251,5 +251,5 @@ def _assign(variables: list[Any], path: Path) -> None:
                 f"{wanted}. Make them as they were, or start in another directory."
             )
     for variable, array in zip(variables, arrays.values(), strict=True):
-        # NumPy knows no bfloat16, and reads it as bytes without a type.
+        # NumPy has no bfloat16, and reads it as bytes without a type.
         variable.assign(array.view(_dtype(variable)))

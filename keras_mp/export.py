@@ -1,4 +1,4 @@
-"""Weights of a trained model in a dtype of one's choice."""
+"""The weights of a trained model in a given dtype, for inference."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from keras_mp.optimizer.rounding import round_nearest
 def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarray]:
     """Returns all weights of `model` in `dtype`, the trained ones from the masters.
 
-    A weight with an FP32 master is given as the master, rounded to `dtype` to
-    nearest even and saturating; any other floating weight is cast from what is
-    stored; integers stay as they are.
+    A weight with an FP32 master is replaced by the master, rounded to `dtype` (to
+    nearest even, saturating). Any other floating-point weight is cast; integers stay
+    unchanged.
 
     Args:
         model: `keras.Model`, compiled with a wrapped optimizer or not at all.
@@ -56,5 +56,5 @@ def _convert(value: Any, dtype: str) -> np.ndarray:
         return np.asarray(value)
     if is_half(dtype):
         value = round_nearest(keras.ops.cast(value, "float32"), dtype)
-    # By NumPy, since JAX has no float64 unless it is told to.
+    # By NumPy, since JAX has float64 only with `jax_enable_x64`.
     return keras.ops.convert_to_numpy(value).astype(dtype, copy=False)

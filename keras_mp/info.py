@@ -1,4 +1,4 @@
-"""`python -m keras_mp.info`: what to put into a bug report."""
+"""`python -m keras_mp.info` prints what a bug report should contain."""
 
 import importlib.metadata
 import platform
@@ -9,7 +9,7 @@ from keras_mp.ops import build_info
 
 
 def main() -> None:
-    """Prints versions, and how the ops run on this machine."""
+    """Prints versions, and which implementation of the ops this machine uses."""
     info = {
         "keras_mp": importlib.metadata.version("keras_mp"),
         "python": platform.python_version(),

@@ -1,8 +1,8 @@
 """Rules that choose the loss scale: pure functions of the scale and its counters.
 
-A rule owns no variables. `FP32MasterOptimizer` holds the state and asks the rule
-for the next one after every step, so that a rule can be compared, serialized and
-tested without a model.
+A rule has no variables. `FP32MasterOptimizer` holds the state and gets the next one
+from the rule after every step, so that a rule can be compared, serialized and tested
+without a model.
 """
 
 from typing import Any, NamedTuple
@@ -15,15 +15,15 @@ from keras_mp.serialization import deserialize
 
 
 class LossScaleState(NamedTuple):
-    """What a loss scale remembers between two steps: five scalars.
+    """The state of a loss scale between two steps: five scalars.
 
     Attributes:
         scale: float32. The factor that multiplies the loss.
-        finite_steps: int. Finite steps since the last overflowing one.
-        consecutive_skips: int. Overflowing steps since the last finite one.
-        skipped_steps: int. All overflowing steps.
-        skips_at_minimum: int. Overflowing steps in a row that began with the scale
-            at the smallest value its rule allows.
+        finite_steps: int. Number of finite steps since the last overflow.
+        consecutive_skips: int. Number of overflows since the last finite step.
+        skipped_steps: int. Number of all overflows.
+        skips_at_minimum: int. Number of overflows in a row at which the scale had the
+            smallest value that its rule allows.
 
     Example:
 

@@ -1,13 +1,13 @@
-"""The ops of the native library, made known to TensorFlow by `import keras_mp`."""
+"""Registers the ops of the native library with TensorFlow on `import keras_mp`."""
 
 import keras
 
 
 def register_ops() -> None:
-    """Loads the native library, if it is there, so that a SavedModel finds its ops.
+    """Loads the native library, if it exists, so that a SavedModel finds its ops.
 
-    Nothing is said where it cannot be loaded: an op does so when it is called, and
-    `python -m keras_mp.info` when it is asked. KERAS_MP_OPS=reference loads nothing.
+    If it cannot be loaded nothing is printed here: an op warns when it is called, and
+    `python -m keras_mp.info` gives the reason. KERAS_MP_OPS=reference loads nothing.
     """
     if keras.backend.backend() != "tensorflow":
         return

@@ -1,4 +1,4 @@
-"""Objects from configs that someone else may have written."""
+"""Objects from configs that may be malformed or hostile."""
 
 import re
 from typing import Any
@@ -18,9 +18,9 @@ def serialize_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def _public(config: Any) -> Any:
-    """Names keras.optimizers where Keras named the module of a backend.
+    """Replaces the name of a backend's module by `keras.optimizers`.
 
-    On PyTorch it does, for the classes that it makes of the public ones.
+    On PyTorch, Keras serializes its optimizers as subclasses in such a module.
     """
     if isinstance(config, list | tuple):
         return type(config)(_public(each) for each in config)
@@ -40,22 +40,22 @@ def deserialize(
     module: str | None = None,
     custom_objects: Any = None,
 ) -> Any:
-    """Returns the object that a config describes, if its class is one to expect.
+    """Returns the object that a config describes, if it is of an expected class.
 
-    The class is looked at before anything is made of it. Keras's safe mode is as it
-    was: a config cannot bring code.
+    The class is checked before an object is made. Keras's safe mode stays in force: a
+    config cannot contain code.
 
     Args:
-        argument: str, what the object is for.
+        argument: str, the name of the argument, for error messages.
         config: what `keras.saving.serialize_keras_object` returned.
-        kind: the class whose subclasses are allowed, if they are registered.
-        module: str, the module of Keras whose subclasses are allowed too, such as
-            `"optimizers"`.
-        custom_objects: dict, more classes by name, which count as registered.
+        kind: class, of which registered subclasses are allowed.
+        module: str, a module of Keras whose subclasses of `kind` are allowed too, such
+            as `"optimizers"`.
+        custom_objects: dict of further classes by name, which count as registered.
 
     Raises:
         TypeError: `config` describes something else.
-        ValueError: `config` is malformed further inside.
+        ValueError: `config` names an allowed class, and is malformed otherwise.
     """
     found = _class(config, module, custom_objects)
     if not (isinstance(found, type) and issubclass(found, kind)):
@@ -76,7 +76,7 @@ def deserialize(
 
 
 def _class(config: Any, module: str | None, custom_objects: Any) -> Any:
-    """Returns the class that Keras would take, or None for anything but a class."""
+    """Returns the class that Keras would use, None if the config names no class."""
     if not isinstance(config, dict):
         return None
     name, home = config.get("class_name"), config.get("module")

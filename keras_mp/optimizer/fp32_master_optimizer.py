@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.optimizer import validation
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.inner_optimizer import (
     check_values_to_copy,
@@ -31,11 +32,6 @@ from keras_mp.optimizer.update.cross_replica import (
 )
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.optimizer.update.unscaling import find_nonfinite, nonfinite_of, unscale
-from keras_mp.optimizer.validation import (
-    check_arguments,
-    check_gradients,
-    check_one_to_one,
-)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -88,7 +84,9 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         all_reduce_dtype: str = "float32",
         name: str | None = None,
     ) -> None:
-        check_arguments(inner_optimizer, rounding, seed, all_reduce_dtype, name)
+        validation.check_arguments(
+            inner_optimizer, rounding, seed, all_reduce_dtype, name
+        )
         super().__init__(inner_optimizer, name=name)
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
@@ -202,7 +200,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         if trainable_variables is None:
             known = keras_internals.trainable_variables(self)
             trainable_variables = known or [None] * len(gradients)
-        check_one_to_one(gradients, trainable_variables)
+        validation.check_one_to_one(gradients, trainable_variables)
         self._notes.take(scale, unscaled=True)
         return unscale(self, gradients, trainable_variables, scale)[0]
 
@@ -223,10 +221,9 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         grads = list(grads)
         if not grads:
             return
-        variables = list(
-            trainable_variables or keras_internals.trainable_variables(self)
-        )
-        check_gradients(grads, variables)
+        known = keras_internals.trainable_variables(self)
+        variables = list(trainable_variables or known)
+        validation.check_gradients(grads, variables)
         if not self.built:
             backend.refuse_several_replicas()
             backend.outside_functions(lambda: self.build(variables))
@@ -247,11 +244,14 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             self._execution.run,
         )
         self._notes.use()
+        # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
         nonfinite = ops.concatenate([update.check() for update in updates])
         given = [master for update in updates for master in update.given]
         finite, first = find_nonfinite(self.inner_optimizer, nonfinite, given)
+        # Steps 3 to 6.
         for update in updates:
             update.apply(finite)
+        # Step 7.
         self._scaler.advance(finite, self._last_round)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, first))

@@ -30,11 +30,11 @@ _KEEP_ROWS: dict[type, set[str]] = {
 
 
 def check_inner_optimizer(optimizer: Any) -> None:
-    """Refuses an optimizer that would scale twice or whose state would be lost.
+    """Refuses an optimizer that scales the loss itself, or has state for other weights.
 
     Raises:
         TypeError: not a `keras.optimizers.Optimizer`.
-        ValueError: it scales the loss, or it is built.
+        ValueError: it scales the loss itself, or it has been built.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
@@ -102,7 +102,7 @@ def _defaults(constructors: tuple[Callable[..., Any], ...]) -> dict[str, Any]:
 
 
 def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
-    """Refuses to build an optimizer that copies variables which have no value yet.
+    """Refuses to build an optimizer that copies weights which have no value yet.
 
     Raises:
         ValueError: it copies some, and they have no value.

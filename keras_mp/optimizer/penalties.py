@@ -1,7 +1,7 @@
-"""What the layers of a model add to its loss, in FP32.
+"""Penalties that regularizers add to the loss of a model, computed in FP32.
 
-On TensorFlow Keras adds them to a float32 loss by an op that takes one dtype only, and
-asks nothing of the optimizer before it does.
+On TensorFlow, Keras adds them to a float32 loss by an op whose arguments must have the
+same dtype, before it calls the optimizer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ from keras_mp.regularizers import FP32Regularizer
 def regularize_in_fp32(model: keras.Model) -> keras.Model:
     """Puts `FP32Regularizer` around the regularizers of a model's 16-bit layers.
 
-    Around those of weights stored in 16 bits and of activities computed in 16 bits,
-    before the model is built or after. What a layer of yours gives to `add_loss` it
-    must cast by itself: `self.add_loss(keras.ops.cast(loss, "float32"))`.
+    That is, of weights stored in 16 bits and of activities computed in 16 bits, before
+    or after the model is built. A layer of your own that calls `add_loss` must cast the
+    loss itself: `self.add_loss(keras.ops.cast(loss, "float32"))`.
 
     Args:
         model: `keras.Model`, changed in place.
@@ -57,13 +57,13 @@ def regularize_weights(weights: Iterable[Any]) -> None:
 
 
 def check_penalties(model: keras.Model) -> None:
-    """Puts `FP32Regularizer` around those of the weights, and finds the others.
+    """Puts `FP32Regularizer` around regularizers of weights, and refuses others.
 
     Args:
         model: `keras.Model` that is about to be trained.
 
     Raises:
-        ValueError: there are others, and Keras cannot compute the loss.
+        ValueError: other regularizers compute in 16 bits, so that `fit` would fail.
     """
     if keras.backend.backend() != "tensorflow" or not _adds_to_its_loss(model):
         return
@@ -80,7 +80,7 @@ def check_penalties(model: keras.Model) -> None:
 
 
 def _adds_to_its_loss(model: keras.Model) -> bool:
-    """Tells whether Keras's own code adds penalties to the loss given to `compile`."""
+    """Tells whether Keras adds the penalties: not in a `train_step` of the user."""
     own, of_keras = type(model), keras.Model
     return (
         model.loss is not None
@@ -90,7 +90,7 @@ def _adds_to_its_loss(model: keras.Model) -> bool:
 
 
 def _in_16_bits(model: keras.Model) -> Iterator[tuple[keras.Layer, str]]:
-    """Yields each layer with a regularizer that computes in 16 bits, and its name."""
+    """Yields layers and the names of their regularizers that compute in 16 bits."""
     for layer in keras_internals.flatten_layers(model):
         for name, value in list(vars(layer).items()):
             is_activity = name == "activity_regularizer"

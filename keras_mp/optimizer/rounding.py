@@ -11,9 +11,9 @@ from keras import ops, random
 
 ROUNDING_MODES = ("nearest", "stochastic")
 
-# The largest finite value; the exponent below which the spacing stays the same;
-# bits after the point. Processors flush float32 below 2**-126 to zero, so that is
-# the smallest spacing of bfloat16 here, though the format itself goes to 2**-133.
+# Of each format: the largest finite value, the exponent of the smallest normal number,
+# the number of fraction bits. Processors flush float32 below 2**-126 to zero, so that
+# is the smallest spacing of bfloat16 here, though the format has one of 2**-133.
 _FORMATS = {
     "float16": (65504.0, -14, 10),
     "bfloat16": (float.fromhex("0x1.FEp127"), -119, 7),
@@ -59,7 +59,7 @@ def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
 
 
 def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
-    """Returns numbers from [0, 1): a float32 tensor of the shape of `x`."""
+    """Returns random numbers, uniform in [0, 1): float32, of the shape of `x`."""
     return random.uniform(ops.shape(x), dtype="float32", seed=seed)
 
 
@@ -91,7 +91,7 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
 
 
 def _spacing(x: Any, dtype: str) -> Any:
-    """Returns the distance of the neighbours of `x` in `dtype`, a power of two."""
+    """Returns the distance between neighbours in `dtype` at `x`, a power of two."""
     _, smallest_exponent, fraction_bits = _FORMATS[dtype]
     exponent_bits = ops.bitwise_and(_bits(x, "int32"), 0x7F800000)
     power_of_two = _bits(exponent_bits, "float32")
@@ -100,5 +100,5 @@ def _spacing(x: Any, dtype: str) -> Any:
 
 def _bits(x: Any, dtype: str) -> Any:
     """Returns the bits of `x` as `dtype`, of the same size."""
-    # `view` computes with the last dimension, which must be static: make it 1.
+    # `view` needs a last dimension of static size: a new one of size 1.
     return ops.squeeze(ops.view(ops.expand_dims(x, -1), dtype), -1)

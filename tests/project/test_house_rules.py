@@ -24,12 +24,15 @@ CHAINS = (
         (
             "optimizer.inner_optimizer",
             "optimizer.master_weights",
-            "optimizer.moving_average",
             "optimizer.penalties",
             "optimizer.step_notes",
+        ),
+        (
+            "optimizer.loss_scaler",
+            "optimizer.moving_average",
+            "optimizer.update",
             "optimizer.validation",
         ),
-        ("optimizer.loss_scaler", "optimizer.update"),
         ("optimizer.loss_scale_properties",),
         ("optimizer",),
         ("callbacks", "checkpoints", "export"),

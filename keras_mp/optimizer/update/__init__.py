@@ -1,1 +1,1 @@
-"""The update of the masters: by a kernel in one pass, or by the inner optimizer."""
+"""The update of the masters, by one call of a kernel or by the inner optimizer."""

@@ -79,7 +79,7 @@ def choose_execution(
         replicas: int, how many there are.
 
     Raises:
-        ValueError: it is to run on the sum of gradients that replace variables.
+        ValueError: it must run on sums of gradients, and some replace their variables.
     """
     is_joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
     if not is_joint or replicas == 1:
@@ -102,7 +102,7 @@ def choose_execution(
 
 
 def needs_the_sum(optimizer: Any) -> bool:
-    """Tells whether replicas that run `optimizer` by themselves fail or differ.
+    """Tells whether `optimizer` must run on the sum of the gradients of all replicas.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
@@ -116,7 +116,7 @@ def needs_the_sum(optimizer: Any) -> bool:
 
 
 def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Returns the variables that an update may assign to beside `update_step`.
+    """Returns the variables that an update may assign to outside `update_step`.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
@@ -129,12 +129,12 @@ def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 def _asks_a_function(optimizer: Any) -> bool:
-    """Tells whether its leaves are not known before it is built: a `MultiOptimizer`."""
+    """Tells whether it is a `MultiOptimizer` that makes its optimizers in `build`."""
     return getattr(optimizer, "optimizers", None) == []
 
 
 def _assigns_by_steps(leaf: Any) -> bool:
-    """Tells whether it is one of Keras's, but for Muon, which decays by itself."""
+    """Tells whether it is one of Keras, except Muon, which decays outside of steps."""
     of_keras = getattr(keras.optimizers, type(leaf).__name__, None)
     return type(leaf) is of_keras and type(leaf).__name__ != "Muon"
 
@@ -145,7 +145,7 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     Args:
         gradients: list of this replica's tensors, `tf.IndexedSlices` or None.
         dtype: str, of the terms and the sums between replicas. `"float32"` is the least
-            for a gradient, or `"float16"`: a sum that overflows is not finite.
+            for a gradient, or `"float16"`, where a sum may overflow to infinity.
 
     Returns:
         List like `gradients`, at least float32.

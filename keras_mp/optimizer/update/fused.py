@@ -1,4 +1,4 @@
-"""The whole update in one pass, for the optimizers that a kernel knows."""
+"""The whole update by a native kernel, for the optimizers that it implements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,19 +29,19 @@ def fused_part(
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
     """
-    # The kernel updates a variable once; listed twice, it is to be updated twice.
+    # A variable that is listed twice must be updated twice; the kernel does so once.
     if rule is None or not are_distinct(masters):
         return []
-    if not backend.can_update(_written(rule.slots, master_weights, masters)):
+    if not backend.can_update(_variables_written(rule.slots, master_weights, masters)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
     given = sum(gradient is not None for gradient in gradients)
-    # A norm over all gradients is not computed by halves.
+    # The norm of all gradients cannot be computed from a part of them.
     return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
 
 
-def _written(
+def _variables_written(
     slot_lists: Sequence[Sequence[Any]],
     master_weights: MasterWeights,
     masters: Sequence[Any],
@@ -65,7 +65,7 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
 
 @dataclass
 class FusedUpdate:
-    """The step of an optimizer that has a `FusedRule`, as one pass over all variables.
+    """Applies an optimizer that has a `FusedRule`, in one pass over all variables.
 
     Attributes:
         optimizer: `keras.optimizers.Optimizer`.
@@ -74,7 +74,7 @@ class FusedUpdate:
         gradients: list of tensors, of the scaled loss.
         masters: list of their float32 variables.
         scale: scalar float32 tensor that the gradients are divided by.
-        counts_the_step: bool, whether `apply` advances the optimizer's iterations.
+        counts_the_step: bool, whether `apply` increments the optimizer's iterations.
     """
 
     optimizer: Any
@@ -87,11 +87,11 @@ class FusedUpdate:
 
     @property
     def given(self) -> list[Any]:
-        """The masters that have a gradient: all."""
+        """The masters that have a gradient, which here are all of them."""
         return list(self.masters)
 
     def check(self) -> Any:
-        """Returns which gradients are not finite: a bool tensor, one for each."""
+        """Tells which gradients are not finite: a bool tensor, `[len(gradients)]`."""
         from keras_mp.ops.kernels import update
 
         clips = self._clip_norm() is not None
@@ -109,7 +109,7 @@ class FusedUpdate:
             finite: scalar bool tensor.
         """
         if self.master_weights.rounding == "stochastic":
-            # A step that is skipped must not draw numbers.
+            # A skipped step must not advance the generator of random numbers.
             ops.cond(finite, lambda: self._update(True), lambda: None)
         else:
             self._update(finite)

@@ -1,4 +1,4 @@
-"""Which part of a step a kernel does, and which the inner optimizer."""
+"""Which variables of a step a kernel updates, and which the inner optimizer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def plan(
     replicas: int,
     run: Runner,
 ) -> list[FusedUpdate | InnerUpdate]:
-    """Returns the parts of a step: one by a kernel, one by the optimizer, or both.
+    """Divides a step into the variables for a kernel and those for the optimizer.
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`.
@@ -30,13 +30,16 @@ def plan(
         gradients: list of tensors, `tf.IndexedSlices` or None, of the scaled loss.
         masters: list of their variables.
         scale: scalar float32 tensor that the gradients are divided by, or None.
-        replicas: int, how many do this step.
-        run: the `Runner` that does it on all of them.
+        replicas: int, how many take this step.
+        run: the `Runner` that calls an update of the optimizer on them.
+
+    Returns:
+        List of one or two parts, with the methods `check` and `apply`.
     """
     rule = rule_of(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
-        # As the optimizer would, this tells which gradients are missing.
+        # This warns of missing gradients, which the inner optimizer would do itself.
         gradients, masters = keras_internals.without_missing_gradients(
             optimizer, gradients, masters
         )

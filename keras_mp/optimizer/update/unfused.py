@@ -39,7 +39,7 @@ class InnerUpdate:
         return [master for gradient, master in pairs if gradient is not None]
 
     def check(self) -> Any:
-        """Returns which gradients are not finite: a bool tensor, one for each given."""
+        """Tells which gradients are not finite: a bool tensor, `[len(given)]`."""
         self._unscaled, nonfinite = unscale(
             self.optimizer, self.gradients, self.masters, self.scale, self.replicas
         )

@@ -49,7 +49,7 @@ def unscale(
 
 
 def nonfinite_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
-    """Returns which gradients are not finite: a bool tensor, one for each given.
+    """Tells which gradients are not finite: a bool tensor, one for each not None.
 
     Args:
         gradients: list of tensors, `tf.IndexedSlices` or None.
@@ -65,7 +65,7 @@ def nonfinite_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
 def _fit_the_kernel(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
 ) -> bool:
-    # Before `build`, gradients may be un-scaled whose variables are not known.
+    # Gradients may be un-scaled before `build`, when their variables are not known.
     are_known = all(variable is not None for variable in variables)
     if scale is None or not are_known or not backend.can_update(variables):
         return False
