@@ -7,6 +7,7 @@ that the message names, or find a public way.
 import ast
 import functools
 import inspect
+import re
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 from keras import optimizers
 
+import keras_mp
 from keras_mp import keras_internals
 
 TESTED = set()
@@ -43,7 +45,28 @@ def contract(function):
 
 def test_every_function_has_its_contract_tested():
     functions = inspect.getmembers(keras_internals, inspect.isfunction)
-    assert {name for name, _ in functions} == TESTED
+    module = keras_internals.__name__
+    assert {name for name, f in functions if f.__module__ == module} == TESTED
+
+
+@pytest.mark.parametrize(
+    ("ours", "host"),
+    [
+        (
+            keras_mp.FP32MasterOptimizer,
+            lambda: optimizers.LossScaleOptimizer(optimizers.SGD(use_ema=True)),
+        ),
+        (keras_mp.LossScaleCallback, keras.callbacks.Callback),
+        (keras_mp.Checkpoints, keras.callbacks.Callback),
+        (keras_mp.SwapEMAWeights, keras.callbacks.SwapEMAWeights),
+        (keras_mp.FP32Regularizer, keras.regularizers.Regularizer),
+    ],
+)
+def test_a_subclass_and_its_base_have_no_private_name_in_common(ours, host):
+    classes = [cls for cls in ours.__mro__ if cls.__module__.startswith("keras_mp")]
+    code = "".join(map(inspect.getsource, classes))
+    names = set(re.findall(r"(?:self\.|def )(_[a-z]\w*)(?:: \w+)?(?: =|\()", code))
+    assert not names & set(dir(host()))
 
 
 def test_a_change_of_the_host_is_named():
