@@ -1,4 +1,4 @@
-"""What the wrapper asks about the optimizer that it wraps."""
+"""Checks and properties of the optimizer that is wrapped."""
 
 import functools
 import inspect
@@ -64,7 +64,7 @@ def check_inner_optimizer(optimizer: Any) -> None:
 
 
 def leaves(optimizer: Any) -> list[Any]:
-    """Returns the optimizer itself, and those inside a `MultiOptimizer`."""
+    """Returns the optimizer, and those inside it if it is a `MultiOptimizer`."""
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 

@@ -191,7 +191,7 @@ class MasterWeights:
         return [draw_uniforms(weight, self.seed) for weight in weights]
 
     def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
-        """Returns the pairs that one call of a native op can do: those of all rows."""
+        """Returns the pairs that one call of a native op can update: of all rows."""
         whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
         fits = whole and backend.can_update(
             [variable for pair in whole for variable in pair]

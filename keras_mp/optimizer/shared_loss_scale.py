@@ -34,7 +34,8 @@ def serialize_scaler(scaler: LossScaler) -> dict[str, Any]:
     if not scaler.is_shared:
         config: dict[str, Any] = keras.saving.serialize_keras_object(scaler.rule)
         return config
-    # The id that Keras gives by itself would be that of a copy in the first config.
+    # Keras adds an id when it serializes an object a second time: to that config and,
+    # in place, to the first one, which has been copied by then.
     config = keras.saving.serialize_keras_object(scaler)
     return {**config, "shared_object_id": id(scaler)}
 

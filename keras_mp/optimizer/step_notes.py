@@ -1,4 +1,4 @@
-"""What `scale_loss` and `unscale_gradients` leave for the `apply` that follows."""
+"""Notes that `scale_loss` and `unscale_gradients` leave for the next `apply`."""
 
 import threading
 from typing import Any

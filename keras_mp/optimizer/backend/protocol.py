@@ -1,4 +1,4 @@
-"""What an optimizer asks of Keras's backend."""
+"""The operations of a training step that depend on Keras's backend."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -10,12 +10,12 @@ Runner = Callable[[Any, Callable[[list[Any]], None], list[Any]], None]
 
 
 class Backend(Protocol):
-    """The operations of a step that depend on the backend.
+    """What `TensorFlowBackend` and `SingleProgramBackend` have in common.
 
-    They differ because TensorFlow has sparse gradients, functions that are traced, and
-    replicas (`tf.distribute`), each of which runs the training step by itself; on JAX
-    and PyTorch the step is a single program. A `strategy` is a `tf.distribute.Strategy`
-    on TensorFlow and None elsewhere.
+    They differ because TensorFlow has sparse gradients, traced functions with side
+    effects, and replicas (`tf.distribute`), each of which executes the training step;
+    on JAX and PyTorch one program executes it. A `strategy` is a
+    `tf.distribute.Strategy` on TensorFlow and None elsewhere.
     """
 
     def is_sparse(self, gradient: Any) -> bool:

@@ -1,11 +1,11 @@
-"""How several replicas update the masters: each by itself, or one for all of them.
+"""Whether every replica runs the optimizer, or the first one runs it for all.
 
-On its own replica Keras clips the share of the gradient that was computed there, and
-where it accumulates gradients, or overwrites weights with their average, it branches
-inside the replicas, which `tf.distribute` refuses. Such an optimizer runs once, on the
-sum of the gradients, and does what one process does on the joint batch
-(first_replica.py). That costs a copy of the gradients from the first replica of a
-machine to its others, where the optimizer changes them before it uses them.
+On several replicas Keras clips each replica's part of the gradient, and it accumulates
+gradients, or overwrites weights with their average, in a branch inside the replicas,
+which `tf.distribute` refuses. Such an optimizer runs once, on the sum of the gradients,
+as one process does on the joint batch (first_replica.py). That costs a copy of the
+gradients from the first replica of a machine to its others, if the optimizer changes
+them before it uses them.
 """
 
 import functools

@@ -102,7 +102,7 @@ def _only_replica(strategy: Any, first: Sequence[Any], grads: Sequence[Any]) -> 
 
 
 def _id_of_first_replica(strategy: Any) -> int:
-    """Returns the number, among those of all machines, of this machine's first one."""
+    """Returns the `replica_id_in_sync_group` of this machine's first replica."""
     import tensorflow as tf
 
     @tf.autograph.experimental.do_not_convert
@@ -114,7 +114,7 @@ def _id_of_first_replica(strategy: Any) -> int:
 
 
 def _first(strategy: Any, per_replica: Any) -> Any:
-    """Returns what the first replica of this machine has of a value."""
+    """Returns the value of a `PerReplica` on the first replica of this machine."""
     return strategy.experimental_local_results(per_replica)[0]
 
 
