@@ -187,7 +187,7 @@ def recomputed(compute: Callable[..., Any], *held: Any) -> Any:
     """
     import tensorflow as tf
 
-    from keras_mp.ops.backward import late
+    from keras_mp.ops.gradients import late
 
     @tf.custom_gradient
     def computed(*held: Any) -> tuple[Any, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.backward import late
-from keras_mp.ops.batch_kernels import kernel_for
+from keras_mp.ops.batch_norm_kernel import kernel_for
+from keras_mp.ops.gradients import late
 from keras_mp.ops.kernels.dispatch import choose
 from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization

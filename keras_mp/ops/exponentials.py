@@ -5,13 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.backward import late
 from keras_mp.ops.checks import (
     axes_of,
     mask_for,
     output_dtype_of,
     to_floating,
 )
+from keras_mp.ops.gradients import late
 from keras_mp.ops.kernels import native
 from keras_mp.ops.kernels.dispatch import choose, slopes_of
 from keras_mp.ops.kernels.rows import as_rows, have_kernel, sizes_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.backward import late
+from keras_mp.ops.gradients import late
 from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.statistics import Total
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops.backward import late
 from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
+from keras_mp.ops.gradients import late
 from keras_mp.ops.reductions import accumulator_of, without
 
 

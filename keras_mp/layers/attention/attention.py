@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.attention.attention_weights import weights_of
+from keras_mp.layers.attention.base_attention import weights_of
 from keras_mp.layers.precision import gemm, recomputed, stored, uses_ops
 
 

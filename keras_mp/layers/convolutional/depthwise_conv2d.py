@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mp.layers.convolutional.convolution import DepthwiseFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import DepthwiseFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

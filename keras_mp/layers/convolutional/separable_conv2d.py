@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mp.layers.convolutional.convolution import SeparableFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import SeparableFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

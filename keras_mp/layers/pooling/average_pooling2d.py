@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mp.layers.pooling.pooling import FP32AveragePooling
+from keras_mp.layers.pooling.base_pooling import FP32AveragePooling
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

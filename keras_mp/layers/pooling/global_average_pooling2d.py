@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mp.layers.pooling.pooling import FP32GlobalPooling
+from keras_mp.layers.pooling.base_pooling import FP32GlobalPooling
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.layers.rnn.base_rnn import keeps_cudnn, loop, runs_cell_of
 from keras_mp.layers.rnn.gru_cell import GRUCell, GRUStep, project_gru
-from keras_mp.layers.rnn.recurrence import keeps_cudnn, loop, runs_cell_of
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

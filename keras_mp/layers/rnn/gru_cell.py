@@ -6,7 +6,7 @@ import keras
 from keras import activations, ops
 
 from keras_mp.layers.precision import stored, uses_ops
-from keras_mp.layers.rnn.recurrence import RecurrentKernel, project, recurrent_masks
+from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 
 # Activations that take each number for itself, whatever the shape.
 _ELEMENTWISE = (

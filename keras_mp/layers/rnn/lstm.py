@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.layers.rnn.base_rnn import keeps_cudnn, loop, runs_cell_of
 from keras_mp.layers.rnn.lstm_cell import LSTMCell, LSTMStep, project_lstm
-from keras_mp.layers.rnn.recurrence import keeps_cudnn, loop, runs_cell_of
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.precision import stored, uses_ops
-from keras_mp.layers.rnn.recurrence import RecurrentKernel, project, recurrent_masks
+from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 
 
 class LSTMStep:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.rnn.recurrence import loop, runs_cell_of
+from keras_mp.layers.rnn.base_rnn import loop, runs_cell_of
 from keras_mp.layers.rnn.simple_rnn_cell import (
     SimpleRNNCell,
     SimpleRNNStep,

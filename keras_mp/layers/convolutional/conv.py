@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mp.layers.convolutional.convolution import PlainFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import PlainFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

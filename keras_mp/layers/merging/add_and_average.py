@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.merging.merging import sum_in_fp32
+from keras_mp.layers.merging.base_merging import sum_in_fp32
 from keras_mp.layers.precision import uses_ops
 
 

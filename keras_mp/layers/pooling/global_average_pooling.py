@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.pooling.pooling import inner_axes
+from keras_mp.layers.pooling.base_pooling import inner_axes
 from keras_mp.layers.precision import uses_ops
 
 

@@ -1,26 +1,26 @@
-"""Conv1DTranspose, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""SeparableConv1D, in FP32 between 16-bit inputs and outputs on a CPU."""
 
 import keras
 
-from keras_mp.layers.convolutional.convolution import TransposedFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import SeparableFP32OnCPU
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv1DTranspose(TransposedFP32OnCPU, keras.layers.Conv1DTranspose):
-    """`keras.layers.Conv1DTranspose`, computed in FP32 where the host is slow in FP16.
+class SeparableConv1D(SeparableFP32OnCPU, keras.layers.SeparableConv1D):
+    """`keras.layers.SeparableConv1D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
     the result is rounded once, with bias and activation. On a GPU the convolution is
     that of Keras. The gradients of FP32 weights are FP32 on a CPU.
 
-    Args: those of `keras.layers.Conv1DTranspose`.
+    Args: those of `keras.layers.SeparableConv1D`.
 
     Example:
 
-    >>> layer = keras_mp.layers.Conv1DTranspose(2, 3, dtype="mixed_float16")
+    >>> layer = keras_mp.layers.SeparableConv1D(2, 3, dtype="mixed_float16")
     >>> outputs = layer(np.ones((1, 5, 4)))
     >>> outputs.shape, outputs.dtype.name
-    (TensorShape([1, 7, 2]), 'float16')
+    (TensorShape([1, 3, 2]), 'float16')
 
     Reference: Mixed Precision Training, section 3.3.
     """
