@@ -18,21 +18,24 @@ from keras_mp.layers.conversion.conversion_report import (
 )
 from keras_mp.layers.conversion.convert import convert as convert
 from keras_mp.layers.conversion.convert import to_keras as to_keras
-from keras_mp.layers.convolutional.conv import Conv1D
-from keras_mp.layers.convolutional.conv2d import Conv2D
-from keras_mp.layers.convolutional.conv2d_transpose import Conv2DTranspose
-from keras_mp.layers.convolutional.conv3d import Conv3D
-from keras_mp.layers.convolutional.conv3d_transpose import Conv3DTranspose
-from keras_mp.layers.convolutional.conv_transpose import Conv1DTranspose
-from keras_mp.layers.convolutional.depthwise_conv import DepthwiseConv1D
-from keras_mp.layers.convolutional.depthwise_conv2d import DepthwiseConv2D
-from keras_mp.layers.convolutional.separable_conv import SeparableConv1D
-from keras_mp.layers.convolutional.separable_conv2d import SeparableConv2D
+from keras_mp.layers.convolutional.conv import Conv1D, Conv2D, Conv3D
+from keras_mp.layers.convolutional.conv_transpose import (
+    Conv1DTranspose,
+    Conv2DTranspose,
+    Conv3DTranspose,
+)
+from keras_mp.layers.convolutional.depthwise_conv import (
+    DepthwiseConv1D,
+    DepthwiseConv2D,
+)
+from keras_mp.layers.convolutional.separable_conv import (
+    SeparableConv1D,
+    SeparableConv2D,
+)
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
 from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
-from keras_mp.layers.merging.add_and_average import Add
-from keras_mp.layers.merging.average import Average
+from keras_mp.layers.merging.add_and_average import Add, Average
 from keras_mp.layers.merging.dot import Dot
 from keras_mp.layers.normalization.batch_normalization import BatchNormalization
 from keras_mp.layers.normalization.group_normalization import GroupNormalization
@@ -40,12 +43,16 @@ from keras_mp.layers.normalization.layer_normalization import LayerNormalization
 from keras_mp.layers.normalization.rms_normalization import RMSNormalization
 from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
 from keras_mp.layers.normalization.unit_normalization import UnitNormalization
-from keras_mp.layers.pooling.average_pooling import AveragePooling1D
-from keras_mp.layers.pooling.average_pooling2d import AveragePooling2D
-from keras_mp.layers.pooling.average_pooling3d import AveragePooling3D
-from keras_mp.layers.pooling.global_average_pooling import GlobalAveragePooling1D
-from keras_mp.layers.pooling.global_average_pooling2d import GlobalAveragePooling2D
-from keras_mp.layers.pooling.global_average_pooling3d import GlobalAveragePooling3D
+from keras_mp.layers.pooling.average_pooling import (
+    AveragePooling1D,
+    AveragePooling2D,
+    AveragePooling3D,
+)
+from keras_mp.layers.pooling.global_average_pooling import (
+    GlobalAveragePooling1D,
+    GlobalAveragePooling2D,
+    GlobalAveragePooling3D,
+)
 from keras_mp.layers.rnn.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from keras_mp.layers.rnn.gru import GRU
 from keras_mp.layers.rnn.gru_cell import GRUCell

@@ -1,4 +1,4 @@
-"""Conv1D, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""Conv1D to Conv3D, in FP32 between 16-bit inputs and outputs on a CPU."""
 
 import keras
 
@@ -21,6 +21,48 @@ class Conv1D(PlainFP32OnCPU, keras.layers.Conv1D):
     >>> outputs = layer(np.ones((1, 5, 4)))
     >>> outputs.shape, outputs.dtype.name
     (TensorShape([1, 3, 2]), 'float16')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Conv2D(PlainFP32OnCPU, keras.layers.Conv2D):
+    """`keras.layers.Conv2D`, computed in FP32 where the host is slow in FP16.
+
+    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
+    the result is rounded once, with bias and activation. On a GPU the convolution is
+    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+
+    Args: those of `keras.layers.Conv2D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Conv2D(2, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((1, 5, 5, 4)))
+    >>> outputs.shape, outputs.dtype.name
+    (TensorShape([1, 3, 3, 2]), 'float16')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Conv3D(PlainFP32OnCPU, keras.layers.Conv3D):
+    """`keras.layers.Conv3D`, computed in FP32 where the host is slow in FP16.
+
+    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
+    the result is rounded once, with bias and activation. On a GPU the convolution is
+    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+
+    Args: those of `keras.layers.Conv3D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Conv3D(2, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((1, 5, 5, 5, 4)))
+    >>> outputs.shape, outputs.dtype.name
+    (TensorShape([1, 3, 3, 3, 2]), 'float16')
 
     Reference: Mixed Precision Training, section 3.3.
     """

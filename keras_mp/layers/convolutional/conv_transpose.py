@@ -1,4 +1,4 @@
-"""Conv1DTranspose, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""Transposed convolutions, in FP32 between 16-bit inputs and outputs on a CPU."""
 
 import keras
 
@@ -21,6 +21,48 @@ class Conv1DTranspose(TransposedFP32OnCPU, keras.layers.Conv1DTranspose):
     >>> outputs = layer(np.ones((1, 5, 4)))
     >>> outputs.shape, outputs.dtype.name
     (TensorShape([1, 7, 2]), 'float16')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Conv2DTranspose(TransposedFP32OnCPU, keras.layers.Conv2DTranspose):
+    """`keras.layers.Conv2DTranspose`, computed in FP32 where the host is slow in FP16.
+
+    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
+    the result is rounded once, with bias and activation. On a GPU the convolution is
+    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+
+    Args: those of `keras.layers.Conv2DTranspose`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Conv2DTranspose(2, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((1, 5, 5, 4)))
+    >>> outputs.shape, outputs.dtype.name
+    (TensorShape([1, 7, 7, 2]), 'float16')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Conv3DTranspose(TransposedFP32OnCPU, keras.layers.Conv3DTranspose):
+    """`keras.layers.Conv3DTranspose`, computed in FP32 where the host is slow in FP16.
+
+    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
+    the result is rounded once, with bias and activation. On a GPU the convolution is
+    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+
+    Args: those of `keras.layers.Conv3DTranspose`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.Conv3DTranspose(2, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((1, 5, 5, 5, 4)))
+    >>> outputs.shape, outputs.dtype.name
+    (TensorShape([1, 7, 7, 7, 2]), 'float16')
 
     Reference: Mixed Precision Training, section 3.3.
     """

@@ -1,4 +1,4 @@
-"""SeparableConv1D, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""Separable convolutions, in FP32 between 16-bit inputs and outputs on a CPU."""
 
 import keras
 
@@ -21,6 +21,27 @@ class SeparableConv1D(SeparableFP32OnCPU, keras.layers.SeparableConv1D):
     >>> outputs = layer(np.ones((1, 5, 4)))
     >>> outputs.shape, outputs.dtype.name
     (TensorShape([1, 3, 2]), 'float16')
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class SeparableConv2D(SeparableFP32OnCPU, keras.layers.SeparableConv2D):
+    """`keras.layers.SeparableConv2D`, computed in FP32 where the host is slow in FP16.
+
+    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
+    the result is rounded once, with bias and activation. On a GPU the convolution is
+    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+
+    Args: those of `keras.layers.SeparableConv2D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.SeparableConv2D(2, 3, dtype="mixed_float16")
+    >>> outputs = layer(np.ones((1, 5, 5, 4)))
+    >>> outputs.shape, outputs.dtype.name
+    (TensorShape([1, 3, 3, 2]), 'float16')
 
     Reference: Mixed Precision Training, section 3.3.
     """

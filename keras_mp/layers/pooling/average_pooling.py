@@ -1,4 +1,4 @@
-"""AveragePooling1D, in FP32 between 16-bit inputs and outputs."""
+"""Average pooling, in FP32 between 16-bit inputs and outputs."""
 
 import keras
 
@@ -17,6 +17,44 @@ class AveragePooling1D(FP32AveragePooling, keras.layers.AveragePooling1D):
 
     >>> layer = keras_mp.layers.AveragePooling1D(2, dtype="float16")
     >>> x = np.full((1, 2, 1), 4e4, "float16")    # the sum is inf in FP16
+    >>> float(keras.ops.max(layer(x)))
+    40000.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class AveragePooling2D(FP32AveragePooling, keras.layers.AveragePooling2D):
+    """`keras.layers.AveragePooling2D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.AveragePooling2D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.AveragePooling2D(2, dtype="float16")
+    >>> x = np.full((1, 2, 2, 1), 4e4, "float16")    # the sum is inf in FP16
+    >>> float(keras.ops.max(layer(x)))
+    40000.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class AveragePooling3D(FP32AveragePooling, keras.layers.AveragePooling3D):
+    """`keras.layers.AveragePooling3D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.AveragePooling3D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.AveragePooling3D(2, dtype="float16")
+    >>> x = np.full((1, 2, 2, 2, 1), 4e4, "float16")    # the sum is inf in FP16
     >>> float(keras.ops.max(layer(x)))
     40000.0
 

@@ -1,11 +1,11 @@
-"""GlobalAveragePooling1D, in FP32 between 16-bit inputs and outputs."""
+"""Global average pooling, in FP32 between 16-bit inputs and outputs."""
 
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp.layers.pooling.base_pooling import inner_axes
+from keras_mp.layers.pooling.base_pooling import FP32GlobalPooling, inner_axes
 from keras_mp.layers.precision import uses_ops
 
 
@@ -41,3 +41,39 @@ class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
             for x in (ops.where(mask, inputs, 0), ops.cast(mask, "float32"))
         )
         return ops.cast(total / count, inputs.dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GlobalAveragePooling2D(FP32GlobalPooling, keras.layers.GlobalAveragePooling2D):
+    """`keras.layers.GlobalAveragePooling2D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.GlobalAveragePooling2D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GlobalAveragePooling2D(dtype="float16")
+    >>> layer(np.full((1, 400, 400, 1), 3.0, "float16")).numpy()
+    array([[3.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class GlobalAveragePooling3D(FP32GlobalPooling, keras.layers.GlobalAveragePooling3D):
+    """`keras.layers.GlobalAveragePooling3D`, which averages in FP32 and rounds once.
+
+    Nothing is held for the backward pass.
+
+    Args: those of `keras.layers.GlobalAveragePooling3D`.
+
+    Example:
+
+    >>> layer = keras_mp.layers.GlobalAveragePooling3D(dtype="float16")
+    >>> layer(np.full((1, 50, 50, 50, 1), 3.0, "float16")).numpy()
+    array([[3.]], dtype=float16)
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
