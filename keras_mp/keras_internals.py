@@ -7,7 +7,8 @@ function has a test of what it takes for granted (tests/test_keras_internals.py)
 has a default: an attribute that is missing is an AttributeError, not another result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -152,3 +153,177 @@ def flatten_layers(layer: Any) -> list[Any]:
     is not a model has no list at all.
     """
     return layer._flatten_layers()
+
+
+# Layers.
+
+# The private methods of Keras's layers that those of keras_mp override. Keras calls
+# them in `call`; to override that instead would mean to copy what it does before and
+# after them: masks, projections, broadcasts of the inputs.
+OVERRIDDEN_HOOKS = {
+    "Add": ("_merge_function",),
+    "AdditiveAttention": ("_calculate_scores", "_apply_scores"),
+    "Attention": ("_calculate_scores", "_apply_scores"),
+    "Average": ("_merge_function",),
+    "Dot": ("_merge_function",),
+    "GroupQueryAttention": ("_compute_attention",),
+    "MultiHeadAttention": ("_compute_attention",),
+}
+
+
+def uses_flash_attention(layer: Any) -> bool:
+    """Tells whether a multi-head or grouped-query attention runs flash attention.
+
+    `MultiHeadAttention._flash_attention`: the constructor argument, or else the global
+    setting when the layer was made (None if there was none), which may have changed.
+    """
+    return bool(layer._flash_attention)
+
+
+def scores_equation(layer: Any) -> str:
+    """Returns the einsum by which an attention multiplies queries and keys.
+
+    `MultiHeadAttention._dot_product_equation`: it depends on the attention axes, and a
+    subclass may set another.
+    """
+    return layer._dot_product_equation
+
+
+def outputs_equation(layer: Any) -> str:
+    """Returns the einsum by which an attention multiplies weights and values.
+
+    `MultiHeadAttention._combine_equation`: as for `scores_equation`.
+    """
+    return layer._combine_equation
+
+
+def scores_scale(layer: keras.layers.MultiHeadAttention) -> float:
+    """Returns the factor of the scores, `1 / sqrt(key_dim)`.
+
+    `MultiHeadAttention._inverse_sqrt_key_dim`: a subclass may set another.
+    """
+    return layer._inverse_sqrt_key_dim
+
+
+def grouped_query_scores_scale(layer: keras.layers.GroupQueryAttention) -> float:
+    """Returns the factor of the scores, `1 / sqrt(head_dim)`.
+
+    `GroupQueryAttention._inverse_sqrt_head_dim`: a subclass may set another.
+    """
+    return layer._inverse_sqrt_head_dim
+
+
+def drop_attention_weights(layer: Any, weights: Any, training: bool | None) -> Any:
+    """Applies the dropout of a multi-head or grouped-query attention.
+
+    `MultiHeadAttention._dropout_layer`: its seed generator is part of the state that is
+    saved, and no public attribute holds it.
+    """
+    return layer._dropout_layer(weights, training=training)
+
+
+def causal_mask(layer: keras.layers.MultiHeadAttention, query: Any, value: Any) -> Any:
+    """Returns the mask that hides later positions, as the layer computes it.
+
+    `MultiHeadAttention._compute_causal_mask`: a subclass may compute another.
+    """
+    return layer._compute_causal_mask(query, value)
+
+
+def returns_attention_scores(layer: keras.layers.GroupQueryAttention) -> bool:
+    """Tells whether the call in progress returns the attention scores.
+
+    `GroupQueryAttention._return_attention_scores`: `call` hands the argument on in this
+    attribute alone.
+    """
+    return layer._return_attention_scores
+
+
+def uses_renorm(layer: keras.layers.BatchNormalization) -> bool:
+    """Tells whether a layer does batch renormalization.
+
+    `BatchNormalization.renorm` is public, but Keras 3.12 does not have it.
+    """
+    major, minor, *_ = keras.version().split(".")
+    return (int(major), int(minor)) > (3, 12) and layer.renorm
+
+
+def renorm_correction(
+    layer: keras.layers.BatchNormalization, mean: Any, variance: Any
+) -> tuple[Any, Any]:
+    """Returns the clipped factors r and d of batch renormalization.
+
+    `BatchNormalization._renorm_correction_and_moments`: the formula has no public
+    function, and a subclass may have another.
+    """
+    r, d, _, _ = layer._renorm_correction_and_moments(mean, variance)
+    return r, d
+
+
+def attach_logits(probabilities: Any, logits: Any) -> None:
+    """Has Keras's losses start from the logits instead of their softmax.
+
+    The attribute `_keras_logits` of a tensor, which Keras's own softmax sets: a loss
+    finds the logits in no other way, unless it is told `from_logits=True`.
+    """
+    probabilities._keras_logits = logits
+
+
+# Layers whose class `convert` changes.
+
+
+def direct_sublayers(layer: Any) -> list[Any]:
+    """Returns the layers directly inside a layer, in the order they were added.
+
+    `Layer._flatten_layers`: `layers` is public, but only a model has it.
+    """
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def own_variables(layer: Any) -> list[tuple[Any, bool]]:
+    """Returns the variables of a layer itself, each with True if listed as trainable.
+
+    `Layer._trainable_variables` and `Layer._non_trainable_variables`: the public lists
+    also hold those of sublayers, and a frozen weight among the non-trainable ones.
+    """
+    trainable, others = layer._trainable_variables, layer._non_trainable_variables
+    return [(v, True) for v in trainable] + [(v, False) for v in others]
+
+
+@contextmanager
+def unlocked(layer: Any) -> Iterator[None]:
+    """Lets variables of a built layer be replaced inside a `with` block.
+
+    `Layer._tracker`: `build` locks it, and nothing public unlocks it.
+    """
+    was_locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            layer._tracker.lock()
+
+
+def add_variable(layer: Any, variable: Any) -> None:
+    """Appends a variable to those of a layer.
+
+    `Layer._track_variable`: setting an attribute would, but under one name each.
+    """
+    layer._track_variable(variable)
+
+
+def remove_variable(layer: Any, variable: Any) -> None:
+    """Removes a variable from those of a layer.
+
+    `Layer._untrack_variable`: deleting the attribute would, but loses the attribute.
+    """
+    layer._untrack_variable(variable)
+
+
+def autocasts(variable: keras.Variable) -> bool:
+    """Tells whether Keras casts a variable to the compute dtype where it is read.
+
+    `Variable._autocast`: the constructor argument is public, but cannot be read.
+    """
+    return variable._autocast

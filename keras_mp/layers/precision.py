@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import activations, ops
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 
 _FUSED = (
@@ -172,7 +173,7 @@ def activated(activation: Any, x: Any) -> Any:
     outputs = (softmax if activation is activations.softmax else log_softmax)(x)
     if activation is activations.softmax:
         # As Keras does: a loss that finds the logits starts from them.
-        outputs._keras_logits = x
+        keras_internals.attach_logits(outputs, x)
     return outputs
 
 

@@ -28,7 +28,7 @@ CHAINS = (
     ),
     (
         ("dtypes",),
-        ("ops.checks",),
+        ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),
         ("layers.precision",),

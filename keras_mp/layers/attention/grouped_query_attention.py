@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import weights_of
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
@@ -40,16 +41,17 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
         attention_mask: Any = None,
         training: bool | None = None,
     ) -> tuple[Any, Any]:
-        if self._flash_attention or not uses_ops(self, query, key, value):
+        is_flash = keras_internals.uses_flash_attention(self)
+        if is_flash or not uses_ops(self, query, key, value):
             return super()._compute_attention(
                 query, key, value, attention_mask, training
             )
         scores = contract(
-            *parse(self._dot_product_equation, 4),
+            *parse(keras_internals.scores_equation(self), 4),
             query,
             key,
             output_dtype="float32",
-            alpha=self._inverse_sqrt_head_dim,
+            alpha=keras_internals.grouped_query_scores_scale(self),
         )
         mask = attention_mask
         if mask is not None:
@@ -57,10 +59,12 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
                 mask = ops.expand_dims(mask, -3)
             mask = ops.cast(mask, "bool")
         weights = weights_of(scores, mask, dtype=self.compute_dtype)
-        if mask is not None and (self.dropout > 0.0 or self._return_attention_scores):
+        returns_scores = keras_internals.returns_attention_scores(self)
+        if mask is not None and (self.dropout > 0.0 or returns_scores):
             # Here, not elsewhere, Keras has a query without keys attend to nothing.
             weights = ops.where(mask, weights, 0.0)
         dropped = weights
         if self.dropout > 0.0:
-            dropped = self._dropout_layer(weights, training=training)
-        return contract(*parse(self._combine_equation, 4), dropped, value), weights
+            dropped = keras_internals.drop_attention_weights(self, weights, training)
+        equation = parse(keras_internals.outputs_equation(self), 4)
+        return contract(*equation, dropped, value), weights

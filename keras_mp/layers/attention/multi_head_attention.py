@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import weights_of
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
@@ -42,7 +43,8 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
-        if self._flash_attention or not uses_ops(self, query, key, value):
+        is_flash = keras_internals.uses_flash_attention(self)
+        if is_flash or not uses_ops(self, query, key, value):
             return super()._compute_attention(
                 query,
                 key,
@@ -55,34 +57,35 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
             )
         rank = len(query.shape)
         scores = contract(
-            *parse(self._dot_product_equation, rank),
+            *parse(keras_internals.scores_equation(self), rank),
             key,
             query,
             output_dtype="float32",
-            alpha=self._inverse_sqrt_key_dim,
+            alpha=keras_internals.scores_scale(self),
         )
-        axes = range(-len(self._attention_axes), 0)
+        axes = range(-len(self.attention_axes), 0)
         mask = self._mask_for(scores, attention_mask)
         if use_causal_mask:
-            causal = self._mask_for(scores, self._compute_causal_mask(query, value))
+            causal = keras_internals.causal_mask(self, query, value)
+            causal = self._mask_for(scores, causal)
             mask = causal if mask is None else ops.logical_and(mask, causal)
         weights = weights_of(scores, mask, axes, self.compute_dtype)
         if mask is not None and (
-            self._dropout > 0.0 or return_attention_scores or rank != 4
+            self.dropout > 0.0 or return_attention_scores or rank != 4
         ):
             # Here, not elsewhere, Keras has a query without keys attend to nothing.
             weights = ops.where(mask, weights, 0.0)
         dropped = weights
-        if self._dropout > 0.0:
-            dropped = self._dropout_layer(weights, training=training)
-        equation = parse(self._combine_equation, len(weights.shape))
+        if self.dropout > 0.0:
+            dropped = keras_internals.drop_attention_weights(self, weights, training)
+        equation = parse(keras_internals.outputs_equation(self), len(weights.shape))
         return contract(*equation, dropped, value), weights
 
     def _mask_for(self, scores: Any, mask: Any) -> Any:
         """Returns the mask with a dimension for the heads, or None."""
         if mask is None:
             return None
-        heads = -2 * len(self._attention_axes) - 1
+        heads = -2 * len(self.attention_axes) - 1
         for _ in range(len(scores.shape) - len(mask.shape)):
             mask = ops.expand_dims(mask, heads)
         return ops.cast(mask, "bool")

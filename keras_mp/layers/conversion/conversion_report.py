@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
@@ -113,7 +114,7 @@ def every_layer(layer: Any) -> list[Any]:
             continue
         found[id(layer)] = layer
         if not _runs_its_cell(layer):
-            waiting.extend(reversed(layer._flatten_layers(False, recursive=False)))
+            waiting.extend(reversed(keras_internals.direct_sublayers(layer)))
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
 from keras_mp.layers.conversion.conversion_report import conversion_report, every_layer
 from keras_mp.layers.conversion.counterparts import (
@@ -178,7 +179,8 @@ def _quantize(
 
 def _half_weights(layer: Any) -> list[Any]:
     """Returns the 16-bit weights of a layer's own, without those of layers inside."""
-    inside = {id(w) for part in layer._layers for w in part.variables}
+    sublayers = keras_internals.direct_sublayers(layer)
+    inside = {id(w) for part in sublayers for w in part.variables}
     return [
         value
         for value in vars(layer).values()
@@ -213,25 +215,22 @@ def _held_by(layer: Any) -> Iterator[tuple[str, Any]]:
 
 def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
     """Replaces 16-bit weights of a layer by FP32 ones, in their places."""
-    trained, others = layer._trainable_variables, layer._non_trainable_variables
-    own = [(w, True) for w in trained] + [(w, False) for w in others]
-    was_locked = layer._tracker.locked
-    layer._tracker.unlock()
-    for old, _ in own:
-        layer._untrack_variable(old)
-    # In their order, which is that of files; a frozen one stays among the trained.
-    for old, is_trained in own:
-        is_half = any(old is half for half in halves)
-        new = _fp32_copy(old) if is_half else old
-        new.trainable = is_trained
-        layer._track_variable(new)
-        if is_half:
-            names = [name for name, value in vars(layer).items() if value is old]
-            for name in names:
-                setattr(layer, name, new)
-        new.trainable = old.trainable
-    if was_locked:
-        layer._tracker.lock()
+    own = keras_internals.own_variables(layer)
+    with keras_internals.unlocked(layer):
+        for old, _ in own:
+            keras_internals.remove_variable(layer, old)
+        # In their order, which is that of files; a frozen weight is added as a
+        # trainable one, so that it stays in the list of those.
+        for old, is_trained in own:
+            is_half = any(old is half for half in halves)
+            new = _fp32_copy(old) if is_half else old
+            new.trainable = is_trained
+            keras_internals.add_variable(layer, new)
+            if is_half:
+                names = [name for name, value in vars(layer).items() if value is old]
+                for name in names:
+                    setattr(layer, name, new)
+            new.trainable = old.trainable
 
 
 def _fp32_copy(old: Any) -> Any:
@@ -242,7 +241,7 @@ def _fp32_copy(old: Any) -> Any:
         new = keras.Variable(
             keras.ops.cast(old.value, "float32"),
             dtype="float32",
-            autocast=old._autocast,
+            autocast=keras_internals.autocasts(old),
             aggregation=old.aggregation,
             name=name,
         )

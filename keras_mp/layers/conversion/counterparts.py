@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.layers.activations.activation import Activation
 from keras_mp.layers.activations.softmax import Softmax
 from keras_mp.layers.attention.additive_attention import AdditiveAttention
@@ -268,7 +269,9 @@ def overridden(cls: Any) -> list[str]:
     own = _methods(set(cls.__mro__) - set(base.__mro__))
     ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
     called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
-    unused = called - _called(ours.values(), {})
+    # The counterparts call private methods of Keras by way of this module.
+    internals = dict(inspect.getmembers(keras_internals, inspect.isfunction))
+    unused = called - _called(ours.values(), internals)
     return sorted(own.keys() & (ours.keys() | unused))
 
 
@@ -282,7 +285,12 @@ def _methods(classes: set[Any]) -> dict[str, Any]:
 
 
 def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
-    """Returns the names that functions refer to, and those methods that they name."""
+    """Returns the names in the code of functions and of the methods that they name.
+
+    Args:
+        functions: to begin with.
+        methods: functions by name, of which those that are named are searched too.
+    """
     waiting, found = list(functions), set[str]()
     while waiting:
         code = getattr(inspect.unwrap(waiting.pop()), "__code__", None)

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.layers.precision import FP32Weights, uses_ops
 
 
@@ -53,12 +54,12 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
             return batch_normalization.apply_statistics(
                 inputs, gamma, beta, mean, variance, axis, self.epsilon
             )
-        renorm = getattr(self, "renorm", False)
+        renorm = keras_internals.uses_renorm(self)
         if renorm:
             batch = batch_normalization.batch_statistics(
                 inputs, axis, mask, self.synchronized
             )
-            r, d, _, _ = self._renorm_correction_and_moments(*batch)
+            r, d = keras_internals.renorm_correction(self, *batch)
             # Without rows they are NaN, and the gradient of gamma is to stay 0.
             known = ops.isfinite(r + d)
             r, d = ops.where(known, r, 1.0), ops.where(known, d, 0.0)

@@ -677,6 +677,28 @@ def test_what_a_subclass_hooks_into_keras_goes_on_to_count(make, shape, said):
         np.testing.assert_array_equal(one, other)
 
 
+class OwnCausalMask(keras.layers.MultiHeadAttention):
+    """What Keras calls and `keras_mp.keras_internals` calls too."""
+
+    def _compute_causal_mask(self, query, value=None):
+        return super()._compute_causal_mask(query, value)
+
+
+class OwnRenorm(keras.layers.BatchNormalization):
+    """The same for batch renormalization."""
+
+    def _renorm_correction_and_moments(self, mean, variance):
+        return super()._renorm_correction_and_moments(mean, variance)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"), [(OwnCausalMask, (1, 2)), (OwnRenorm, ())]
+)
+def test_a_hook_that_keras_mp_calls_too_is_converted(cls, arguments):
+    layer = keras_mp.convert(cls(*arguments, dtype="mixed_float16"))
+    assert isinstance(layer, COUNTERPARTS[cls.__base__])
+
+
 class Aliased(keras.layers.LayerNormalization):
     """A normalization with a weight before it is built, and one of two names."""
 

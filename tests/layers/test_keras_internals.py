@@ -1,0 +1,271 @@
+"""What `keras_mp.keras_internals` takes for granted about this release of Keras.
+
+A test here that fails says that Keras has changed something private. The message names
+the function of keras_internals to adapt.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mp import keras_internals, layers
+
+X = np.zeros((1, 3, 2), "float32")
+
+
+def built(layer):
+    layer(*[X] * (2 if isinstance(layer, ATTENTIONS) else 1))
+    return layer
+
+
+ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
+
+def attentions():
+    """A multi-head and a grouped-query attention of Keras, built."""
+    return [
+        built(keras.layers.MultiHeadAttention(2, 4, dropout=0.5)),
+        built(keras.layers.GroupQueryAttention(4, 2, 1, dropout=0.5)),
+    ]
+
+
+def uses_flash_attention():
+    for cls, arguments in zip(ATTENTIONS, [(2, 4), (4, 2, 1)], strict=True):
+        for flash in (False, True):
+            layer = cls(*arguments, flash_attention=flash)
+            yield keras_internals.uses_flash_attention(layer), flash
+
+
+def scores_equation():
+    multi, grouped = map(keras_internals.scores_equation, attentions())
+    # Of keys and queries in this order, and of queries and keys.
+    yield np.einsum(multi, X[..., None], X[..., None] + 1).shape, (1, 2, 3, 3)
+    yield np.einsum(grouped, X[..., None], X[..., None]).shape, (1, 2, 3, 3)
+
+
+def outputs_equation():
+    weights = np.zeros((1, 2, 3, 3))
+    for layer in attentions():
+        equation = keras_internals.outputs_equation(layer)
+        yield np.einsum(equation, weights, X[..., None]).shape, (1, 3, 2, 1)
+
+
+def scores_scale():
+    yield keras_internals.scores_scale(keras.layers.MultiHeadAttention(2, 4)), 0.5
+
+
+def grouped_query_scores_scale():
+    layer = keras.layers.GroupQueryAttention(4, 2, 1)
+    yield keras_internals.grouped_query_scores_scale(layer), 0.5
+
+
+def drop_attention_weights():
+    ones = np.ones((1, 2, 32, 32), "float32")
+    for layer in attentions():
+        dropped = keras_internals.drop_attention_weights(layer, ones, True)
+        yield set(np.unique(dropped)), {0.0, 2.0}
+        kept = keras_internals.drop_attention_weights(layer, ones, False)
+        yield np.min(kept), 1.0
+
+
+def causal_mask():
+    mask = keras_internals.causal_mask(attentions()[0], X, X)
+    yield np.array(mask).tolist(), [np.tri(3, dtype=bool).tolist()]
+
+
+def returns_attention_scores():
+    layer = keras.layers.GroupQueryAttention(4, 2, 1)
+    for returned in (True, False):
+        layer(X, X, return_attention_scores=returned)
+        yield keras_internals.returns_attention_scores(layer), returned
+
+
+def renorm_layers():
+    if tuple(map(int, keras.version().split(".")[:2])) < (3, 13):
+        return []
+    options = {"renorm_clipping": {"rmax": 1.5}, "epsilon": 0.0}
+    return [built(keras.layers.BatchNormalization(renorm=True, **options))]
+
+
+def uses_renorm():
+    yield keras_internals.uses_renorm(keras.layers.BatchNormalization()), False
+    for layer in renorm_layers():
+        yield keras_internals.uses_renorm(layer), True
+
+
+def renorm_correction():
+    batch = tf.constant([0.5, 3.0]), tf.constant([4.0, 1.0])
+    for layer in renorm_layers():
+        # Against a moving mean of 0 and a moving standard deviation of 1.
+        layer.renorm_mean.assign([0.0, 0.0])
+        layer.renorm_stddev.assign([1.0, 1.0])
+        r, d = keras_internals.renorm_correction(layer, *batch)
+        yield r.numpy().tolist(), [1.5, 1.0]
+        yield d.numpy().tolist(), [0.5, 3.0]
+
+
+def attach_logits():
+    # The softmax of 200 and 0 is 1 and 0 in FP32; from the logits the loss is 200.
+    logits = tf.constant([[200.0, 0.0]])
+    probabilities = tf.constant([[1.0, 0.0]])
+    keras_internals.attach_logits(probabilities, logits)
+    loss = keras.losses.categorical_crossentropy([[0.0, 1.0]], probabilities)
+    yield loss.numpy().tolist(), [200.0]
+
+
+def direct_sublayers():
+    inner = keras.layers.Dense(1)
+    wrapper = keras.layers.TimeDistributed(inner)
+    model = keras.Sequential([wrapper])
+    yield keras_internals.direct_sublayers(model), [wrapper]
+    yield keras_internals.direct_sublayers(wrapper), [inner]
+
+
+def own_variables():
+    layer = built(keras.layers.BatchNormalization())
+    layer.gamma.trainable = False
+    expected = [
+        (layer.gamma, True),
+        (layer.beta, True),
+        (layer.moving_mean, False),
+        (layer.moving_variance, False),
+    ]
+    own = keras_internals.own_variables(layer)
+    yield [(v.name, listed) for v, listed in own], [(v.name, t) for v, t in expected]
+
+
+def replaced_bias():
+    """A built layer whose bias was removed and added again, before its kernel."""
+    layer = built(keras.layers.Dense(1))
+    kernel, bias = layer.kernel, layer.bias
+    with keras_internals.unlocked(layer):
+        for variable in (kernel, bias):
+            keras_internals.remove_variable(layer, variable)
+        yield layer.weights, []
+        for variable in (bias, kernel):
+            keras_internals.add_variable(layer, variable)
+    yield [w.name for w in layer.weights], ["bias", "kernel"]
+
+
+def unlocked():
+    yield from replaced_bias()
+    layer = built(keras.layers.Dense(1))
+    with keras_internals.unlocked(layer):
+        pass
+    with pytest.raises(ValueError, match="cannot add new elements of state"):
+        layer.other = keras.Variable(0.0)
+    yield True, True
+
+
+def add_variable():
+    yield from replaced_bias()
+
+
+def remove_variable():
+    yield from replaced_bias()
+
+
+def autocasts():
+    for autocast in (True, False):
+        variable = keras.Variable(0.0, autocast=autocast)
+        yield keras_internals.autocasts(variable), autocast
+
+
+# For each function a generator of pairs: what it returns, and what keras_mp relies on.
+CONTRACTS = (
+    uses_flash_attention,
+    scores_equation,
+    outputs_equation,
+    scores_scale,
+    grouped_query_scores_scale,
+    drop_attention_weights,
+    causal_mask,
+    returns_attention_scores,
+    uses_renorm,
+    renorm_correction,
+    attach_logits,
+    direct_sublayers,
+    own_variables,
+    unlocked,
+    add_variable,
+    remove_variable,
+    autocasts,
+)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
+def test_keras_keeps_what_the_function_relies_on(contract):
+    try:
+        pairs = list(contract())
+    except AttributeError as error:
+        pytest.fail(
+            f"Keras changed: adapt keras_internals.{contract.__name__}: {error}"
+        )
+    for found, expected in pairs:
+        assert found == expected, (
+            f"Keras changed: adapt keras_internals.{contract.__name__}"
+        )
+
+
+def test_every_layer_function_has_a_contract():
+    functions = inspect.getmembers(keras_internals, inspect.isfunction)
+    own = {name for name, f in functions if f.__module__ == keras_internals.__name__}
+    assert {contract.__name__ for contract in CONTRACTS} >= own
+
+
+# What the layer of each overridden hook is made and called with.
+CALLS = {
+    "Add": ((), ([X, X, X],)),
+    "AdditiveAttention": ((), ([X, X],)),
+    "Attention": ((), ([X, X],)),
+    "Average": ((), ([X, X],)),
+    "Dot": ((1,), ([X, X],)),
+    "GroupQueryAttention": ((4, 2, 1), (X, X)),
+    "MultiHeadAttention": ((2, 4), (X, X)),
+}
+HOOKS = [
+    (name, hook)
+    for name, hooks in keras_internals.OVERRIDDEN_HOOKS.items()
+    for hook in hooks
+]
+
+
+@pytest.mark.parametrize(("name", "hook"), HOOKS)
+def test_keras_calls_the_hook_that_a_layer_overrides(name, hook):
+    base, ours = getattr(keras.layers, name), getattr(layers, name)
+    message = f"Keras changed: `{name}.{hook}`, which keras_mp overrides"
+    assert hasattr(base, hook), f"{message}, is gone"
+    theirs = list(inspect.signature(getattr(base, hook)).parameters)
+    known = list(inspect.signature(getattr(ours, hook)).parameters)
+    shared = min(len(theirs), len(known))
+    assert known[:shared] == theirs[:shared], f"{message}, takes other arguments"
+
+    called = []
+
+    def record(self, *args, **options):
+        called.append(hook)
+        return getattr(base, hook)(self, *args, **options)
+
+    arguments, inputs = CALLS[name]
+    type(name, (base,), {hook: record})(*arguments)(*inputs)
+    assert called, f"{message}, is no longer called"
+
+
+def test_the_hooks_are_those_that_the_layers_override():
+    found = {}
+    for name in layers.__all__:
+        base, ours = getattr(keras.layers, name), getattr(layers, name)
+        added = set(ours.__mro__) - set(base.__mro__)
+        private = {
+            attribute
+            for cls in added
+            for attribute in vars(cls)
+            if attribute.startswith("_") and not attribute.startswith("__")
+        }
+        if hooks := {attribute for attribute in private if hasattr(base, attribute)}:
+            found[name] = hooks
+    expected = {n: set(hooks) for n, hooks in keras_internals.OVERRIDDEN_HOOKS.items()}
+    assert found == expected
