@@ -1,4 +1,4 @@
-"""What the layers share: when they use the ops, with which weight, what they hold."""
+"""Shared by all layers: when to use `keras_mp.ops`, reading weights, activations."""
 
 import functools
 import warnings
@@ -20,11 +20,11 @@ _FUSED = (
 
 
 def uses_ops(layer: keras.Layer, *inputs: Any) -> bool:
-    """Tells whether a layer computes with these inputs in `keras_mp.ops`.
+    """Tells whether a layer computes with `keras_mp.ops` on these inputs.
 
-    It does so where its compute dtype has 16 bits and the inputs have that dtype.
-    Inputs of another dtype reach a layer that does not cast, or that is called inside
-    one with another policy; Keras promotes them, and so its layer computes them.
+    It does if its compute dtype has 16 bits and the inputs have that dtype. Inputs of
+    another dtype reach a layer that does not autocast, or one called inside a layer of
+    another policy; Keras promotes them, so that Keras's own layer computes the result.
     """
     if not is_half(layer.compute_dtype):
         return False
@@ -59,7 +59,7 @@ def _is_dense(x: Any) -> bool:
 def gemm(a: Any, b: Any, **options: Any) -> Any:
     """Returns `fp16_gemm(a, b, **options)`.
 
-    TensorFlow is imported with the op, here, so that the layers import without it.
+    The op is imported here, so that the layers can be imported without TensorFlow.
     """
     from keras_mp.ops import fp16_gemm
 
@@ -67,10 +67,10 @@ def gemm(a: Any, b: Any, **options: Any) -> Any:
 
 
 class FP32Weights:
-    """Mixed into a Keras layer: its weights have at least 32 bits, whatever the policy.
+    """Mixin for a Keras layer: weights have at least 32 bits under every policy.
 
-    A moving variance of 1.6e5 is inf in FP16, and an average with momentum 0.9999 moves
-    by less than half of the distance to the next number.
+    In FP16 a moving variance of 1.6e5 is inf, and a moving average with momentum 0.9999
+    stops moving: the step is less than half the distance to the next number.
     """
 
     def add_weight(self: Any, *args: Any, dtype: Any = None, **options: Any) -> Any:
@@ -81,10 +81,10 @@ class FP32Weights:
 
 
 class _WithoutAutocast(keras.layers.Layer):
-    """A layer in whose call a variable is read as it is stored."""
+    """A layer whose call reads variables without autocast."""
 
     def __init__(self) -> None:
-        super().__init__(dtype="float32", autocast=False, name="stored")
+        super().__init__(dtype="float32", autocast=False, name="read_without_autocast")
 
     def call(self, read: Callable[[], Any]) -> Any:
         value = read()
@@ -94,17 +94,17 @@ class _WithoutAutocast(keras.layers.Layer):
 _without_autocast = _WithoutAutocast()
 
 
-def stored(variable: Any) -> Any:
-    """Reads a variable in the dtype it is stored in, inside of a layer's `call`.
+def read_without_autocast(variable: Any) -> Any:
+    """Reads a variable in its storage dtype inside a layer's `call`.
 
-    Under `mixed_float16`, Keras rounds an FP32 variable to FP16 where it is read, and
-    hence its gradient too: what lies below 6e-8 is lost. A layer made with
-    `autocast=False` does not; the variables themselves stay what Keras made, so that
-    its own computations with them (LoRA, quantization, cuDNN) are not touched.
+    Under `mixed_float16`, Keras rounds an FP32 variable to FP16 when it is read, and
+    hence its gradient too: values below 6e-8 are lost. A layer created with
+    `autocast=False` does not round. The variables are left as Keras made them, so that
+    Keras's own computations with them (LoRA, quantization, cuDNN) still work.
 
     Args:
         variable: `keras.Variable`, None, or a function that returns a variable or
-            computes with some.
+            computes with variables.
 
     Returns:
         Tensor, or None.
@@ -116,11 +116,14 @@ def stored(variable: Any) -> Any:
     return _without_autocast(read=(lambda: variable) if is_variable else variable)
 
 
-def lying_along(axes: list[int], inputs: Any, weight: Any) -> Any:
-    """Returns a weight that lies along axes of the inputs in FP32 and of their rank.
+def reshape_for_broadcast(axes: list[int], inputs: Any, weight: Any) -> Any:
+    """Returns a weight in FP32, reshaped to broadcast against the inputs.
+
+    The result has the rank of the inputs, the sizes of the weight along `axes`, and
+    size 1 elsewhere.
 
     Args:
-        axes: as many as the weight has dimensions.
+        axes: axes of the inputs, one for each dimension of the weight.
         inputs: tensor.
         weight: `keras.Variable`, or None.
 
@@ -132,33 +135,37 @@ def lying_along(axes: list[int], inputs: Any, weight: Any) -> Any:
     shape = [1] * len(inputs.shape)
     for axis, size in zip(axes, weight.shape, strict=True):
         shape[axis] = size
-    return ops.reshape(ops.cast(stored(weight), "float32"), shape)
+    return ops.reshape(ops.cast(read_without_autocast(weight), "float32"), shape)
 
 
-def fused(activation: Any) -> str | None:
-    """Returns the name under which `fp16_gemm` knows an activation, or None."""
+def fused_activation(activation: Any) -> str | None:
+    """Returns the name of an activation that `fp16_gemm` can fuse, or None."""
     return next((name for known, name in _FUSED if known is activation), None)
 
 
-def rounds_first(activation: Any) -> bool:
-    """Tells whether an activation runs on the rounded result, in 16 bits.
+def activates_after_rounding(activation: Any) -> bool:
+    """Tells whether an activation is applied to the rounded result, in 16 bits.
 
-    tanh, sigmoid and gelu run on the FP32 one, as in `fp16_gemm`. Another one runs on
-    the rounded one, as in Keras: a loss finds the logits on the output of a softmax.
-    So does relu, which is the same before and after, and holds its result.
+    tanh, sigmoid and gelu are applied to the FP32 result, as in `fp16_gemm`. Any other
+    activation is applied to the rounded result, as in Keras: a loss reads the logits
+    from the output of a softmax. relu commutes with rounding; after it, the rounded
+    result is all that its gradient needs.
     """
-    return fused(activation) in (None, "relu")
+    return fused_activation(activation) in (None, "relu")
 
 
-def finish(x: Any, activation: Any, dtype: str) -> Any:
-    """Applies an activation to an FP32 result and rounds, as `rounds_first` says."""
-    if not rounds_first(activation):
+def activate_and_round(x: Any, activation: Any, dtype: str) -> Any:
+    """Applies an activation to an FP32 result and rounds to `dtype`.
+
+    `activates_after_rounding` decides about the order.
+    """
+    if not activates_after_rounding(activation):
         return ops.cast(activation(x), dtype)
-    return activated(activation, ops.cast(x, dtype))
+    return activate(activation, ops.cast(x, dtype))
 
 
-def activated(activation: Any, x: Any) -> Any:
-    """Returns `activation(x)` in the dtype of `x`; a sum in it is FP32.
+def activate(activation: Any, x: Any) -> Any:
+    """Returns `activation(x)` in the dtype of `x`; softmax and log-softmax sum in FP32.
 
     Args:
         activation: function, or None.
@@ -172,36 +179,36 @@ def activated(activation: Any, x: Any) -> Any:
 
     outputs = (softmax if activation is activations.softmax else log_softmax)(x)
     if activation is activations.softmax:
-        # As Keras does: a loss that finds the logits starts from them.
+        # As Keras's own softmax does.
         keras_internals.attach_logits(outputs, x)
     return outputs
 
 
-def recomputed(compute: Callable[..., Any], *held: Any) -> Any:
-    """Returns `compute(*held)`, and holds nothing else for the backward pass.
+def remat(compute: Callable[..., Any], *tensors: Any) -> Any:
+    """Returns `compute(*tensors)` and keeps only the tensors for the backward pass.
 
-    There it is computed again: in a graph, as far as the gradient needs it.
+    The backward pass computes the intermediate results again (rematerialization); in a
+    graph, only those that the gradient needs.
 
     Args:
-        compute: of tensors alone, none of which it takes from elsewhere.
-        *held: tensors or `tf.Variable`.
+        compute: function of the tensors that uses no other tensor.
+        *tensors: tensors or `tf.Variable`.
     """
     import tensorflow as tf
 
-    from keras_mp.ops.gradients import late
+    from keras_mp.ops.gradients import defer_until_upstream
 
     @tf.custom_gradient
-    def computed(*held: Any) -> tuple[Any, Any]:
-        @late
+    def computed(*tensors: Any) -> tuple[Any, Any]:
+        @defer_until_upstream
         def gradient(upstream: Any) -> Any:
-            # Copies, of which each has a gradient of its own where a tensor is held
-            # twice: it may be query and key.
-            again = [tf.identity(x) for x in held]
+            # A tensor may be passed twice, as query and key; each copy gets a gradient.
+            copies = [tf.identity(x) for x in tensors]
             with tf.GradientTape() as tape:
-                tape.watch(again)
-                outputs = compute(*again)
-            return tape.gradient(outputs, again, upstream)
+                tape.watch(copies)
+                outputs = compute(*copies)
+            return tape.gradient(outputs, copies, upstream)
 
-        return compute(*held), gradient
+        return compute(*tensors), gradient
 
-    return computed(*(tf.convert_to_tensor(x) for x in held))
+    return computed(*(tf.convert_to_tensor(x) for x in tensors))

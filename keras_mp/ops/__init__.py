@@ -9,7 +9,7 @@ if keras.backend.backend() != "tensorflow":
         "`keras.ops`, or set KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
-# Some of them for the gradients of the native ops, which they register.
+# The unused modules register the gradients of native ops.
 from keras_mp.ops import (
     batch_normalization,  # noqa: F401
     exponentials,

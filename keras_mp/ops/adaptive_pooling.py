@@ -37,10 +37,10 @@ def adaptive_average_pool(
     @tf.custom_gradient
     def pooled(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            slope = tf.cast(upstream, tf.float32)
+            grad = tf.cast(upstream, tf.float32)
             for axis, along in zip(axes, windows, strict=True):
-                slope = along.spread(slope, axis)
-            return tf.cast(slope, dtype)
+                grad = along.spread(grad, axis)
+            return tf.cast(grad, dtype)
 
         means = tf.cast(x, tf.float32)
         for axis, along in zip(axes, windows, strict=True):
@@ -66,9 +66,9 @@ class _Windows:
         """Returns the mean of each window."""
         return self._divided(_sums(x, axis, self._starts, self._ends), axis)
 
-    def spread(self, slope: tf.Tensor, axis: int) -> tf.Tensor:
+    def spread(self, grad: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the gradient of `means`: what each element has of its windows."""
-        return _sums(self._divided(slope, axis), axis, self._first, self._last)
+        return _sums(self._divided(grad, axis), axis, self._first, self._last)
 
     def _divided(self, x: tf.Tensor, axis: int) -> tf.Tensor:
         lengths = np.float32(self._ends - self._starts)

@@ -1,16 +1,16 @@
-"""Batch normalization of 16-bit numbers, by one kernel where there is one."""
+"""Batch normalization of 16-bit tensors, by a native kernel on CPUs."""
 
 import math
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.batch_norm_kernel import kernel_for
-from keras_mp.ops.gradients import late
-from keras_mp.ops.kernels.dispatch import choose
+from keras_mp.ops.batch_norm_kernel import find_kernel
+from keras_mp.ops.gradients import defer_until_upstream
+from keras_mp.ops.kernels.dispatch import dispatch
 from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization
-from keras_mp.ops.statistics import Total, over_replicas
+from keras_mp.ops.statistics import PooledSum, cross_replica_sum
 
 
 def normalize_batch(
@@ -25,76 +25,81 @@ def normalize_batch(
     """Normalizes each channel by the statistics of the batch.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, in FP32 inside of
-    `round`. On a CPU, and without mask and synchronization, it is one kernel that reads
-    and writes 16 bits; elsewhere, and in XLA, it is the formula. TensorFlow's
-    FusedBatchNormV3 would not do: XLA computes its variance as the mean of the squares
-    less the square of the mean, which is negative, and the result NaN, where a channel
-    is nearly constant; and while a graph is traced nobody knows whether XLA will
-    compile it.
+    `round`. On a CPU, without mask and synchronization, one native kernel computes it,
+    which reads and writes 16 bits; otherwise, and in XLA, TensorFlow operations do.
+    TensorFlow's FusedBatchNormV3 is no alternative: XLA computes its variance as
+    `mean(x**2) - mean(x)**2`, which can be negative for a nearly constant channel and
+    makes the result NaN, and whether XLA will compile a graph is not known while it is
+    traced.
 
     Args:
         x: float16 or bfloat16 tensor.
         gamma: FP32 `[channels]`.
         beta: FP32 `[channels]`.
-        axis: int from 0, that of the channels.
+        axis: non-negative int, the axis of the channels.
         epsilon: number.
-        mask: bool, of the shape of `x`, True for what the statistics count; or None.
-        synchronized: bool: whether they count the batches of all replicas.
+        mask: bool tensor of the shape of `x`, or None. Where it is False, an element
+            does not count in the statistics.
+        synchronized: bool, whether the statistics are those of all replicas' batches.
 
     Returns:
-        The result in the dtype of `x`; mean and variance, FP32 `[channels]`, which get
-        no gradient.
+        The result in the dtype of `x`, and the mean and variance, FP32 `[channels]`,
+        through which no gradient flows.
     """
     gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
-    shape, data_format = _as_images(x, axis)
+    shape, data_format = _image_shape(x, axis)
     images = tf.reshape(x, shape)
     formula = ChannelNormalization(
-        _total(data_format, synchronized),
+        _channel_sum(data_format, synchronized),
         epsilon,
         None if mask is None else tf.reshape(mask, shape),
     )
     if mask is not None or synchronized:
-        y, mean, variance = formula(images, *_wide(data_format, gamma, beta))
+        y, mean, variance = formula(images, *_expand_channels(data_format, gamma, beta))
     else:
-        y, mean, variance = _by_kernel(formula, images, gamma, beta, data_format)
+        y, mean, variance = _normalize_by_kernel(
+            formula, images, gamma, beta, data_format
+        )
     y = tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
     return y, tf.reshape(mean, gamma.shape), tf.reshape(variance, gamma.shape)
 
 
-def _by_kernel(
+def _normalize_by_kernel(
     formula: ChannelNormalization,
     images: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
     data_format: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs the kernel, or the formula where there is none."""
-    kernel = kernel_for(data_format, formula.epsilon)
+    """Runs the native kernel, or the formula if there is no kernel."""
+    kernel = find_kernel(data_format, formula.epsilon)
     channels = max(gamma.shape[0], 1)
     size = tf.cast(tf.size(images, tf.int64) // channels, tf.float32)
 
-    def compiled(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        y, mean, variance, _ = formula.forward(x, *_wide(data_format, *parameters))
-        return y, *_flat(mean, variance)
+    def forward_formula(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        y, mean, variance, _ = formula.forward(
+            x, *_expand_channels(data_format, *parameters)
+        )
+        return y, *_flatten_channels(mean, variance)
 
-    def slopes(
+    def backward_formula(
         x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        wide = _wide(data_format, *channels[:3])
-        of_x, *of_parameters = formula.backward(x, upstream, size, *wide)
-        return of_x, *_flat(*of_parameters)
+        wide = _expand_channels(data_format, *channels[:3])
+        grad_x, *grad_parameters = formula.backward(x, upstream, size, *wide)
+        return grad_x, *_flatten_channels(*grad_parameters)
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
         forward = kernel.forward if kernel else None
-        y, *held = choose(compiled, forward, x, gamma, beta)
+        y, *statistics = dispatch(forward_formula, forward, x, gamma, beta)
 
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
             backward = kernel.backward if kernel else None
-            return choose(slopes, backward, x, upstream, gamma, *held)
+            return dispatch(backward_formula, backward, x, upstream, gamma, *statistics)
 
-        return (y, *held), gradient
+        return (y, *statistics), gradient
 
     return normalized(images, gamma, beta)
 
@@ -108,10 +113,10 @@ def apply_statistics(
     axis: int,
     epsilon: float,
 ) -> tf.Tensor:
-    """Normalizes each channel by statistics that are given.
+    """Normalizes each channel by a given mean and variance (inference).
 
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, on a CPU by a native
-    kernel, as in `normalize_batch`.
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, in FP32 inside of
+    `round`; on a CPU by a native kernel, as in `normalize_batch`.
 
     Args:
         x: float16 or bfloat16 tensor.
@@ -119,77 +124,81 @@ def apply_statistics(
         beta: FP32 `[channels]`.
         mean: FP32 `[channels]`; gets no gradient.
         variance: FP32 `[channels]`; gets no gradient.
-        axis: int from 0, that of the channels.
+        axis: non-negative int, the axis of the channels.
         epsilon: number.
 
     Returns:
         A tensor of the dtype and shape of `x`.
     """
-    shape, data_format = _as_images(x, axis)
-    formula = ChannelNormalization(_total(data_format, synchronized=False), epsilon)
-    kernel = kernel_for(data_format, epsilon)
+    shape, data_format = _image_shape(x, axis)
+    formula = ChannelNormalization(
+        _channel_sum(data_format, synchronized=False), epsilon
+    )
+    kernel = find_kernel(data_format, epsilon)
 
-    def compiled(x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
-        return formula.apply(x, *_wide(data_format, *channels))
+    def forward_formula(x: tf.Tensor, *channels: tf.Tensor) -> tf.Tensor:
+        return formula.apply(x, *_expand_channels(data_format, *channels))
 
-    def slopes(
+    def backward_formula(
         x: tf.Tensor, upstream: tf.Tensor, *channels: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        wide = _wide(data_format, *channels)
-        of_x, *of_parameters = formula.backward(x, upstream, None, *wide)
-        return of_x, *_flat(*of_parameters)
+        wide = _expand_channels(data_format, *channels)
+        grad_x, *grad_parameters = formula.backward(x, upstream, None, *wide)
+        return grad_x, *_flatten_channels(*grad_parameters)
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, *channels: tf.Tensor) -> Any:
         gamma, _, *statistics = channels
 
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> Any:
             held = x, upstream, gamma, *statistics
             backward = kernel.apply_backward if kernel else None
-            return *choose(slopes, backward, *held), None, None
+            return *dispatch(backward_formula, backward, *held), None, None
 
         apply = kernel.apply if kernel else None
-        return choose(compiled, apply, x, *channels), gradient
+        return dispatch(forward_formula, apply, x, *channels), gradient
 
     y = normalized(tf.reshape(x, shape), gamma, beta, mean, variance)
     return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
 
 
-def _wide(data_format: str, *channels: tf.Tensor) -> list[tf.Tensor]:
-    """Returns `[channels]` with the four dimensions of images."""
+def _expand_channels(data_format: str, *channels: tf.Tensor) -> list[tf.Tensor]:
+    """Reshapes `[channels]` to rank 4, with size 1 for the other dimensions."""
     return [
         tf.reshape(p, [p.shape[0] if c == "C" else 1 for c in data_format])
         for p in channels
     ]
 
 
-def _flat(*channels: tf.Tensor) -> list[tf.Tensor]:
+def _flatten_channels(*channels: tf.Tensor) -> list[tf.Tensor]:
+    """Reshapes tensors with one value a channel to `[channels]`."""
     return [tf.reshape(p, [-1]) for p in channels]
 
 
 def batch_statistics(
     x: tf.Tensor, axis: int, mask: tf.Tensor | None, synchronized: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the mean and variance of each channel, FP32, without gradients.
+    """Returns the mean and variance of each channel in FP32, without gradients.
 
     The arguments are those of `normalize_batch`.
     """
-    shape, data_format = _as_images(x, axis)
+    shape, data_format = _image_shape(x, axis)
     wide = tf.cast(tf.reshape(tf.stop_gradient(x), shape), tf.float32)
     if mask is not None:
         mask = tf.reshape(mask, shape)
-    mean, variance, _ = _total(data_format, synchronized).moments(wide, mask)
+    mean, variance, _ = _channel_sum(data_format, synchronized).moments(wide, mask)
     return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
 
 
-def _total(data_format: str, synchronized: bool) -> Total:
+def _channel_sum(data_format: str, synchronized: bool) -> PooledSum:
+    """Returns the sum over all axes but that of the channels."""
     axes = tuple(i for i, c in enumerate(data_format) if c != "C")
-    return Total(axes, over_replicas()) if synchronized else Total(axes)
+    return PooledSum(axes, cross_replica_sum()) if synchronized else PooledSum(axes)
 
 
-def _as_images(x: tf.Tensor, axis: int) -> tuple[list[Any], str]:
-    """Returns a shape of four dimensions for `x`, and which of them are which."""
+def _image_shape(x: tf.Tensor, axis: int) -> tuple[list[Any], str]:
+    """Returns a shape of rank 4 for `x`, and its data format, `"NHWC"` or `"NCHW"`."""
     sizes = sizes_of(x)
     if len(sizes) == 4 and axis in (1, 3):
         return sizes, "NHWC" if axis == 3 else "NCHW"

@@ -1,4 +1,4 @@
-"""`build_info`: which routes the ops have on this machine, and why one is missing."""
+"""`build_info`: how the ops run on this machine, and why one route is missing."""
 
 import tensorflow as tf
 
@@ -6,17 +6,18 @@ from keras_mp.ops.kernels import dispatch, native
 
 
 def build_info() -> dict[str, str]:
-    """Tells how the ops run here; `python -m keras_mp.info` prints it.
+    """Returns how the ops run on this machine; `python -m keras_mp.info` prints it.
 
-    It also loads the native library, which otherwise the first call of an op does:
-    call it before `tf.saved_model.load` reads a model that was saved with the ops.
+    It also loads the native library, as otherwise the first call of an op does. Call it
+    before `tf.saved_model.load` loads a model that contains the ops.
 
     Returns:
-        Texts by name: the versions of `tensorflow` and, where there is a native
-        library, the `compiler` and the TensorFlow it was `built_for`; the `mode` that
-        `KERAS_MP_OPS` asks for; the `route` that `fp16_gemm` takes; the `cpu`
-        instruction set and the `cuda` architectures of the native kernels; and under
-        `missing` why the native library cannot be used, or not on the GPU.
+        A dict of strings: the version of `tensorflow`; the `mode` set by
+        `KERAS_MP_OPS`; the `route` that `fp16_gemm` takes, `"native"` or `"reference"`;
+        if there is a native library, its path (`library`), the TensorFlow version it
+        was `built_for`, its `compiler`, and the `cpu` instruction set and `cuda`
+        architectures of its kernels; under `missing`, why the library cannot be used,
+        or not on the GPU.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What the ops say to arguments that do not fit."""
+"""Validation and conversion of the arguments of the ops."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from keras_mp.dtypes import is_half
 
 
 def to_tensor(x: Any, name: str, rule: str = "of dtype float16 or bfloat16") -> Any:
-    """Converts an argument, and never its dtype: a number lost there stays lost."""
+    """Converts an argument to a tensor without a cast, which could lose values."""
     if isinstance(x, keras.Variable):
         x = x.value
     tensor = tf.convert_to_tensor(x)
@@ -24,13 +24,13 @@ def to_tensor(x: Any, name: str, rule: str = "of dtype float16 or bfloat16") -> 
     return tensor
 
 
-def to_floating(x: Any, name: str) -> tf.Tensor:
-    """Converts an argument of any floating dtype."""
+def to_float_tensor(x: Any, name: str) -> tf.Tensor:
+    """Converts an argument to a tensor of any floating dtype, without a cast."""
     return to_tensor(x, name, "of a floating dtype")
 
 
-def axes_of(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
-    """Returns the axes as numbers from 0, sorted; all of them for None."""
+def normalize_axes(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
+    """Returns the axes as sorted non-negative ints; all axes for None."""
     if x.shape.rank is None:
         raise ValueError(
             "The number of dimensions must be known. Received: a tensor of shape "
@@ -53,8 +53,8 @@ def axes_of(axis: int | Sequence[int] | None, x: tf.Tensor) -> list[int]:
     return found
 
 
-def output_dtype_of(output_dtype: str | None, x: tf.Tensor) -> str:
-    """Returns the dtype of a result, that of `x` unless told otherwise."""
+def resolve_output_dtype(output_dtype: str | None, x: tf.Tensor) -> str:
+    """Returns `output_dtype` as a name; the dtype of `x` for None."""
     if output_dtype is None:
         return str(x.dtype.name)
     try:
@@ -69,8 +69,8 @@ def output_dtype_of(output_dtype: str | None, x: tf.Tensor) -> str:
     return str(dtype.name)
 
 
-def mask_for(x: tf.Tensor, mask: Any) -> tf.Tensor:
-    """Returns a mask as bool, checked to broadcast to `x`."""
+def to_bool_mask(x: tf.Tensor, mask: Any) -> tf.Tensor:
+    """Returns a mask as bool tensor; raises ValueError unless it broadcasts to `x`."""
     mask = tf.convert_to_tensor(mask)
     sizes = [] if mask.shape.rank is None else mask.shape[::-1]
     fits = len(sizes) <= len(x.shape) and all(
@@ -88,7 +88,7 @@ def mask_for(x: tf.Tensor, mask: Any) -> tf.Tensor:
 def check_dtypes(
     a: tf.Tensor, b: tf.Tensor, biases: tuple[tf.Tensor, ...], output_dtype: str
 ) -> None:
-    """Raises ValueError unless the dtypes are a combination that the op has."""
+    """Raises ValueError unless `fp16_gemm` supports this combination of dtypes."""
     half = a.dtype.name
 
     def received() -> str:
@@ -125,7 +125,7 @@ def check_shapes(
     biases: tuple[tf.Tensor, ...],
     alpha: tf.Tensor,
 ) -> None:
-    """Raises ValueError where the shapes, as far as they are known, do not fit."""
+    """Raises ValueError if the static shapes do not fit together."""
 
     def received() -> str:
         return (

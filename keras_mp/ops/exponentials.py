@@ -1,4 +1,4 @@
-"""`softmax`, `log_softmax`, `logsumexp`: 16 bits in and out, FP32 between."""
+"""`softmax`, `log_softmax`, `logsumexp`: 16 bits in and out, FP32 accumulation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.checks import (
-    axes_of,
-    mask_for,
-    output_dtype_of,
-    to_floating,
+    normalize_axes,
+    resolve_output_dtype,
+    to_bool_mask,
+    to_float_tensor,
 )
-from keras_mp.ops.gradients import late
+from keras_mp.ops.gradients import defer_until_upstream, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import choose, slopes_of
-from keras_mp.ops.kernels.rows import as_rows, have_kernel, sizes_of
-from keras_mp.ops.reductions import accumulator_of, without
+from keras_mp.ops.kernels.dispatch import dispatch
+from keras_mp.ops.kernels.rows import as_rows, has_row_kernel, sizes_of
+from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
 
 
 def softmax(
@@ -26,22 +26,22 @@ def softmax(
 ) -> tf.Tensor:
     """Computes the softmax in FP32 and rounds once.
 
-    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. Before the rounding an element errs
-    by a few `2**-24` of its value, and the sum of N terms by `N * 2**-24` of its own.
-    The gradient is computed in FP32 from `x`, or, where that has more bits than the
-    result, from the result: one of them is held between forward and backward pass, the
-    one with fewer bits.
+    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. Before the rounding, an element has
+    a relative error of a few `2**-24`, and the sum of N terms one of `N * 2**-24`. The
+    gradient is computed in FP32 from `x`, or from the result if the result has fewer
+    bits than `x`; only that tensor is kept for the backward pass.
 
-    Where all logits are finite or -inf, and one is finite, -inf has probability 0. Any
-    other row has no softmax, and is NaN as a whole, in the gradient too: one with a NaN
-    or +inf, and one of nothing but -inf.
+    A logit of -inf has probability 0 if the other logits of its row are finite or -inf
+    and at least one is finite. A row with a NaN or +inf, or of -inf only, has no
+    softmax: all of it is NaN, in the gradient too.
 
     Args:
         x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
-        axis: int or several, default -1: over which the result sums to 1. None: all.
-        mask: bool tensor that broadcasts to `x`, or numbers, where more than 0.5 is
-            True; default None. Where it is False the result is 0, and so it is in a
-            row without a True, in the gradient too.
+        axis: int or several, default -1: the axes over which the result sums to 1.
+            None: all.
+        mask: bool tensor that broadcasts to `x`, or a tensor of numbers, of which those
+            above 0.5 count as True; default None. Where it is False, result and
+            gradient are 0, also in a row without a True.
         output_dtype: default the dtype of `x`.
 
     Returns:
@@ -59,126 +59,131 @@ def softmax(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axis, x)
-    output_dtype = output_dtype_of(output_dtype, x)
-    masks = () if mask is None else (mask_for(x, mask),)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axis, x)
+    output_dtype = resolve_output_dtype(output_dtype, x)
+    masks = () if mask is None else (to_bool_mask(x, mask),)
     if tf.as_dtype(output_dtype).size < x.dtype.size:
-        return _softmax_that_holds_its_result(x, axes, masks, output_dtype)
-    has_kernel = output_dtype == x.dtype.name and have_kernel(x, axes)
-    dtype, accumulator = x.dtype, accumulator_of(x)
+        return _softmax_saving_result(x, axes, masks, output_dtype)
+    has_kernel = output_dtype == x.dtype.name and has_row_kernel(x, axes)
+    dtype, accumulator = x.dtype, accumulator_dtype(x)
 
     def formula(x: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, accumulator), axes, masks)
         return tf.cast(p, output_dtype)
 
     def kernel(x: tf.Tensor) -> tf.Tensor:
-        p = native.library().keras_mp_softmax(x=as_rows(_masked(x, masks), axes))
-        return _unmasked(tf.reshape(p, sizes_of(x)), masks)
+        p = native.library().keras_mp_softmax(x=as_rows(_mask_logits(x, masks), axes))
+        return _zero_masked(tf.reshape(p, sizes_of(x)), masks)
 
-    def slope(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    def backward_formula(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, accumulator), axes, masks)
-        return tf.cast(_slope(p, upstream, axes, masks), dtype)
+        return tf.cast(_softmax_backward(p, upstream, axes, masks), dtype)
 
-    def slope_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
-        of_x = native.library().keras_mp_softmax_gradient(
-            x=as_rows(_masked(x, masks), axes),
-            grad_y=as_rows(_unmasked(upstream, masks), axes),
+    def backward_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+        grad_x = native.library().keras_mp_softmax_gradient(
+            x=as_rows(_mask_logits(x, masks), axes),
+            grad_y=as_rows(_zero_masked(upstream, masks), axes),
         )
-        return _unmasked(tf.reshape(of_x, sizes_of(x)), masks)
+        return _zero_masked(tf.reshape(grad_x, sizes_of(x)), masks)
 
     if has_kernel and not masks:
-        return kernel(x)  # whose gradient is registered
+        return kernel(x)  # its gradient is registered
 
-    # Of what is masked, `x` alone is held.
+    # Keeps `x` for the backward pass, not the masked copy of it.
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return choose(slope, slope_kernel if has_kernel else None, x, upstream)
+            backward = backward_kernel if has_kernel else None
+            return dispatch(backward_formula, backward, x, upstream)
 
-        return choose(formula, kernel if has_kernel else None, x), gradient
+        return dispatch(formula, kernel if has_kernel else None, x), gradient
 
     return normalized(x)
 
 
-def _softmax_that_holds_its_result(
+def _softmax_saving_result(
     x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...], output_dtype: str
 ) -> tf.Tensor:
-    dtype, accumulator = x.dtype, accumulator_of(x)
+    """Computes the softmax and keeps the rounded result for the backward pass."""
+    dtype, accumulator = x.dtype, accumulator_dtype(x)
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = tf.cast(_softmax(tf.cast(x, accumulator), axes, masks), output_dtype)
 
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            slope = _slope(tf.cast(y, accumulator), upstream, axes, masks)
-            return tf.cast(slope, dtype)
+            p = tf.cast(y, accumulator)
+            return tf.cast(_softmax_backward(p, upstream, axes, masks), dtype)
 
         return y, gradient
 
     return normalized(x)
 
 
-def _slope(
+def _softmax_backward(
     p: tf.Tensor, upstream: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...]
 ) -> tf.Tensor:
-    weighted = p * tf.cast(_unmasked(upstream, masks), p.dtype)
-    slope = weighted - p * tf.reduce_sum(weighted, axes, keepdims=True)
-    return _unmasked(slope, masks)
+    """Returns the gradient of the logits, given the softmax `p`."""
+    weighted = p * tf.cast(_zero_masked(upstream, masks), p.dtype)
+    grad = weighted - p * tf.reduce_sum(weighted, axes, keepdims=True)
+    return _zero_masked(grad, masks)
 
 
 def _softmax(
     x: tf.Tensor, axes: list[int], masks: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
-    x = _masked(x, masks)
+    x = _mask_logits(x, masks)
     if len(axes) == 1:
         p = tf.nn.softmax(x, axes[0])
     else:
         y = tf.exp(x - tf.reduce_max(x, axes, keepdims=True))
         p = y / tf.reduce_sum(y, axes, keepdims=True)
-    return _unmasked(_nan_where_undefined(p, x, axes), masks)
+    return _zero_masked(_nan_where_undefined(p, x, axes), masks)
 
 
 def _nan_where_undefined(y: tf.Tensor, x: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """Makes rows of `y` NaN whose `x` has a NaN or +inf, or nothing but -inf.
+    """Sets a row of `y` to NaN if its `x` has a NaN or +inf, or is all -inf.
 
-    The kernels of TensorFlow differ there from CPU to CPU: those of oneDNN for AVX-512
-    give probabilities of 0 beside a single NaN. A maximum is asked only of numbers
-    that can be compared.
+    TensorFlow's kernels differ between CPUs for such rows: those of oneDNN for AVX-512
+    return probabilities of 0 in a row with a NaN. The maximum is taken after NaN has
+    been replaced by +inf, since XLA's maximum may drop a NaN.
     """
     infinity = tf.constant(float("inf"), x.dtype)
     largest = tf.reduce_max(tf.where(x < infinity, x, infinity), axes, keepdims=True)
     return tf.where(tf.math.is_finite(largest), y, tf.constant(float("nan"), y.dtype))
 
 
-def _masked(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+def _mask_logits(x: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Sets masked logits to -inf."""
     for mask in masks:
         x = tf.where(mask, x, tf.constant(float("-inf"), x.dtype))
     return x
 
 
-def _unmasked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Puts 0 for what was masked: it may have become NaN with its row."""
+def _zero_masked(y: tf.Tensor, masks: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Sets masked elements to 0: the undefined softmax of their row may be NaN."""
     for mask in masks:
         y = tf.where(mask, y, tf.zeros([], y.dtype))
     return y
 
 
-# For the bare ops: in a reloaded SavedModel, and for a second order.
+# The gradients of the ops themselves serve reloaded SavedModels and second-order
+# gradients.
 @tf.RegisterGradient("KerasMp>Softmax")
-def _of_softmax(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+def _softmax_grad(op: Any, upstream: tf.Tensor) -> tf.Tensor:
     return native.library().keras_mp_softmax_gradient(x=op.inputs[0], grad_y=upstream)
 
 
 @tf.RegisterGradient("KerasMp>SoftmaxGradient")
-def _of_softmax_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    def formula(x: tf.Tensor, of_y: tf.Tensor) -> tf.Tensor:
+def _softmax_grad_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(x: tf.Tensor, grad_y: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, tf.float32), [1])
-        return tf.cast(_slope(p, of_y, [1], ()), x.dtype)
+        return tf.cast(_softmax_backward(p, grad_y, [1], ()), x.dtype)
 
-    return slopes_of(formula, op.inputs, [upstream])
+    return vjp(formula, op.inputs, [upstream])
 
 
 def log_softmax(
@@ -189,8 +194,8 @@ def log_softmax(
     """Computes the logarithm of the softmax in FP32 and rounds once.
 
     `round(x - max(x) - log(sum(exp(x - max(x)))))`. The gradient is computed in FP32
-    from `x`, which alone is held between forward and backward pass. A row with a NaN or
-    +inf, or of nothing but -inf, is NaN as a whole, as in `softmax`.
+    from `x`, the only tensor kept for the backward pass. All of a row with a NaN or
+    +inf, or of -inf only, is NaN, as in `softmax`.
 
     Args:
         x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
@@ -211,16 +216,16 @@ def log_softmax(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axis, x)
-    output_dtype = output_dtype_of(output_dtype, x)
-    dtype, accumulator = x.dtype, accumulator_of(x)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axis, x)
+    output_dtype = resolve_output_dtype(output_dtype, x)
+    dtype, accumulator = x.dtype, accumulator_dtype(x)
 
     @tf.custom_gradient
     def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = _log_softmax(tf.cast(x, accumulator), axes)
 
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             upstream = tf.cast(upstream, accumulator)
             total = tf.reduce_sum(upstream, axes, keepdims=True)
@@ -250,15 +255,15 @@ def logsumexp(
 ) -> tf.Tensor:
     """Computes `log(sum(exp(x)))` in FP32 and rounds once.
 
-    The result is NaN where there is a NaN, else inf where there is an inf, and -inf
-    where there is nothing but -inf. The gradient is computed in FP32 from `x`, which
-    alone is held between forward and backward pass. It is 0 for -inf, and otherwise NaN
-    where the result is NaN or inf.
+    The result is NaN for a row with a NaN, else inf for one with an inf, and -inf for
+    one of -inf only. The gradient is computed in FP32 from `x`, the only tensor kept
+    for the backward pass. It is 0 at -inf; elsewhere it is NaN if the result is NaN or
+    inf.
 
     Args:
         x: float16, bfloat16 or float32 tensor. With float64, all is float64.
-        axis: int, several, or None (default): over all dimensions.
-        keepdims: bool, default False: whether what was summed keeps size 1.
+        axis: int, several, or None (default) for all dimensions.
+        keepdims: bool, default False: whether the summed axes remain with size 1.
         output_dtype: default the dtype of `x`.
 
     Returns:
@@ -275,26 +280,26 @@ def logsumexp(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axis, x)
-    output_dtype = output_dtype_of(output_dtype, x)
-    dtype, accumulator = x.dtype, accumulator_of(x)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axis, x)
+    output_dtype = resolve_output_dtype(output_dtype, x)
+    dtype, accumulator = x.dtype, accumulator_dtype(x)
 
     @tf.custom_gradient
     def logarithm(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         result = tf.reduce_logsumexp(tf.cast(x, accumulator), axes, keepdims=True)
         kept = tf.shape(result)
 
-        @late
+        @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             wide = tf.cast(x, accumulator)
-            # Not exp(x - result): the FP32 result of large logits has no digits to
-            # spare. Masked, a row of -inf is 0 and not NaN.
-            slope = _softmax(wide, axes, (tf.not_equal(wide, float("-inf")),))
+            # exp(x - result) would lose digits: for large logits the FP32 result has
+            # few after the point. The mask makes a row of -inf 0 instead of NaN.
+            p = _softmax(wide, axes, (tf.not_equal(wide, float("-inf")),))
             upstream = tf.reshape(tf.cast(upstream, accumulator), kept)
-            return tf.cast(slope * upstream, dtype)
+            return tf.cast(p * upstream, dtype)
 
-        y = result if keepdims else without(axes, result)
+        y = result if keepdims else squeeze_axes(axes, result)
         return tf.cast(y, output_dtype), gradient
 
     return logarithm(x)

@@ -1,4 +1,4 @@
-"""`fp16_gemm`: FP16 matrices multiplied into an FP32 accumulator; its gradient."""
+"""`fp16_gemm`: FP16 matrix product with FP32 accumulation, and its gradient."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,9 +7,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mp.ops import reference
-from keras_mp.ops.checks import check_dtypes, check_shapes, output_dtype_of, to_tensor
+from keras_mp.ops.checks import (
+    check_dtypes,
+    check_shapes,
+    resolve_output_dtype,
+    to_tensor,
+)
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import has_accelerator, has_product
+from keras_mp.ops.kernels.dispatch import has_accelerator, has_gemm_kernel
 
 
 def fp16_gemm(
@@ -30,11 +35,11 @@ def fp16_gemm(
     products of bfloat16 (`avx512_bf16`), bfloat16 numbers and sums below `2**-126`
     count as 0, which adds up to `2**-126 * sum(1 + |a| + |b|)`.
 
-    The gradient uses the same op: the gradient of the output times the slope of the
+    The gradient uses the same op: the upstream gradient times the derivative of the
     activation is rounded once, to the dtype of `a`, before `alpha`, and the products
-    with it accumulate in FP32. `alpha` gets no gradient. The slopes of tanh and sigmoid
-    are computed from their result, as TensorFlow does: where that was rounded, they err
-    by up to 2**-11 (bfloat16: 2**-8).
+    with it accumulate in FP32. `alpha` gets no gradient. The derivatives of tanh and
+    sigmoid are computed from their results, as in TensorFlow: if those were rounded,
+    the derivatives err by up to 2**-11 (bfloat16: 2**-8).
 
     Args:
         a: float16 or bfloat16, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
@@ -69,16 +74,16 @@ def fp16_gemm(
     """
     a, b = to_tensor(a, "a"), to_tensor(b, "b")
     biases = () if bias is None else (to_tensor(bias, "bias"),)
-    # TensorFlow keeps the constants of eager calls.
-    of_alpha = tf.constant if isinstance(alpha, float) else tf.cast
-    alpha = of_alpha(alpha, tf.float32)
+    # In eager mode TensorFlow caches the constants of Python numbers.
+    to_scalar = tf.constant if isinstance(alpha, float) else tf.cast
+    alpha = to_scalar(alpha, tf.float32)
     if activation is not None and activation not in reference.ACTIVATIONS:
         raise ValueError(
             f"`activation` must be None or one of {list(reference.ACTIVATIONS)}. "
             f"Received: activation={activation!r} for a product of {a.shape} and "
             f"{b.shape}. Call another activation on the result."
         )
-    output_dtype = output_dtype_of(output_dtype, a)
+    output_dtype = resolve_output_dtype(output_dtype, a)
     check_dtypes(a, b, biases, output_dtype)
     check_shapes(a, b, transpose_a, transpose_b, biases, alpha)
     gemm = _Gemm(transpose_a, transpose_b, activation, output_dtype)
@@ -87,7 +92,7 @@ def fp16_gemm(
 
 @dataclass(frozen=True)
 class _Gemm:
-    """The op and its gradient, for one choice of attributes."""
+    """The op and its gradient for one set of attributes."""
 
     transpose_a: bool
     transpose_b: bool
@@ -101,7 +106,7 @@ class _Gemm:
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...] = (),
     ) -> tf.Tensor:
-        is_native, attributes = has_product(), vars(self)
+        is_native, attributes = has_gemm_kernel(), vars(self)
         if is_native and (b.dtype == a.dtype or not has_accelerator()):
             return native.fp16_gemm(a, b, alpha, biases, **attributes)
 
@@ -127,25 +132,24 @@ class _Gemm:
         c: tf.Tensor,
         upstream: tf.Tensor,
     ) -> list[tf.Tensor | None]:
-        """Returns the gradients of a, b, alpha (None) and, where there is one, bias.
+        """Returns the gradients of a, b, alpha (None) and, if there is one, bias.
 
-        A graph runs each operation as soon as it has its inputs: what is computed of
-        a, b and c alone waits for `upstream`, or it would be held from the forward
-        pass on.
+        The control dependency defers what is computed from a, b and c alone, as in
+        `defer_until_upstream`.
         """
         with tf.control_dependencies([upstream]):
-            slope = upstream
+            grad = upstream
             if self.activation is not None:
-                slope = self._through_activation(a, b, alpha, biases, c, upstream)
-            rounded = tf.cast(slope, a.dtype)
+                grad = self._activation_grad(a, b, alpha, biases, c, upstream)
+            rounded = tf.cast(grad, a.dtype)
             return [
-                self._gradient_of_a(a, b, alpha, rounded),
-                self._gradient_of_b(a, b, alpha, rounded),
+                self._grad_a(a, b, alpha, rounded),
+                self._grad_b(a, b, alpha, rounded),
                 None,
-                *(_sum_of_rows(slope, bias) for bias in biases),
+                *(_bias_grad(grad, bias) for bias in biases),
             ]
 
-    def _through_activation(
+    def _activation_grad(
         self,
         a: tf.Tensor,
         b: tf.Tensor,
@@ -154,15 +158,15 @@ class _Gemm:
         c: tf.Tensor,
         upstream: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the gradient of what the activation was applied to, in FP32.
+        """Returns the gradient of the argument of the activation, in FP32.
 
-        That of relu has no more bits than `upstream`, and its dtype.
+        For relu it has the dtype of `upstream`: its derivative is 0 or 1.
         """
         if self.activation == "relu":
             return tf.where(c > 0, upstream, tf.zeros([], upstream.dtype))
         upstream = tf.cast(upstream, tf.float32)
         if self.activation == "gelu":
-            # Its slope is no function of its value: compute the argument once more.
+            # The derivative needs the argument, which is computed again.
             linear = replace(self, activation=None, output_dtype="float32")
             x = linear.forward(a, b, alpha, biases)
             cumulative = 0.5 * tf.math.erfc(-np.float32(np.sqrt(0.5)) * x)
@@ -173,28 +177,28 @@ class _Gemm:
             return upstream * (1 - y * y)
         return upstream * y * (1 - y)
 
-    def _gradient_of_a(
-        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
+    def _grad_a(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor
     ) -> tf.Tensor:
         if self.transpose_a:
             # Only the second matrix may be FP32.
             rounded = tf.cast(b, a.dtype)
-            return _product_like(a, rounded, slope, self.transpose_b, True, alpha)
-        return _product_like(a, slope, b, False, not self.transpose_b, alpha)
+            return _gemm_like(a, rounded, grad, self.transpose_b, True, alpha)
+        return _gemm_like(a, grad, b, False, not self.transpose_b, alpha)
 
-    def _gradient_of_b(
-        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, slope: tf.Tensor
+    def _grad_b(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor
     ) -> tf.Tensor:
         if b.shape.rank == 2 and a.shape.rank != 2 and not self.transpose_a:
-            # One weight for a batch: the rows of all its matrices are summed in one
-            # product, in FP32.
-            a, slope = (tf.reshape(x, [-1, _columns(x)]) for x in (a, slope))
+            # One weight for a batch of matrices: one product sums over all rows of all
+            # matrices in FP32.
+            a, grad = (tf.reshape(x, [-1, _columns(x)]) for x in (a, grad))
         if self.transpose_b:
-            return _product_like(b, slope, a, True, self.transpose_a, alpha)
-        return _product_like(b, a, slope, not self.transpose_a, False, alpha)
+            return _gemm_like(b, grad, a, True, self.transpose_a, alpha)
+        return _gemm_like(b, a, grad, not self.transpose_a, False, alpha)
 
 
-def _product_like(
+def _gemm_like(
     target: tf.Tensor,
     a: tf.Tensor,
     b: tf.Tensor,
@@ -202,9 +206,11 @@ def _product_like(
     transpose_b: bool,
     alpha: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the product, summed in FP32 over what `target` was broadcast to.
+    """Returns the product of a and b, summed in FP32 to the shape of `target`.
 
-    Nothing was broadcast to the batch of a single matrix, nor where all have one batch.
+    `target` is the operand whose gradient this is. The sum is over the batch dimensions
+    along which it was broadcast in the forward pass. There are none if one of the three
+    is a single matrix or if all have the same batch.
     """
     batches = [x.shape[:-2] for x in (a, b, target)]
     if any(x.shape.rank == 2 for x in (a, b)) or (
@@ -220,20 +226,20 @@ def _product_like(
     return tf.cast(tf.ensure_shape(total, target.shape), target.dtype)
 
 
-def _sum_of_rows(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns the gradient of a bias: all rows of `x`, summed in FP32."""
+def _bias_grad(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient of a bias: the sum of all rows of `x`, in FP32."""
     rows = tf.reshape(tf.cast(x, tf.float32), [-1, _columns(bias)])
     return tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
 
 
 def _columns(x: tf.Tensor) -> Any:
-    """Returns the last size: an int, or a tensor where it is not known."""
+    """Returns the size of the last dimension: an int, or a tensor if it is dynamic."""
     size = x.shape[-1]
     return tf.shape(x)[-1] if size is None else size
 
 
 @tf.RegisterGradient("KerasMp>Fp16Gemm")
-def _gradient_of_native(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+def _fp16_gemm_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     a, b, alpha, *biases = op.inputs
     gemm = _Gemm(
         op.get_attr("transpose_a"),

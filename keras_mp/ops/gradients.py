@@ -1,23 +1,46 @@
-"""When the operations of a gradient run."""
+"""Tools for gradient functions: deferred operations, vector-Jacobian products."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 
-def late(gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Has the operations of a gradient function wait for what it is called with.
+def defer_until_upstream(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the operations of a gradient function wait for the upstream gradient.
 
-    A graph runs each operation as soon as it has its inputs, and once what is written
-    twice: what a gradient computes of the inputs alone, their FP32 copies above all,
-    would be computed in the forward pass and held.
+    A graph runs an operation as soon as its inputs are ready, and merges operations
+    that compute the same. Without this control dependency, whatever a gradient computes
+    from the inputs alone, such as their FP32 copies, would be computed in the forward
+    pass and stay in memory until the backward pass.
     """
 
     @functools.wraps(gradient)
-    def waiting(*upstream: tf.Tensor) -> Any:
+    def deferred(*upstream: tf.Tensor) -> Any:
         with tf.control_dependencies(upstream):
             return gradient(*upstream)
 
-    return waiting
+    return deferred
+
+
+def vjp(
+    formula: Callable[..., Any],
+    arguments: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor],
+) -> list[tf.Tensor | None]:
+    """Returns the vector-Jacobian product: the gradient of each argument.
+
+    Args:
+        formula: function of the arguments that returns a tensor or a tuple of tensors.
+        arguments: tensors.
+        upstream: the gradient of each result.
+    """
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        results = formula(*arguments)
+    is_tuple = isinstance(results, tuple)
+    grads = tape.gradient(
+        results, list(arguments), tuple(upstream) if is_tuple else upstream[0]
+    )
+    return list(grads)

@@ -1,7 +1,7 @@
-"""Normalization of 16-bit numbers: statistics and arithmetic in FP32, one rounding.
+"""Normalization of channels: 16 bits in and out, statistics and arithmetic in FP32.
 
-Between forward and backward pass each function holds its input, in 16 bits, and FP32
-numbers of the size of the statistics.
+For the backward pass each function keeps its 16-bit input and FP32 tensors of the size
+of the statistics.
 """
 
 import math
@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.gradients import late
+from keras_mp.ops.gradients import defer_until_upstream
 from keras_mp.ops.kernels.rows import sizes_of
-from keras_mp.ops.statistics import Total
+from keras_mp.ops.statistics import PooledSum
 
-# Outputs of `tf.custom_gradient` and the gradients that it asks for.
+# The outputs of a function under `tf.custom_gradient`, and its gradient function.
 _Results = tuple[Any, Any]
 
 
@@ -23,23 +23,23 @@ class ChannelNormalization:
     """`round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)` and its gradient.
 
     Args:
-        total: what the statistics are summed over; gamma and beta have size 1 along
-            its axes.
+        total: the sum for the statistics; gamma and beta have size 1 along its axes.
         epsilon: number.
-        mask: bool, of the shape of the input, True for what the statistics count; or
-            None.
+        mask: bool tensor of the shape of the input, or None. Where it is False, an
+            element does not count in the statistics.
     """
 
-    total: Total
+    total: PooledSum
     epsilon: float
     mask: tf.Tensor | None = None
 
     def __call__(
         self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the result in the dtype of `x`, and FP32 mean and variance.
+        """Returns the result in the dtype of `x`, and mean and variance in FP32.
 
-        Those have size 1 along the axes of `total`, and get no gradient.
+        Mean and variance have size 1 along the axes of `total`; no gradient flows
+        through them.
 
         Args:
             x: float16 or bfloat16 tensor.
@@ -51,7 +51,7 @@ class ChannelNormalization:
         def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> _Results:
             y, mean, variance, count = self.forward(x, gamma, beta)
 
-            @late
+            @defer_until_upstream
             def gradient(upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, ...]:
                 return self.backward(x, upstream, count, gamma, mean, variance)
 
@@ -62,7 +62,7 @@ class ChannelNormalization:
     def forward(
         self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the result, mean, variance, and how many numbers they are of."""
+        """Returns the result, mean, variance, and the number of elements averaged."""
         mean, variance, count = self.total.moments(tf.cast(x, tf.float32), self.mask)
         return self.apply(x, gamma, beta, mean, variance), mean, variance, count
 
@@ -74,9 +74,9 @@ class ChannelNormalization:
         mean: tf.Tensor,
         variance: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the result with this mean and variance."""
+        """Returns the result for a given mean and variance."""
         scale = gamma * tf.math.rsqrt(variance + self.epsilon)
-        # Not x * scale - mean * scale, whose error grows with the mean.
+        # The error of x * scale - mean * scale would grow with the mean.
         return tf.cast((tf.cast(x, tf.float32) - mean) * scale + beta, x.dtype)
 
     def backward(
@@ -90,29 +90,30 @@ class ChannelNormalization:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the gradients of x, gamma and beta.
 
-        Mean and variance depend on `x`, unless `count` is None.
+        If `count` is None, mean and variance are constants (inference); otherwise they
+        are functions of `x`.
         """
         inverse = tf.math.rsqrt(variance + self.epsilon)
         if count is not None:
-            # Without numbers the variance is NaN, and the sums of slopes stay 0.
+            # Without elements the variance is NaN; the gradients shall be 0.
             inverse = tf.where(count > 0.0, inverse, 0.0)
         centered = tf.cast(x, tf.float32) - mean
         upstream = tf.cast(upstream, tf.float32)
         axes, pool = self.total.axes, self.total.pool
-        of_beta = tf.reduce_sum(upstream, axes, keepdims=True)
-        of_gamma = inverse * tf.reduce_sum(upstream * centered, axes, keepdims=True)
-        of_x = upstream * (gamma * inverse)
+        grad_beta = tf.reduce_sum(upstream, axes, keepdims=True)
+        grad_gamma = inverse * tf.reduce_sum(upstream * centered, axes, keepdims=True)
+        grad_x = upstream * (gamma * inverse)
         if count is not None:
-            through_mean = inverse * pool(gamma * of_beta) / count
-            through_variance = inverse * inverse * pool(gamma * of_gamma) / count
-            through = through_mean + centered * through_variance
+            through_mean = inverse * pool(gamma * grad_beta) / count
+            through_variance = inverse * inverse * pool(gamma * grad_gamma) / count
+            grad_statistics = through_mean + centered * through_variance
             if self.mask is not None:
-                through = tf.where(self.mask, through, 0.0)
-            of_x -= through
+                grad_statistics = tf.where(self.mask, grad_statistics, 0.0)
+            grad_x -= grad_statistics
         return (
-            tf.cast(of_x, x.dtype),
-            sum_like(of_gamma, gamma),
-            sum_like(of_beta, gamma),
+            tf.cast(grad_x, x.dtype),
+            sum_like(grad_gamma, gamma),
+            sum_like(grad_beta, gamma),
         )
 
 
@@ -124,17 +125,17 @@ def normalize_groups(
     axis: int,
     epsilon: float,
 ) -> tf.Tensor:
-    """Normalizes each example and group of channels.
+    """Normalizes each group of channels of each example.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`. Each channel is
-    summed where it lies, and then the sums of a group.
+    summed first, without a transpose, and then the sums of a group are added.
 
     Args:
         x: float16 or bfloat16 tensor.
         gamma: FP32 `[channels]`.
         beta: FP32 `[channels]`.
-        groups: how many.
-        axis: int from 1, that of the channels.
+        groups: int, the number of groups.
+        axis: positive int, the axis of the channels.
         epsilon: number.
 
     Returns:
@@ -153,7 +154,7 @@ def normalize_groups(
     )
     sizes = sizes_of(x)
     between, after = math.prod(sizes[1:axis]), math.prod(sizes[axis + 1 :])
-    formula = ChannelNormalization(Total((1, 3), pool), epsilon)
+    formula = ChannelNormalization(PooledSum((1, 3), pool), epsilon)
     y, _, _ = formula(
         tf.reshape(x, [sizes[0], between, sizes[axis], after]), gamma, beta
     )
@@ -161,6 +162,6 @@ def normalize_groups(
 
 
 def sum_like(x: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
-    """Sums over the axes along which a parameter was repeated."""
+    """Sums `x` over the axes along which a parameter was broadcast."""
     axes = [i for i, size in enumerate(parameter.shape) if size == 1]
     return tf.reshape(tf.reduce_sum(x, axes), parameter.shape)

@@ -1,4 +1,4 @@
-"""`sum`, `mean`, `cumsum` and `segment_sum`: 16 bits in and out, FP32 between."""
+"""`sum`, `mean`, `cumsum`, `segment_sum`: 16 bits in and out, FP32 accumulation."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
+from keras_mp.ops.checks import normalize_axes, resolve_output_dtype, to_float_tensor
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import choose
-from keras_mp.ops.kernels.rows import have_sum, sizes_of
+from keras_mp.ops.kernels.dispatch import dispatch
+from keras_mp.ops.kernels.rows import has_sum_kernel, sizes_of
 
 
 def sum(
@@ -22,14 +22,14 @@ def sum(
     """Sums in FP32 and rounds once.
 
     `round(sum(x))`; a sum of N elements errs by at most `N * 2**-24 * sum(|x|)` before
-    the rounding. The gradient is that of the result, rounded to the dtype of `x` and
-    repeated.
+    the rounding. The gradient is the upstream gradient, rounded to the dtype of `x` and
+    broadcast to its shape.
 
     Args:
         x: float16, bfloat16 or float32 tensor. A float64 one is summed in float64.
-        axis: int, several, or None (default): over all dimensions.
-        keepdims: bool, default False: whether what was summed keeps size 1.
-        output_dtype: default the dtype of `x`; `"float32"` where the sum may pass
+        axis: int, several, or None (default) for all dimensions.
+        keepdims: bool, default False: whether the summed axes remain with size 1.
+        output_dtype: default the dtype of `x`; `"float32"` if the sum may exceed
             65,504.
 
     Returns:
@@ -46,10 +46,10 @@ def sum(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axis, x)
-    dtype = output_dtype_of(output_dtype, x)
-    return _linear(x, axes, keepdims, dtype, averages=False)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axis, x)
+    dtype = resolve_output_dtype(output_dtype, x)
+    return _reduce(x, axes, keepdims, dtype, averages=False)
 
 
 def mean(
@@ -65,8 +65,8 @@ def mean(
 
     Args:
         x: float16, bfloat16 or float32 tensor. A float64 one is averaged in float64.
-        axis: int, several, or None (default): over all dimensions.
-        keepdims: bool, default False: whether what was averaged keeps size 1.
+        axis: int, several, or None (default) for all dimensions.
+        keepdims: bool, default False: whether the averaged axes remain with size 1.
         output_dtype: default the dtype of `x`.
 
     Returns:
@@ -83,10 +83,10 @@ def mean(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axis, x)
-    dtype = output_dtype_of(output_dtype, x)
-    return _linear(x, axes, keepdims, dtype, averages=True)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axis, x)
+    dtype = resolve_output_dtype(output_dtype, x)
+    return _reduce(x, axes, keepdims, dtype, averages=True)
 
 
 def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> Any:
@@ -97,7 +97,7 @@ def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> 
 
     Args:
         x: float16, bfloat16 or float32 tensor. A float64 one is summed in float64.
-        axis: int, or None (default): along the flattened tensor.
+        axis: int, or None (default) for the flattened tensor.
         output_dtype: default the dtype of `x`.
 
     Returns:
@@ -114,17 +114,17 @@ def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> 
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
+    x = to_float_tensor(x, "x")
     if axis is None:
         x, axis = tf.reshape(x, [-1]), 0
-    axes = axes_of(axis, x)
+    axes = normalize_axes(axis, x)
     if len(axes) != 1:
         raise ValueError(
             "`axis` must be one number, or None. "
             f"Received: {len(axes)} axes for the shape {x.shape}."
         )
-    total = tf.cumsum(tf.cast(x, accumulator_of(x)), axes[0])
-    return tf.cast(total, output_dtype_of(output_dtype, x))
+    total = tf.cumsum(tf.cast(x, accumulator_dtype(x)), axes[0])
+    return tf.cast(total, resolve_output_dtype(output_dtype, x))
 
 
 def segment_sum(
@@ -143,8 +143,8 @@ def segment_sum(
         segment_ids: int tensor, one for each row of `data`.
         num_segments: int, the rows of the result; default as many as there are
             different `segment_ids`. XLA needs it.
-        sorted: bool, default False: whether the ids are sorted; `num_segments` is then
-            not given.
+        sorted: bool, default False: whether the ids are sorted. Not to be combined
+            with `num_segments`.
         output_dtype: default the dtype of `data`.
 
     Returns:
@@ -162,33 +162,36 @@ def segment_sum(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    data = to_floating(data, "data")
-    wide, ids = tf.cast(data, accumulator_of(data)), tf.convert_to_tensor(segment_ids)
+    data = to_float_tensor(data, "data")
+    wide, ids = (
+        tf.cast(data, accumulator_dtype(data)),
+        tf.convert_to_tensor(segment_ids),
+    )
     total = keras.ops.segment_sum(wide, ids, num_segments, sorted)
-    return tf.cast(total, output_dtype_of(output_dtype, data))
+    return tf.cast(total, resolve_output_dtype(output_dtype, data))
 
 
-def accumulator_of(x: tf.Tensor) -> tf.DType:
-    """Returns the dtype in which `x` is summed: FP32, and float64 for float64."""
+def accumulator_dtype(x: tf.Tensor) -> tf.DType:
+    """Returns the dtype to accumulate `x` in: float64 for float64, else float32."""
     return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
-def without(axes: list[int], x: tf.Tensor) -> tf.Tensor:
-    """Drops axes of size 1; `tf.squeeze` would take none for all."""
+def squeeze_axes(axes: list[int], x: tf.Tensor) -> tf.Tensor:
+    """Removes axes of size 1; without axes nothing, where `tf.squeeze` removes all."""
     return tf.squeeze(x, axes) if axes else x
 
 
-def _linear(
+def _reduce(
     x: tf.Tensor, axes: list[int], keepdims: bool, output_dtype: str, averages: bool
 ) -> tf.Tensor:
-    """Sums or averages; between forward and backward pass nothing is held."""
-    shape, dtype, accumulator = tf.shape(x), x.dtype, accumulator_of(x)
+    """Sums or averages; nothing is kept for the backward pass."""
+    shape, dtype, accumulator = tf.shape(x), x.dtype, accumulator_dtype(x)
 
     @tf.custom_gradient
     def reduced(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         y = _sum(x, axes)
         kept = tf.shape(y)
-        # In floating point: an int32 would overflow at 2^31 elements.
+        # In floating point: int32 overflows at 2^31 elements.
         elements, results = (
             tf.reduce_prod(tf.cast(size, accumulator)) for size in (shape, kept)
         )
@@ -198,17 +201,17 @@ def _linear(
             upstream = tf.reshape(tf.cast(upstream, accumulator), kept) / count
             return tf.broadcast_to(tf.cast(upstream, dtype), shape)
 
-        y = (y if keepdims else without(axes, y)) / count
+        y = (y if keepdims else squeeze_axes(axes, y)) / count
         return tf.cast(y, output_dtype), gradient
 
     return reduced(x)
 
 
 def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """Returns the sums, of size 1 along the axes."""
+    """Returns the sums, with size 1 along the axes."""
 
     def formula(x: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.cast(x, accumulator_of(x)), axes, keepdims=True)
+        return tf.reduce_sum(tf.cast(x, accumulator_dtype(x)), axes, keepdims=True)
 
     def kernel(x: tf.Tensor) -> tf.Tensor:
         sizes = sizes_of(x)
@@ -218,11 +221,11 @@ def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         y = native.library().keras_mp_sum(x=tf.reshape(x, matrices))
         return tf.reshape(y, [*before, *[1] * len(axes), *after])
 
-    return choose(formula, kernel if have_sum(x, axes) else None, x)
+    return dispatch(formula, kernel if has_sum_kernel(x, axes) else None, x)
 
 
 @tf.RegisterGradient("KerasMp>Sum")
-def _of_sum(op: Any, upstream: tf.Tensor) -> tf.Tensor:
-    """The gradient of the bare op: in a reloaded SavedModel, and for a second order."""
+def _sum_grad(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    """For reloaded SavedModels and second-order gradients."""
     (x,) = op.inputs
     return tf.broadcast_to(tf.cast(tf.expand_dims(upstream, 1), x.dtype), tf.shape(x))

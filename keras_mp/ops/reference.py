@@ -1,15 +1,15 @@
-"""The ops in plain TensorFlow: what runs where the native library is missing."""
+"""`fp16_gemm` in plain TensorFlow, for machines without the native library."""
 
 import tensorflow as tf
 
 
 def relu(x: tf.Tensor) -> tf.Tensor:
-    """Returns 0 for what is negative, and NaN for NaN, which a maximum may lose."""
+    """Returns max(x, 0), and NaN for NaN, which XLA's maximum may drop."""
     return tf.where(x < 0.0, 0.0, x)
 
 
 def gelu(x: tf.Tensor) -> tf.Tensor:
-    """Returns x Phi(x), with erfc: 1 + erf(x) would cancel for negative x."""
+    """Returns x Phi(x), by erfc: 1 + erf(x) would cancel for negative x."""
     return 0.5 * x * tf.math.erfc(-(0.5**0.5) * x)
 
 
@@ -35,7 +35,7 @@ def fp16_gemm(
     """Returns round(activation(alpha * op(a) op(b) + bias)), computed in FP32."""
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
     if b.shape.rank == 2 and (a.shape.rank or 0) > 2 and not transpose_a:
-        # One product with more rows is faster than a batch of products.
+        # One product with all rows is faster than a batch of products.
         rows = tf.reshape(a, [-1, tf.shape(a)[-1]])
         product = tf.matmul(rows, b, transpose_b=transpose_b)
         shape = tf.concat([tf.shape(a)[:-1], tf.shape(product)[-1:]], axis=0)
@@ -47,7 +47,7 @@ def fp16_gemm(
     has_terms = tf.shape(a, tf.int64)[-2 if transpose_a else -1] > 0
     result = tf.where(has_terms, tf.ensure_shape(alpha, []), 1.0) * product
     for bias in biases:
-        # Unlike a sum, bias_add refuses what is not [N].
+        # Unlike an addition, bias_add rejects a bias of another shape than [N].
         result = tf.nn.bias_add(result, tf.cast(bias, tf.float32))
     if activation is not None:
         result = ACTIVATIONS[activation](result)

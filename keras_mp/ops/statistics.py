@@ -1,4 +1,4 @@
-"""`moments`: mean and variance of 16-bit numbers, in FP32."""
+"""`moments`: mean and variance with FP32 accumulation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops.checks import axes_of, output_dtype_of, to_floating
-from keras_mp.ops.gradients import late
-from keras_mp.ops.reductions import accumulator_of, without
+from keras_mp.ops.checks import normalize_axes, resolve_output_dtype, to_float_tensor
+from keras_mp.ops.gradients import defer_until_upstream
+from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
 
 
 def moments(
@@ -21,18 +21,18 @@ def moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance in FP32 and rounds each once.
 
-    `m = sum(x) / N`, then `sum((x - m)**2) / N`: in two passes, so that no difference
-    of large numbers is taken. The mean errs by at most `N * 2**-24 * mean(|x|)`, the
-    variance by `(N + 3) * 2**-24` of itself and the square of the mean's error. The
-    gradient is computed in FP32 from `x`, which alone is held, beside the FP32 mean.
+    `m = sum(x) / N`, then `sum((x - m)**2) / N`: two passes avoid the cancellation in
+    `mean(x**2) - m**2`. The mean errs by at most `N * 2**-24 * mean(|x|)`, the variance
+    by `(N + 3) * 2**-24` of itself and the square of the mean's error. The gradient is
+    computed in FP32 from `x` and the FP32 mean, which are kept for the backward pass.
 
     Args:
         x: float16, bfloat16 or float32 tensor. With float64, all is float64.
-        axes: int, several, or None (default): over all dimensions.
-        keepdims: bool, default False: whether what was averaged keeps size 1.
+        axes: int, several, or None (default) for all dimensions.
+        keepdims: bool, default False: whether the averaged axes remain with size 1.
         synchronized: bool, default False: whether the elements of all replicas of a
-            `tf.distribute` strategy are taken together.
-        output_dtype: default the dtype of `x`; `"float32"` where the variance may pass
+            `tf.distribute` strategy count.
+        output_dtype: default the dtype of `x`; `"float32"` if the variance may exceed
             65,504.
 
     Returns:
@@ -50,62 +50,63 @@ def moments(
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    x = to_floating(x, "x")
-    axes = axes_of(axes, x)
-    output_dtype = output_dtype_of(output_dtype, x)
-    dtype, accumulator = x.dtype, accumulator_of(x)
-    total = Total(tuple(axes), over_replicas() if synchronized else _same)
+    x = to_float_tensor(x, "x")
+    axes = normalize_axes(axes, x)
+    output_dtype = resolve_output_dtype(output_dtype, x)
+    dtype, accumulator = x.dtype, accumulator_dtype(x)
+    total = PooledSum(tuple(axes), cross_replica_sum() if synchronized else _identity)
 
     @tf.custom_gradient
-    def of(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+    def compute_moments(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
         wide = tf.cast(x, accumulator)
         mean, variance, count = total.moments(wide)
 
-        @late
-        def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            of_mean, of_variance = (
+        @defer_until_upstream
+        def gradient(grad_mean: tf.Tensor, grad_variance: tf.Tensor) -> tf.Tensor:
+            grad_mean, grad_variance = (
                 total.pool(tf.reshape(tf.cast(g, accumulator), tf.shape(mean))) / count
-                for g in (of_mean, of_variance)
+                for g in (grad_mean, grad_variance)
             )
             centered = tf.cast(x, accumulator) - mean
-            return tf.cast(of_mean + 2.0 * centered * of_variance, dtype)
+            return tf.cast(grad_mean + 2.0 * centered * grad_variance, dtype)
 
         results = [
-            tf.cast(m if keepdims else without(axes, m), output_dtype)
+            tf.cast(m if keepdims else squeeze_axes(axes, m), output_dtype)
             for m in (mean, variance)
         ]
         return tuple(results), gradient
 
-    return of(x)
+    return compute_moments(x)
 
 
-def _same(sums: tf.Tensor) -> tf.Tensor:
+def _identity(sums: tf.Tensor) -> tf.Tensor:
     return sums
 
 
 @dataclass(frozen=True)
-class Total:
-    """A sum over axes, and then over what `pool` adds to it.
+class PooledSum:
+    """A sum over axes, followed by a sum over channels of a group or over replicas.
 
     Args:
         axes: ints, sorted.
-        pool: takes sums of size 1 along the axes and adds up those that belong
-            together, for each of them: those of a group of channels, or of the
-            replicas. So it is its own adjoint.
+        pool: function of the sums over the axes. It replaces each by the total of its
+            group, and is therefore its own adjoint in the backward pass. The default
+            changes nothing.
     """
 
     axes: tuple[int, ...]
-    pool: Callable[[tf.Tensor], tf.Tensor] = _same
+    pool: Callable[[tf.Tensor], tf.Tensor] = _identity
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         return self.pool(tf.reduce_sum(x, self.axes, keepdims=True))
 
     def moments(self, x: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, ...]:
-        """Returns mean, variance and count, of size 1 along the axes.
+        """Returns mean, variance and count, with size 1 along the axes.
 
         Args:
-            x: in the dtype to sum in.
-            mask: bool, of the shape of `x`, True for what counts; or None.
+            x: tensor, in the dtype to accumulate in.
+            mask: bool tensor of the shape of `x`, True for elements that count; or
+                None.
         """
         if mask is None:
             sums = tf.reduce_sum(x, self.axes, keepdims=True)
@@ -114,19 +115,19 @@ class Total:
             mean = self.pool(sums) / count
             return mean, self(tf.math.squared_difference(x, mean)) / count, count
         nothing = tf.zeros([], x.dtype)
-        # As in Keras, where nothing counts the moments are 0.
+        # The epsilon makes the moments 0 if no element counts, as in Keras.
         count = self(tf.cast(mask, x.dtype)) + keras.config.epsilon()
         mean = self(tf.where(mask, x, nothing)) / count
         squares = tf.where(mask, tf.math.squared_difference(x, mean), nothing)
         return mean, self(squares) / count, count
 
 
-def over_replicas() -> Callable[[tf.Tensor], tf.Tensor]:
+def cross_replica_sum() -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the function that sums over the replicas of a `tf.distribute` strategy.
 
-    Outside of a replica there is nothing to add.
+    Outside a replica context, and with one replica, it returns its argument.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return _same
+        return _identity
     return lambda sums: context.all_reduce(tf.distribute.ReduceOp.SUM, sums)

@@ -13,12 +13,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class FP32Reduction(keras.Operation):
-    """A call of a function of `keras_mp.ops`, as a node of a functional model.
+    """A call of a function of `keras_mp.ops` as a node of a functional model.
 
     Args:
-        function: its name.
-        arguments: those that are not tensors, by name.
-        name: of the node; default made from that of the class.
+        function: the name of the function.
+        arguments: the arguments that are not tensors, by name.
+        name: the name of the node; default derived from that of the class.
 
     Raises:
         ValueError: there is no such function, or it has no such argument.
@@ -54,11 +54,11 @@ class FP32Reduction(keras.Operation):
 
 
 def symbolic(function: _Function, *tensors: str) -> _Function:
-    """Lets a function take `keras.KerasTensor` for the arguments with these names.
+    """Makes a function accept `keras.KerasTensor` for the named arguments.
 
     Args:
-        function: of `keras_mp.ops`.
-        *tensors: names.
+        function: function of `keras_mp.ops`.
+        *tensors: names of its tensor arguments.
     """
     _FUNCTIONS[function.__name__] = function
     signature = inspect.signature(function)
@@ -74,7 +74,7 @@ def symbolic(function: _Function, *tensors: str) -> _Function:
         if not any(keras.utils.is_keras_tensor(x) for x in given.values()):
             return function(*args, **kwargs)
         if arguments.get("output_dtype") is not None:
-            # A text, which can be saved.
+            # A string can be saved in the config.
             dtype = keras.backend.standardize_dtype(arguments["output_dtype"])
             arguments["output_dtype"] = dtype
         return FP32Reduction(function.__name__, dict(arguments))(**given)

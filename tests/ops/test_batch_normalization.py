@@ -48,7 +48,7 @@ def test_the_kernels_are_the_formula(ops_mode, function, shape, axis, monkeypatc
     )
     arguments = x, gamma, beta, upstream, axis
     by_kernel = function(*arguments), tf.function(function)(*arguments)
-    monkeypatch.setattr(batch_normalization, "kernel_for", lambda *_: None)
+    monkeypatch.setattr(batch_normalization, "find_kernel", lambda *_: None)
     expected = function(*arguments)
     for found in by_kernel:
         for actual, wanted in zip(found, expected, strict=True):
@@ -78,11 +78,11 @@ def test_a_constant_channel_is_beta(jit):
 
 def test_a_cpu_takes_the_kernel_and_an_accelerator_the_formula(ops_mode, monkeypatch):
     ops_mode("native")
-    assert batch_norm_kernel.kernel_for("NHWC", 1e-3) is not None
+    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is not None
     monkeypatch.setattr(dispatch, "has_accelerator", lambda: True)
-    assert batch_norm_kernel.kernel_for("NHWC", 1e-3) is None
+    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None
 
 
 def test_without_the_library_a_cpu_takes_the_formula(ops_mode):
     ops_mode("reference")
-    assert batch_norm_kernel.kernel_for("NHWC", 1e-3) is None
+    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None

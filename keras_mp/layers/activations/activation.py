@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import activated, uses_ops
+from keras_mp.layers.precision import activate, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -28,4 +28,4 @@ class Activation(keras.layers.Activation):
     def call(self, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
             return super().call(inputs)
-        return activated(self.activation, inputs)
+        return activate(self.activation, inputs)

@@ -6,10 +6,10 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention.attention import apply_scores
-from keras_mp.layers.precision import recomputed, stored, uses_ops
+from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 
 
-def _sum_of_tanh(query: Any, key: Any, *scales: Any) -> Any:
+def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
     """Returns `sum(scale * tanh(query + key))` for each query and key, in FP32."""
     query = ops.cast(ops.expand_dims(query, -2), "float32")
     key = ops.cast(ops.expand_dims(key, -3), "float32")
@@ -42,8 +42,8 @@ class AdditiveAttention(keras.layers.AdditiveAttention):
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
-        scales = [] if self.scale is None else [stored(self.scale)]
-        return recomputed(_sum_of_tanh, query, key, *scales)
+        scales = [] if self.scale is None else [read_without_autocast(self.scale)]
+        return remat(_additive_scores, query, key, *scales)
 
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.attention.base_attention import weights_of
-from keras_mp.layers.precision import gemm, recomputed, stored, uses_ops
+from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.precision import gemm, read_without_autocast, remat, uses_ops
 
 
 def apply_scores(
@@ -23,7 +23,7 @@ def apply_scores(
     """
     if mask is not None and len(mask.shape) == 2:
         mask = ops.expand_dims(mask, axis=-2)
-    weights = weights_of(scores, mask, dtype=layer.compute_dtype)
+    weights = masked_softmax(scores, mask, dtype=layer.compute_dtype)
     if training and layer.dropout > 0:
         weights = keras.random.dropout(
             weights, layer.dropout, seed=layer.seed_generator
@@ -31,7 +31,7 @@ def apply_scores(
     return gemm(weights, value), weights
 
 
-def _product(query: Any, key: Any, *scales: Any) -> Any:
+def _dot_scores(query: Any, key: Any, *scales: Any) -> Any:
     """Returns `scale * query @ key.T` in FP32."""
     scores = gemm(query, key, transpose_b=True, output_dtype="float32")
     for scale in scales:
@@ -39,7 +39,7 @@ def _product(query: Any, key: Any, *scales: Any) -> Any:
     return scores
 
 
-def _sum_of_tanh(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
+def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
     """Returns `weight * sum(tanh(scale * (query + key)))` in FP32."""
     query = ops.cast(ops.expand_dims(query, -2), "float32")
     key = ops.cast(ops.expand_dims(key, -3), "float32")
@@ -72,13 +72,13 @@ class Attention(keras.layers.Attention):
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
-        scales = [] if self.scale is None else [stored(self.scale)]
+        scales = [] if self.scale is None else [read_without_autocast(self.scale)]
         if self.score_mode == "dot":
             if not scales:
-                return _product(query, key)
-            return recomputed(_product, query, key, *scales)
-        weight = stored(self.concat_score_weight)
-        return recomputed(_sum_of_tanh, query, key, weight, *scales)
+                return _dot_scores(query, key)
+            return remat(_dot_scores, query, key, *scales)
+        weight = read_without_autocast(self.concat_score_weight)
+        return remat(_concat_scores, query, key, weight, *scales)
 
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False

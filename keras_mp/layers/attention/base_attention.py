@@ -10,7 +10,7 @@ from keras import ops
 _MASKED = float(np.finfo("float32").min) / 2
 
 
-def weights_of(
+def masked_softmax(
     scores: Any, mask: Any, axes: Sequence[int] = (-1,), dtype: str = "float32"
 ) -> Any:
     """Returns the softmax of the scores in `dtype`, which alone is held.

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.layers.attention.base_attention import weights_of
+from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.precision import uses_ops
@@ -58,7 +58,7 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
             if len(mask.shape) < 4:
                 mask = ops.expand_dims(mask, -3)
             mask = ops.cast(mask, "bool")
-        weights = weights_of(scores, mask, dtype=self.compute_dtype)
+        weights = masked_softmax(scores, mask, dtype=self.compute_dtype)
         returns_scores = keras_internals.returns_attention_scores(self)
         if mask is not None and (self.dropout > 0.0 or returns_scores):
             # Here, not elsewhere, Keras has a query without keys attend to nothing.

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.layers.attention.base_attention import weights_of
+from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.precision import uses_ops
@@ -69,7 +69,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
             causal = keras_internals.causal_mask(self, query, value)
             causal = self._mask_for(scores, causal)
             mask = causal if mask is None else ops.logical_and(mask, causal)
-        weights = weights_of(scores, mask, axes, self.compute_dtype)
+        weights = masked_softmax(scores, mask, axes, self.compute_dtype)
         if mask is not None and (
             self.dropout > 0.0 or return_attention_scores or rank != 4
         ):

@@ -7,7 +7,7 @@ import keras
 from keras_mp.layers.core.einsum_dense import EinsumDense
 
 # Objects of the user's among them, which need not be serializable.
-_SHARED = (
+_COPIED = (
     "equation",
     "activation",
     "bias_axes",
@@ -22,11 +22,11 @@ _SHARED = (
 )
 
 
-def _counterpart(projection: Any) -> EinsumDense:
+def _to_fp32_einsum_dense(projection: Any) -> EinsumDense:
     """Returns an `EinsumDense` of ours for one of Keras's that is not yet built."""
-    shared = {name: getattr(projection, name) for name in _SHARED}
+    copied = {name: getattr(projection, name) for name in _COPIED}
     shape, dtype = projection.partial_output_shape, projection.dtype_policy
-    return EinsumDense(output_shape=shape, dtype=dtype, **shared)
+    return EinsumDense(output_shape=shape, dtype=dtype, **copied)
 
 
 class FP32Projections:
@@ -38,5 +38,5 @@ class FP32Projections:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(value) is keras.layers.EinsumDense and not value.built:
-            value = _counterpart(value)
+            value = _to_fp32_einsum_dense(value)
         super().__setattr__(name, value)

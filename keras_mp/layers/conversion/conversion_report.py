@@ -18,7 +18,7 @@ from keras_mp.layers.conversion.counterparts import (
     plain_base,
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
-from keras_mp.layers.rnn.recurrence import runs_cell_of_keras
+from keras_mp.layers.rnn.recurrence import has_cell_of_keras
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ _WITH_CELLS = tuple(base for base in COUNTERPARTS if issubclass(base, keras.laye
 
 def _runs_its_cell(layer: Any) -> bool:
     """Tells whether the cell holds weights alone: our loop computes what it would."""
-    return isinstance(layer, _WITH_CELLS) and runs_cell_of_keras(layer)
+    return isinstance(layer, _WITH_CELLS) and has_cell_of_keras(layer)
 
 
 def _reason(layer: Any) -> str:

@@ -7,17 +7,17 @@ from keras import ops
 
 from keras_mp.dtypes import is_half
 from keras_mp.layers.precision import (
-    activated,
-    finish,
-    fused,
+    activate,
+    activate_and_round,
+    activates_after_rounding,
+    fused_activation,
     gemm,
-    recomputed,
-    rounds_first,
-    stored,
+    read_without_autocast,
+    remat,
 )
 
 
-class FP32OnCPU:
+class BaseFP32Conv:
     """Mixed into a Keras convolution: computes a 16-bit one in FP32 on a CPU.
 
     TensorFlow's own takes about ten times as long there as the one in FP32. The choice
@@ -39,31 +39,34 @@ class FP32OnCPU:
     kernel_names: tuple[str, ...] = ("kernel",)
 
     def call(self: Any, inputs: Any) -> Any:
-        if not _in_fp32(self, inputs):
+        if not _runs_in_fp32(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
         kernels = [
-            stored(lambda name=name: getattr(self, name)) for name in self.kernel_names
+            read_without_autocast(lambda name=name: getattr(self, name))
+            for name in self.kernel_names
         ]
-        biases = [stored(self.bias)] if self.use_bias else []
+        biases = [read_without_autocast(self.bias)] if self.use_bias else []
         is_direct = _multiplies_bfloat16(self)
-        to_half = ops.cast if is_direct else as_half
+        round_kernel = ops.cast if is_direct else round_straight_through
         inner_dtype = self.compute_dtype if is_direct else "float32"
-        rounds = rounds_first(self.activation)
+        rounds = activates_after_rounding(self.activation)
         dtype = self.compute_dtype if rounds else "float32"
 
         def compute(inputs: Any, *weights: Any) -> Any:
-            halves = [to_half(x, self.compute_dtype) for x in weights[: len(kernels)]]
+            halves = [
+                round_kernel(x, self.compute_dtype) for x in weights[: len(kernels)]
+            ]
             inputs = ops.cast(inputs, inner_dtype)
             outputs = self.convolve(inputs, *halves)
             for bias in weights[len(kernels) :]:
                 outputs = _add_bias(outputs, bias, self.data_format)
             return ops.cast(outputs, dtype)
 
-        outputs = recomputed(compute, inputs, *kernels, *biases)
-        return finish(outputs, self.activation, self.compute_dtype)
+        outputs = remat(compute, inputs, *kernels, *biases)
+        return activate_and_round(outputs, self.activation, self.compute_dtype)
 
 
-class PlainFP32OnCPU(FP32OnCPU):
+class FP32Conv(BaseFP32Conv):
     """Mixed into a convolution of Keras that is neither transposed nor depthwise.
 
     One that looks at a single position is a product of matrices, for which there is an
@@ -71,13 +74,15 @@ class PlainFP32OnCPU(FP32OnCPU):
     """
 
     def call(self: Any, inputs: Any) -> Any:
-        if not (_in_fp32(self, inputs) and _is_product(self)):
+        if not (_runs_in_fp32(self, inputs) and _is_pointwise(self)):
             return super().call(inputs)
-        kernel = stored(lambda: self.kernel)
+        kernel = read_without_autocast(lambda: self.kernel)
         matrix = ops.reshape(kernel, kernel.shape[-2:])
-        activation = fused(self.activation)
-        outputs = gemm(inputs, matrix, bias=stored(self.bias), activation=activation)
-        return outputs if activation else activated(self.activation, outputs)
+        activation = fused_activation(self.activation)
+        outputs = gemm(
+            inputs, matrix, bias=read_without_autocast(self.bias), activation=activation
+        )
+        return outputs if activation else activate(self.activation, outputs)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         padding = self.padding
@@ -88,7 +93,7 @@ class PlainFP32OnCPU(FP32OnCPU):
             inputs, padding = ops.pad(inputs, pad), "valid"
         (kernel,) = kernels
         channels = inputs.shape[-1 if self.data_format == "channels_last" else 1]
-        compute = _grouped if channels != kernel.shape[-2] else ops.conv
+        compute = _grouped_conv if channels != kernel.shape[-2] else ops.conv
         return compute(
             inputs,
             kernel,
@@ -99,7 +104,7 @@ class PlainFP32OnCPU(FP32OnCPU):
         )
 
 
-class TransposedFP32OnCPU(FP32OnCPU):
+class FP32ConvTranspose(BaseFP32Conv):
     """Mixed into a transposed convolution of Keras."""
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
@@ -114,7 +119,7 @@ class TransposedFP32OnCPU(FP32OnCPU):
         )
 
 
-class DepthwiseFP32OnCPU(FP32OnCPU):
+class FP32DepthwiseConv(BaseFP32Conv):
     """Mixed into a depthwise convolution of Keras."""
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
@@ -128,7 +133,7 @@ class DepthwiseFP32OnCPU(FP32OnCPU):
         )
 
 
-class SeparableFP32OnCPU(FP32OnCPU):
+class FP32SeparableConv(BaseFP32Conv):
     """Mixed into a separable convolution of Keras."""
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
@@ -144,7 +149,7 @@ class SeparableFP32OnCPU(FP32OnCPU):
         )
 
 
-def _grouped(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
+def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
     """Returns a convolution in groups of channels, by TensorFlow's own kernels.
 
     Keras compiles it with XLA: on a CPU that takes 30 times as long as a depthwise
@@ -175,7 +180,7 @@ def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
     return kernel.shape[-2] == 1 and len(kernel.shape) < 5 and is_plain
 
 
-def _in_fp32(layer: Any, inputs: Any) -> bool:
+def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
     dtype = keras.backend.standardize_dtype(inputs.dtype)
     if not is_half(layer.compute_dtype) or dtype != layer.compute_dtype:
         return False
@@ -186,7 +191,7 @@ def _in_fp32(layer: Any, inputs: Any) -> bool:
     return not has_accelerator()
 
 
-def _is_product(layer: Any) -> bool:
+def _is_pointwise(layer: Any) -> bool:
     sizes = {*layer.kernel_size, *layer.strides, layer.groups}
     return sizes == {1} and layer.data_format == "channels_last"
 
@@ -222,7 +227,7 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
     return added(outputs, bias)
 
 
-def as_half(kernel: Any, dtype: str) -> Any:
+def round_straight_through(kernel: Any, dtype: str) -> Any:
     """Rounds a kernel to a 16-bit format, and not its gradient; both are FP32 here."""
 
     @ops.custom_gradient

@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_mp.layers.convolutional.base_conv import PlainFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import FP32Conv
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv1D(PlainFP32OnCPU, keras.layers.Conv1D):
+class Conv1D(FP32Conv, keras.layers.Conv1D):
     """`keras.layers.Conv1D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,7 +27,7 @@ class Conv1D(PlainFP32OnCPU, keras.layers.Conv1D):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv2D(PlainFP32OnCPU, keras.layers.Conv2D):
+class Conv2D(FP32Conv, keras.layers.Conv2D):
     """`keras.layers.Conv2D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -48,7 +48,7 @@ class Conv2D(PlainFP32OnCPU, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv3D(PlainFP32OnCPU, keras.layers.Conv3D):
+class Conv3D(FP32Conv, keras.layers.Conv3D):
     """`keras.layers.Conv3D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and

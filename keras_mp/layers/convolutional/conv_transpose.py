@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_mp.layers.convolutional.base_conv import TransposedFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import FP32ConvTranspose
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv1DTranspose(TransposedFP32OnCPU, keras.layers.Conv1DTranspose):
+class Conv1DTranspose(FP32ConvTranspose, keras.layers.Conv1DTranspose):
     """`keras.layers.Conv1DTranspose`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,7 +27,7 @@ class Conv1DTranspose(TransposedFP32OnCPU, keras.layers.Conv1DTranspose):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv2DTranspose(TransposedFP32OnCPU, keras.layers.Conv2DTranspose):
+class Conv2DTranspose(FP32ConvTranspose, keras.layers.Conv2DTranspose):
     """`keras.layers.Conv2DTranspose`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -48,7 +48,7 @@ class Conv2DTranspose(TransposedFP32OnCPU, keras.layers.Conv2DTranspose):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Conv3DTranspose(TransposedFP32OnCPU, keras.layers.Conv3DTranspose):
+class Conv3DTranspose(FP32ConvTranspose, keras.layers.Conv3DTranspose):
     """`keras.layers.Conv3DTranspose`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and

@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_mp.layers.convolutional.base_conv import DepthwiseFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import FP32DepthwiseConv
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class DepthwiseConv1D(DepthwiseFP32OnCPU, keras.layers.DepthwiseConv1D):
+class DepthwiseConv1D(FP32DepthwiseConv, keras.layers.DepthwiseConv1D):
     """`keras.layers.DepthwiseConv1D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,7 +27,7 @@ class DepthwiseConv1D(DepthwiseFP32OnCPU, keras.layers.DepthwiseConv1D):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class DepthwiseConv2D(DepthwiseFP32OnCPU, keras.layers.DepthwiseConv2D):
+class DepthwiseConv2D(FP32DepthwiseConv, keras.layers.DepthwiseConv2D):
     """`keras.layers.DepthwiseConv2D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and

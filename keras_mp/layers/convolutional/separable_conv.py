@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_mp.layers.convolutional.base_conv import SeparableFP32OnCPU
+from keras_mp.layers.convolutional.base_conv import FP32SeparableConv
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class SeparableConv1D(SeparableFP32OnCPU, keras.layers.SeparableConv1D):
+class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
     """`keras.layers.SeparableConv1D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
@@ -27,7 +27,7 @@ class SeparableConv1D(SeparableFP32OnCPU, keras.layers.SeparableConv1D):
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class SeparableConv2D(SeparableFP32OnCPU, keras.layers.SeparableConv2D):
+class SeparableConv2D(FP32SeparableConv, keras.layers.SeparableConv2D):
     """`keras.layers.SeparableConv2D`, computed in FP32 where the host is slow in FP16.
 
     Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and

@@ -25,7 +25,7 @@ def parse(equation: str, rank: int) -> tuple[str, str, str]:
     return a.replace("...", hidden), b, output.replace("...", hidden)
 
 
-def is_product(a: str, b: str, output: str) -> bool:
+def is_matmul(a: str, b: str, output: str) -> bool:
     """Tells whether an einsum is a matrix product, up to transposes and reshapes.
 
     It is not where a label is repeated in a term (a diagonal), or stands in one
@@ -63,7 +63,11 @@ def contract(
     Raises:
         ValueError: a label has two sizes.
     """
-    if bias is None and a.dtype == b.dtype and _comes_first(b_labels, a_labels, output):
+    if (
+        bias is None
+        and a.dtype == b.dtype
+        and _leads_with_b(b_labels, a_labels, output)
+    ):
         # As in Keras's attention: this saves the transpose of the result.
         a_labels, b_labels, a, b = b_labels, a_labels, b, a
     batch = [label for label in output if label in a_labels and label in b_labels]
@@ -90,7 +94,7 @@ def contract(
     # A batch of one matrix goes with one of many, as in `fp16_gemm`.
     sizes = a_sizes | b_sizes | dict(zip(batch, ops.shape(result), strict=False))
     result = ops.reshape(result, [sizes[label] for label in found])
-    return _transposed(result, found, output)
+    return _transpose_to(result, found, output)
 
 
 def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any:
@@ -110,7 +114,7 @@ def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any
     return tf.ensure_shape(x, shape)
 
 
-def _comes_first(b_labels: str, a_labels: str, output: str) -> bool:
+def _leads_with_b(b_labels: str, a_labels: str, output: str) -> bool:
     free = [label for label in output if (label in a_labels) != (label in b_labels)]
     return bool(free) and free[0] in b_labels
 
@@ -130,16 +134,16 @@ def _as_matrix(
     others = [label for label in labels if label not in batch]
     inner_first = others == inner + free and bool(inner) and bool(free)
     rows, columns = (inner, free) if inner_first else (free, inner)
-    x = _transposed(x, labels, [*batch, *rows, *columns])
-    shape = [*(sizes[label] for label in batch), _size(rows, sizes)]
-    return ops.reshape(x, [*shape, _size(columns, sizes)]), inner_first
+    x = _transpose_to(x, labels, [*batch, *rows, *columns])
+    shape = [*(sizes[label] for label in batch), _flat_size(rows, sizes)]
+    return ops.reshape(x, [*shape, _flat_size(columns, sizes)]), inner_first
 
 
-def _size(labels: list[str], sizes: dict[str, Any]) -> Any:
+def _flat_size(labels: list[str], sizes: dict[str, Any]) -> Any:
     return functools.reduce(operator.mul, [sizes[label] for label in labels], 1)
 
 
-def _transposed(x: Any, labels: Iterable[str], wanted: Iterable[str]) -> Any:
+def _transpose_to(x: Any, labels: Iterable[str], wanted: Iterable[str]) -> Any:
     labels = list(labels)
     axes = [labels.index(label) for label in wanted]
     return x if axes == sorted(axes) else ops.transpose(x, axes)

@@ -4,7 +4,13 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import activated, fused, gemm, stored, uses_ops
+from keras_mp.layers.precision import (
+    activate,
+    fused_activation,
+    gemm,
+    read_without_autocast,
+    uses_ops,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -31,14 +37,14 @@ class Dense(keras.layers.Dense):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if not uses_ops(self, inputs):
             return super().call(inputs, training=training)
-        activation = fused(self.activation)
+        activation = fused_activation(self.activation)
         outputs = gemm(
             inputs,
-            stored(lambda: self.kernel),
-            bias=stored(self.bias),
+            read_without_autocast(lambda: self.kernel),
+            bias=read_without_autocast(self.bias),
             activation=activation,
         )
-        return outputs if activation else activated(self.activation, outputs)
+        return outputs if activation else activate(self.activation, outputs)
 
     def quantize(
         self, mode: Any = None, type_check: bool = True, **options: Any

@@ -5,8 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.core.contraction import contract, is_product, parse
-from keras_mp.layers.precision import activated, finish, fused, stored, uses_ops
+from keras_mp.layers.core.contraction import contract, is_matmul, parse
+from keras_mp.layers.precision import (
+    activate,
+    activate_and_round,
+    fused_activation,
+    read_without_autocast,
+    uses_ops,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -34,18 +40,18 @@ class EinsumDense(keras.layers.EinsumDense):
         if not uses_ops(self, inputs):
             return super().call(inputs, training=training)
         a, b, output = parse(self.equation, len(inputs.shape))
-        if not is_product(a, b, output):
+        if not is_matmul(a, b, output):
             return super().call(inputs, training=training)
-        kernel = stored(lambda: self.kernel)
-        bias = stored(self.bias)
+        kernel = read_without_autocast(lambda: self.kernel)
+        bias = read_without_autocast(self.bias)
         if bias is None or set(self.bias_axes) == set(output) - set(a):
-            activation = fused(self.activation)
+            activation = fused_activation(self.activation)
             outputs = contract(
                 a, b, output, inputs, kernel, bias, activation=activation
             )
-            return outputs if activation else activated(self.activation, outputs)
+            return outputs if activation else activate(self.activation, outputs)
         outputs = contract(a, b, output, inputs, kernel, output_dtype="float32")
-        return finish(
+        return activate_and_round(
             outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import gemm, stored, uses_ops
+from keras_mp.layers.precision import gemm, read_without_autocast, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -34,7 +34,9 @@ class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
         if not (reverse and same_dtype and uses_ops(self, inputs)):
             return super().call(inputs, reverse=reverse)
         tied = self.tie_weights
-        kernel = stored(lambda: self.embeddings if tied else self.reverse_embeddings)
+        kernel = read_without_autocast(
+            lambda: self.embeddings if tied else self.reverse_embeddings
+        )
         cap = self.logit_soft_cap
         if cap is None:
             return gemm(inputs, kernel, transpose_b=tied)

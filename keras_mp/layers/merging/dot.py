@@ -35,7 +35,7 @@ class Dot(keras.layers.Dot):
         axes = [axis % len(x.shape) for axis, x in zip(axes, inputs, strict=True)]
         if self.normalize:
             inputs = [
-                _of_unit_length(x, axis) for x, axis in zip(inputs, axes, strict=True)
+                _l2_normalize(x, axis) for x, axis in zip(inputs, axes, strict=True)
             ]
         a, b, output = _labels(*(len(x.shape) for x in inputs), *axes)
         result = contract(a, b, output, *inputs)
@@ -52,7 +52,7 @@ def _labels(a_rank: int, b_rank: int, a_axis: int, b_axis: int) -> tuple[str, st
     return "".join(a), "".join(b), "".join([batch, *free])
 
 
-def _of_unit_length(x: Any, axis: int) -> Any:
+def _l2_normalize(x: Any, axis: int) -> Any:
     from keras_mp.ops import row_normalization
 
     return row_normalization.normalize_rows(

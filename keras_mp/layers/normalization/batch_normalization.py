@@ -44,7 +44,7 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
             return super().call(inputs, training=training, mask=mask)
         from keras_mp.ops import batch_normalization
 
-        mask = _mask_for(inputs, mask)
+        mask = _expand_mask(inputs, mask)
         axis = self.axis % len(inputs.shape)
         channels = self.moving_mean.shape
         gamma = ops.ones(channels) if self.gamma is None else self.gamma.value
@@ -70,23 +70,31 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
         finite = ops.logical_and(ops.isfinite(mean), ops.isfinite(variance))
         if renorm:
             deviation = ops.sqrt(variance + self.epsilon)
-            _follow(self.renorm_mean, mean, self.renorm_momentum, finite)
-            _follow(self.renorm_stddev, deviation, self.renorm_momentum, finite)
-            _follow(self.moving_stddev, deviation, self.momentum, finite)
+            _update_moving_average(self.renorm_mean, mean, self.renorm_momentum, finite)
+            _update_moving_average(
+                self.renorm_stddev, deviation, self.renorm_momentum, finite
+            )
+            _update_moving_average(self.moving_stddev, deviation, self.momentum, finite)
             square = ops.square(self.moving_stddev.value)
-            _follow(self.moving_variance, ops.relu(square - self.epsilon), 0.0, finite)
+            _update_moving_average(
+                self.moving_variance, ops.relu(square - self.epsilon), 0.0, finite
+            )
         else:
-            _follow(self.moving_variance, variance, self.momentum, finite)
-        _follow(self.moving_mean, mean, self.momentum, finite)
+            _update_moving_average(
+                self.moving_variance, variance, self.momentum, finite
+            )
+        _update_moving_average(self.moving_mean, mean, self.momentum, finite)
         return outputs
 
 
-def _follow(average: Any, batch: Any, momentum: float, finite: Any) -> None:
+def _update_moving_average(
+    average: Any, batch: Any, momentum: float, finite: Any
+) -> None:
     moved = average.value * momentum + batch * (1.0 - momentum)
     average.assign(ops.where(finite, moved, average.value))
 
 
-def _mask_for(inputs: Any, mask: Any) -> Any:
+def _expand_mask(inputs: Any, mask: Any) -> Any:
     """Returns the mask in the shape of the inputs, or None."""
     if mask is None:
         return None

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import FP32Weights, lying_along, uses_ops
+from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -34,7 +34,8 @@ class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
         from keras_mp.ops import row_normalization
 
         gamma, beta = (
-            lying_along(self.axis, inputs, weight) for weight in (self.gamma, self.beta)
+            reshape_for_broadcast(self.axis, inputs, weight)
+            for weight in (self.gamma, self.beta)
         )
         return row_normalization.normalize_rows(
             inputs, self.axis, row_normalization.LAYER, self.epsilon, gamma, beta

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.precision import FP32Weights, lying_along, uses_ops
+from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_ops
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -32,7 +32,7 @@ class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
             return super().call(x)
         from keras_mp.ops import row_normalization
 
-        scale = lying_along(self.axis, x, self.scale)
+        scale = reshape_for_broadcast(self.axis, x, self.scale)
         return row_normalization.normalize_rows(
             x, self.axis, row_normalization.ROOT_MEAN_SQUARE, self.epsilon, scale
         )

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import FP32Weights, stored
+from keras_mp.layers.precision import FP32Weights, read_without_autocast
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -34,7 +34,7 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if training:
-            vector, kernel = stored(self.normalized_weights)
+            vector, kernel = read_without_autocast(self.normalized_weights)
             self.vector_u.assign(vector)
             self.kernel.assign(kernel)
         outputs = self.layer(inputs)

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.pooling.pooling import inner_axes
+from keras_mp.layers.pooling.base_pooling import spatial_axes
 from keras_mp.layers.precision import uses_ops
 
 
@@ -16,7 +16,7 @@ class FP32AdaptivePooling:
             return super().call(inputs)  # type: ignore[misc]
         from keras_mp.ops.adaptive_pooling import adaptive_average_pool
 
-        axes = inner_axes(self, inputs)
+        axes = spatial_axes(self, inputs)
         return adaptive_average_pool(inputs, self.output_size, axes)
 
 

@@ -35,10 +35,10 @@ class FP32GlobalPooling:
             return super().call(inputs)  # type: ignore[misc]
         from keras_mp.ops import mean
 
-        return mean(inputs, inner_axes(self, inputs), self.keepdims)
+        return mean(inputs, spatial_axes(self, inputs), self.keepdims)
 
 
-def inner_axes(layer: Any, inputs: Any) -> list[int]:
+def spatial_axes(layer: Any, inputs: Any) -> list[int]:
     """Returns the axes that are neither of the batch nor of the channels."""
     first = 1 if layer.data_format == "channels_last" else 2
     return list(range(first, first + len(inputs.shape) - 2))

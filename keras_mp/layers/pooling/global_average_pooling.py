@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.pooling.base_pooling import FP32GlobalPooling, inner_axes
+from keras_mp.layers.pooling.base_pooling import FP32GlobalPooling, spatial_axes
 from keras_mp.layers.precision import uses_ops
 
 
@@ -31,7 +31,7 @@ class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
             return super().call(inputs, mask=mask)
         from keras_mp.ops import mean, sum
 
-        axes = inner_axes(self, inputs)
+        axes = spatial_axes(self, inputs)
         if mask is None:
             return mean(inputs, axes, self.keepdims)
         mask = ops.cast(mask, "bool")

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import gemm, stored
+from keras_mp.layers.precision import gemm, read_without_autocast
 
 
 class RecurrentKernel:
@@ -28,17 +28,17 @@ class RecurrentKernel:
         # The state of a stateful layer is a variable, which is assigned to before the
         # gradient is computed.
         h = ops.cast(h, self._rounded.dtype)
-        return _product(h, self._rounded, self._master)
+        return _recurrent_product(h, self._rounded, self._master)
 
 
 @ops.custom_gradient
-def _product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
+def _recurrent_product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
     def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, Any]:
-        slope = ops.cast(args[0] if upstream is None else upstream, h.dtype)
+        grad = ops.cast(args[0] if upstream is None else upstream, h.dtype)
         return (
-            gemm(slope, rounded, transpose_b=True),
+            gemm(grad, rounded, transpose_b=True),
             None,
-            gemm(h, slope, transpose_a=True, output_dtype="float32"),
+            gemm(h, grad, transpose_a=True, output_dtype="float32"),
         )
 
     return gemm(h, rounded, output_dtype="float32"), gradient
@@ -54,7 +54,7 @@ def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
         bias: `[gates * units]`, or None.
         training: bool.
     """
-    kernel = stored(cell.kernel)
+    kernel = read_without_autocast(cell.kernel)
     if not (training and 0.0 < cell.dropout < 1.0):
         return gemm(x, kernel, bias=bias, output_dtype="float32")
     is_sequence = len(x.shape) == 3
@@ -84,7 +84,7 @@ def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
     return None
 
 
-def runs_cell_of(layer: Any, *classes: Any) -> bool:
+def has_cell_of_type(layer: Any, *classes: Any) -> bool:
     """Tells whether the cell of a layer is of one of these classes, and no subclass.
 
     A subclass may compute something else, which our loop over time would pass over.
@@ -92,13 +92,13 @@ def runs_cell_of(layer: Any, *classes: Any) -> bool:
     return type(layer.cell) in classes
 
 
-def runs_cell_of_keras(layer: Any) -> bool:
+def has_cell_of_keras(layer: Any) -> bool:
     """Tells whether the cell of a layer is of a class of Keras, or one of ours."""
     package = type(layer.cell).__module__.partition(".")[0]
     return package in ("keras", "keras_mp")
 
 
-def keeps_cudnn(layer: Any, reset_after: bool = True) -> bool:
+def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:
     """Tells whether Keras would run this layer in cuDNN, or refuse to run it."""
     import tensorflow as tf
 

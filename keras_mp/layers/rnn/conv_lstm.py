@@ -6,10 +6,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.convolutional.convolution import as_half
-from keras_mp.layers.precision import recomputed, stored, uses_ops
+from keras_mp.layers.convolutional.base_conv import round_straight_through
+from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 from keras_mp.layers.rnn.lstm_cell import LSTMStep
-from keras_mp.layers.rnn.recurrence import loop, runs_cell_of_keras
+from keras_mp.layers.rnn.base_rnn import has_cell_of_keras, loop
 
 
 class RecurrentConvolution:
@@ -23,7 +23,7 @@ class RecurrentConvolution:
 
     def __init__(self, cell: Any, kernel: Any, dtype: str) -> None:
         self._cell = cell
-        self._kernel = as_half(kernel, dtype)
+        self._kernel = round_straight_through(kernel, dtype)
 
     def product(self, h: Any) -> Any:
         """Returns the convolution in FP32; `h` is a state of 16 bits."""
@@ -48,7 +48,7 @@ class FP32ConvLSTM:
         mask: Any,
         training: bool = False,
     ) -> Any:
-        if not runs_cell_of_keras(self) or not uses_ops(self.cell, sequences):
+        if not has_cell_of_keras(self) or not uses_ops(self.cell, sequences):
             return super().inner_loop(  # type: ignore[misc]
                 sequences, initial_state, mask, training=training
             )
@@ -71,7 +71,7 @@ def _channel_axis(cell: Any) -> int:
 
 def _project(cell: Any, x: Any, training: bool) -> Any:
     """Returns what the inputs of all time steps add to the four gates, in FP32."""
-    inputs, kernels = [x], [stored(cell.kernel)]
+    inputs, kernels = [x], [read_without_autocast(cell.kernel)]
     if training and 0.0 < cell.dropout < 1.0:
         inputs = [x * ops.expand_dims(y, 1) for y in cell.get_dropout_mask(x[:, 0])]
         kernels = ops.split(kernels[0], 4, axis=-1)
@@ -80,7 +80,7 @@ def _project(cell: Any, x: Any, training: bool) -> Any:
     projected = ops.concatenate(parts, axis=axis)
     if not cell.use_bias:
         return projected
-    bias = ops.cast(stored(cell.bias), "float32")
+    bias = ops.cast(read_without_autocast(cell.bias), "float32")
     return projected + ops.reshape(bias, (-1, *[1] * (-1 - axis)))
 
 
@@ -89,11 +89,11 @@ def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
 
     def compute(x: Any, kernel: Any) -> Any:
         steps = ops.reshape(ops.cast(x, "float32"), (-1, *x.shape[2:]))
-        kernel = as_half(kernel, cell.compute_dtype)
+        kernel = round_straight_through(kernel, cell.compute_dtype)
         outputs = cell.input_conv(steps, kernel, padding=cell.padding)
         return ops.reshape(outputs, (*ops.shape(x)[:2], *outputs.shape[1:]))
 
-    return recomputed(compute, x, kernel)
+    return remat(compute, x, kernel)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

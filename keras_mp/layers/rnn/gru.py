@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.rnn.base_rnn import keeps_cudnn, loop, runs_cell_of
+from keras_mp.layers.rnn.base_rnn import has_cell_of_type, keras_runs_cudnn, loop
 from keras_mp.layers.rnn.gru_cell import GRUCell, GRUStep, project_gru
 
 
@@ -33,11 +33,11 @@ class GRU(keras.layers.GRU):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        is_standard = runs_cell_of(self, keras.layers.GRUCell, GRUCell)
+        is_standard = has_cell_of_type(self, keras.layers.GRUCell, GRUCell)
         if (
             not is_standard
             or not uses_ops(self.cell, sequences)
-            or keeps_cudnn(self, self.reset_after)
+            or keras_runs_cudnn(self, self.reset_after)
         ):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = GRUStep(self.cell, initial_state[0], training)

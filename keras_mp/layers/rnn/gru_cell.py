@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import activations, ops
 
-from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 
 # Activations that take each number for itself, whatever the shape.
@@ -31,7 +31,7 @@ class GRUStep:
         self.state_size = cell.state_size
         self._cell = cell
         self._masks = recurrent_masks(cell, h, training)
-        kernel = stored(cell.recurrent_kernel)
+        kernel = read_without_autocast(cell.recurrent_kernel)
         if self._masks is not None:
             kernels = ops.split(kernel, 3, axis=1)
         elif cell.reset_after:
@@ -41,7 +41,7 @@ class GRUStep:
         self._kernels = [RecurrentKernel(part, cell.compute_dtype) for part in kernels]
         self._bias = None
         if cell.reset_after and cell.use_bias:
-            self._bias = ops.cast(stored(cell.bias)[1], "float32")
+            self._bias = ops.cast(read_without_autocast(cell.bias)[1], "float32")
 
     def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
         """Returns the output and the states `[h]`, rounded once.
@@ -54,12 +54,12 @@ class GRUStep:
         activation = self._cell.activation
         x_gates, x_candidate = ops.split(projected, [2 * self._cell.units], axis=-1)
         if self._cell.reset_after:
-            h_gates, h_candidate = self._after(h)
+            h_gates, h_candidate = self._recurrent_terms(h)
             z, r = self._gates(x_gates + h_gates)
             candidate = activation(x_candidate + r * h_candidate)
         else:
-            z, r = self._gates(x_gates + self._before(h))
-            candidate = activation(x_candidate + self._reset(r, h))
+            z, r = self._gates(x_gates + self._recurrent_gates(h))
+            candidate = activation(x_candidate + self._recurrent_candidate(r, h))
         mixed = z * ops.cast(h, "float32") + (1.0 - z) * candidate
         h = ops.cast(mixed, self._cell.compute_dtype)
         return h, [h]
@@ -77,7 +77,7 @@ class GRUStep:
             return list(ops.split(activation(x), 2, axis=-1))
         return [activation(part) for part in ops.split(x, 2, axis=-1)]
 
-    def _after(self, h: Any) -> list[Any]:
+    def _recurrent_terms(self, h: Any) -> list[Any]:
         """Returns what the state adds to the two gates, and to the candidate."""
         if self._masks is None:
             recurrent = self._kernels[0].product(h)
@@ -89,14 +89,14 @@ class GRUStep:
             recurrent = recurrent + self._bias
         return list(ops.split(recurrent, [2 * self._cell.units], axis=-1))
 
-    def _before(self, h: Any) -> Any:
+    def _recurrent_gates(self, h: Any) -> Any:
         """Returns what the state adds to the two gates, with `reset_after=False`."""
         if self._masks is None:
             return self._kernels[0].product(h)
         pairs = zip(self._kernels[:2], self._masks[:2], strict=True)
         return ops.concatenate([k.product(h * mask) for k, mask in pairs], axis=-1)
 
-    def _reset(self, r: Any, h: Any) -> Any:
+    def _recurrent_candidate(self, r: Any, h: Any) -> Any:
         """Returns what the state that was reset adds to the candidate."""
         masked = h if self._masks is None else h * self._masks[2]
         reset = ops.cast(r * ops.cast(masked, "float32"), h.dtype)
@@ -105,7 +105,7 @@ class GRUStep:
 
 def project_gru(cell: Any, x: Any, training: bool) -> Any:
     """Returns what the inputs add to the two gates and the candidate, in FP32."""
-    bias = stored(cell.bias)
+    bias = read_without_autocast(cell.bias)
     if bias is not None and cell.reset_after:
         bias = bias[0]
     return project(cell, 3, x, bias, training)

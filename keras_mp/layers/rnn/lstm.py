@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.rnn.base_rnn import keeps_cudnn, loop, runs_cell_of
+from keras_mp.layers.rnn.base_rnn import has_cell_of_type, keras_runs_cudnn, loop
 from keras_mp.layers.rnn.lstm_cell import LSTMCell, LSTMStep, project_lstm
 
 
@@ -33,8 +33,12 @@ class LSTM(keras.layers.LSTM):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        is_standard = runs_cell_of(self, keras.layers.LSTMCell, LSTMCell)
-        if not is_standard or not uses_ops(self.cell, sequences) or keeps_cudnn(self):
+        is_standard = has_cell_of_type(self, keras.layers.LSTMCell, LSTMCell)
+        if (
+            not is_standard
+            or not uses_ops(self.cell, sequences)
+            or keras_runs_cudnn(self)
+        ):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = LSTMStep(self.cell, initial_state[0], training)
         projected = project_lstm(self.cell, sequences, training)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 
 
@@ -16,8 +16,8 @@ class LSTMStep:
         cell: `keras.layers.LSTMCell`.
         h: a state, for the shape of the dropout masks.
         training: bool.
-        recurrent: what makes of a recurrent kernel and a dtype its products with `h`.
-        axis: that of the gates.
+        recurrent: class of the recurrent kernel, which multiplies it by `h`.
+        axis: axis of the gates.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LSTMStep:
         self.state_size = cell.state_size
         self._cell = cell
         self._masks = recurrent_masks(cell, h, training)
-        kernel = stored(cell.recurrent_kernel)
+        kernel = read_without_autocast(cell.recurrent_kernel)
         kernels = [kernel] if self._masks is None else ops.split(kernel, 4, axis=-1)
         self._kernels = [recurrent(part, cell.compute_dtype) for part in kernels]
         self._axis = axis
@@ -63,7 +63,7 @@ class LSTMStep:
 
 def project_lstm(cell: Any, x: Any, training: bool) -> Any:
     """Returns what the inputs add to the four gates, in FP32."""
-    return project(cell, 4, x, stored(cell.bias), training)
+    return project(cell, 4, x, read_without_autocast(cell.bias), training)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

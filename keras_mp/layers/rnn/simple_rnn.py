@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.precision import uses_ops
-from keras_mp.layers.rnn.base_rnn import loop, runs_cell_of
+from keras_mp.layers.rnn.base_rnn import has_cell_of_type, loop
 from keras_mp.layers.rnn.simple_rnn_cell import (
     SimpleRNNCell,
     SimpleRNNStep,
@@ -37,7 +37,7 @@ class SimpleRNN(keras.layers.SimpleRNN):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        is_standard = runs_cell_of(self, keras.layers.SimpleRNNCell, SimpleRNNCell)
+        is_standard = has_cell_of_type(self, keras.layers.SimpleRNNCell, SimpleRNNCell)
         if not is_standard or not uses_ops(self.cell, sequences):
             return super().inner_loop(sequences, initial_state, mask, training=training)
         step = SimpleRNNStep(self.cell, initial_state[0], training)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import stored, uses_ops
+from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project
 
 
@@ -24,7 +24,7 @@ class SimpleRNNStep:
         self._mask = None
         if training and 0.0 < cell.recurrent_dropout < 1.0:
             self._mask = cell.get_recurrent_dropout_mask(h)
-        kernel = stored(cell.recurrent_kernel)
+        kernel = read_without_autocast(cell.recurrent_kernel)
         self._kernel = RecurrentKernel(kernel, cell.compute_dtype)
 
     def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
@@ -48,7 +48,7 @@ class SimpleRNNStep:
 
 def project_simple(cell: Any, x: Any, training: bool) -> Any:
     """Returns what the inputs add to the state, in FP32."""
-    return project(cell, 1, x, stored(cell.bias), training)
+    return project(cell, 1, x, read_without_autocast(cell.bias), training)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

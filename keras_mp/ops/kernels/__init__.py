@@ -1,1 +1,1 @@
-"""The native library: how it is loaded, and when its kernels run."""
+"""The native library: its loader, its kernels, and when they are used."""

@@ -1,62 +1,41 @@
-"""Which of two computations runs: a kernel, or the formula in TensorFlow."""
+"""Dispatch: whether a native kernel or a formula in TensorFlow computes a result."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops.gradients import vjp
 from keras_mp.ops.kernels import native
 
 
-def choose(
+def dispatch(
     formula: Callable[..., Any], kernel: Callable[..., Any] | None, *arguments: Any
 ) -> Any:
-    """Computes with a kernel, or with the formula where there is none.
+    """Calls the kernel, or the formula if there is no kernel.
 
-    A kernel is an op that XLA compiles to the formula, and whose gradient is
-    registered. Tapes see the formula as one operation, too: what it computes on the way
-    is not held, and where two tapes ask for its gradient it is computed again.
+    A kernel is a TensorFlow op: XLA compiles it to the same formula, and its gradient
+    is registered. A tape records the formula as one operation, too, so that no
+    intermediate result is kept; a second tape differentiates the formula anew.
 
     Args:
-        formula: of the arguments.
-        kernel: the same; or None.
+        formula: function of the arguments, made of TensorFlow operations.
+        kernel: function of the same arguments, or None.
         *arguments: tensors.
     """
     if kernel is not None:
         return kernel(*arguments)
 
     @tf.custom_gradient
-    def computed(*arguments: tf.Tensor) -> tuple[Any, Any]:
+    def compute(*arguments: tf.Tensor) -> tuple[Any, Any]:
         def gradient(*upstream: tf.Tensor) -> Any:
-            return slopes_of(formula, arguments, upstream)
+            return vjp(formula, arguments, upstream)
 
         constants = [tf.stop_gradient(x) for x in arguments]
         return formula(*constants), gradient
 
-    return computed(*arguments)
-
-
-def slopes_of(
-    formula: Callable[..., Any],
-    arguments: Sequence[tf.Tensor],
-    upstream: Sequence[tf.Tensor],
-) -> list[tf.Tensor | None]:
-    """Returns the gradients of the arguments, by the operations of the formula.
-
-    Args:
-        formula: of the arguments, with one result or a tuple.
-        arguments: tensors.
-        upstream: the gradient of each result.
-    """
-    with tf.GradientTape() as tape:
-        tape.watch(arguments)
-        results = formula(*arguments)
-    several = isinstance(results, tuple)
-    slopes = tape.gradient(
-        results, list(arguments), tuple(upstream) if several else upstream[0]
-    )
-    return list(slopes)
+    return compute(*arguments)
 
 
 def devices(kind: str) -> list[Any]:
@@ -70,29 +49,32 @@ def has_accelerator() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Tells whether oneDNN multiplies bfloat16 on this CPU, and sums it in FP32.
+    """Tells whether oneDNN multiplies bfloat16 on this CPU with FP32 accumulation.
 
-    TensorFlow's other kernels of a CPU sum in bfloat16.
+    Where oneDNN does not, TensorFlow's kernels for CPUs accumulate in bfloat16.
     """
     is_off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() in ("0", "false")
-    is_held = {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
+    is_limited = {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
     return (
         not is_off
-        and not is_held
+        and not is_limited
         and native.library() is not None
         and native.cpu_instructions() == "avx512_bf16"
     )
 
 
-def has_kernels() -> bool:
-    """Tells whether the native kernels are there, and made for this machine: a CPU."""
+def has_cpu_kernels() -> bool:
+    """Tells whether the kernels that exist for CPUs only are to be used.
+
+    They are where the native library is loaded and TensorFlow sees no accelerator.
+    """
     return native.library() is not None and not has_accelerator()
 
 
-def has_product() -> bool:
-    """Tells whether the native product is there for every device of this machine.
+def has_gemm_kernel() -> bool:
+    """Tells whether the native matrix product runs on every device of this machine.
 
-    Where it is not, TensorFlow would place it on the CPU, whatever that costs.
+    Without a kernel for the GPU, TensorFlow would copy the matrices to the CPU.
     """
     if native.library() is None or devices("TPU"):
         return False

@@ -1,4 +1,4 @@
-"""The native library: found and loaded once, when an op is first called."""
+"""The native library: loaded once, at the first call of an op."""
 
 import ctypes
 import functools
@@ -20,7 +20,7 @@ HOW_TO_BUILD = (
 
 
 class NativeLibraryError(ImportError):
-    """The native library cannot be used, for the reason in its message."""
+    """The native library cannot be used; the message says why."""
 
 
 def mode() -> str:
@@ -39,9 +39,9 @@ def load(path: Path = LIBRARY) -> Any:
     """Returns the ops of the library at `path`.
 
     Raises:
-        NativeLibraryError: if it is missing, was built for another TensorFlow, or
-            cannot be loaded.
-        ValueError: if `KERAS_MP_CPU_ISA` names no instruction set of this CPU.
+        NativeLibraryError: the library is missing, was built for another TensorFlow,
+            or cannot be loaded.
+        ValueError: `KERAS_MP_CPU_ISA` names no instruction set of this CPU.
     """
     built_for = build_facts(path)["tensorflow"]
     if built_for != tf.__version__:
@@ -68,10 +68,10 @@ def load(path: Path = LIBRARY) -> Any:
 
 
 def build_facts(path: Path = LIBRARY) -> dict[str, str]:
-    """Returns what the library was built for, without loading it.
+    """Reads what the library was built for from the file, without loading it.
 
     Raises:
-        NativeLibraryError: if it is missing or does not say.
+        NativeLibraryError: the file is missing or has no such information.
     """
     if not path.is_file():
         raise NativeLibraryError(
@@ -92,13 +92,13 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
 
 
 def cuda_problem() -> str:
-    """Returns why the loaded library's CUDA kernels cannot run; empty if they can."""
+    """Returns why the CUDA kernels of the library cannot run; empty if they can."""
     return _ask("KerasMpCudaProblem")
 
 
 @functools.cache
 def has_cuda() -> bool:
-    """Tells whether the ops have kernels for the GPU; warns if they have none."""
+    """Tells whether the ops can run on the GPU; warns if they cannot."""
     problem = cuda_problem()
     if problem:
         warnings.warn(
@@ -113,21 +113,22 @@ def has_cuda() -> bool:
 
 
 def cpu_instructions() -> str:
-    """Returns the instruction set that the library uses: the fastest of this CPU.
+    """Returns the instruction set in use: the fastest of this CPU by default.
 
-    `KERAS_MP_CPU_ISA` names another one; the library reads it once.
+    `KERAS_MP_CPU_ISA` selects another one; the library reads it once.
     """
     return _ask("KerasMpCpuInstructions")
 
 
 def supported_cpu_instructions() -> list[str]:
-    """Returns the instruction sets that `KERAS_MP_CPU_ISA` may name on this CPU."""
+    """Returns the instruction sets that `KERAS_MP_CPU_ISA` can select on this CPU."""
     return _ask("KerasMpSupportedCpuInstructions").split()
 
 
 def _ask(function: str) -> str:
-    """Returns the text that a function of the library gives."""
-    # First, or TensorFlow does not take the ops of a library that is there already.
+    """Calls a C function of the library that returns a string."""
+    # TensorFlow must load the library before ctypes does: it registers no ops of a
+    # library that is already loaded.
     tf.load_library(str(LIBRARY))
     ask = getattr(ctypes.CDLL(str(LIBRARY)), function)
     ask.restype = ctypes.c_char_p
@@ -136,7 +137,7 @@ def _ask(function: str) -> str:
 
 @functools.cache
 def library() -> Any:
-    """Returns the ops, or None where the reference is to be used, as `mode` says."""
+    """Returns the ops, or None if the reference is to be used; `mode` decides."""
     if mode() == "reference":
         return None
     try:

@@ -1,4 +1,4 @@
-"""A tensor as the matrix whose rows the native kernels take."""
+"""Tensors as the matrices that the native kernels take, one reduction a row."""
 
 import math
 from typing import Any
@@ -6,38 +6,44 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.dtypes import is_half
-from keras_mp.ops.kernels.dispatch import has_kernels
+from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 
 
-def have_kernel(x: tf.Tensor, axes: list[int]) -> bool:
-    """Tells whether a kernel computes along these axes of a tensor, its last ones."""
+def has_row_kernel(x: tf.Tensor, axes: list[int]) -> bool:
+    """Tells whether a kernel can compute along these axes: the last ones of `x`."""
     last = x.shape.rank - 1
-    return have_sum(x, axes) and axes[-1] == last
+    return has_sum_kernel(x, axes) and axes[-1] == last
 
 
-def have_sum(x: tf.Tensor, axes: list[int]) -> bool:
-    """Tells whether a kernel sums over these axes.
+def has_sum_kernel(x: tf.Tensor, axes: list[int]) -> bool:
+    """Tells whether a kernel can sum over these axes.
 
-    It does on a CPU, for 16-bit tensors, and axes that follow one another.
+    It can on a CPU, if the tensor has 16 bits and the axes are consecutive.
     """
     if not is_half(x.dtype.name) or not axes:
         return False
     if axes != list(range(axes[0], axes[-1] + 1)):
         return False
-    return has_kernels()
+    return has_cpu_kernels()
 
 
 def as_rows(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """Returns `[rows, size]`, a row for what lies along the last axes, these."""
+    """Returns `x` as `[rows, size]`; a row holds the elements along the last axes.
+
+    Args:
+        x: tensor.
+        axes: its last axes, all that a row spans.
+    """
     sizes = sizes_of(x)
     split = len(sizes) - len(axes)
     return tf.reshape(x, [math.prod(sizes[:split]), math.prod(sizes[split:])])
 
 
 def sizes_of(x: tf.Tensor, dtype: tf.DType = tf.int64) -> list[Any]:
-    """Returns the size of each dimension: an int, or a tensor where it is not known.
+    """Returns the size of each dimension: an int, or a tensor if it is dynamic.
 
-    In int64, of which the product of several may be, too.
+    The dtype of the tensors is int64 by default: the product of several sizes may
+    exceed int32.
     """
     if x.shape.is_fully_defined():
         return list(x.shape)

@@ -55,7 +55,7 @@ def values_of(gradient: Any) -> tf.Tensor:
 def check_gradients(
     gradients: Sequence[Any], scale: Any, compute_sum_of_squares: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tells which of `gradients / scale` are not finite.
+    """Tells which of `gradients / scale` have elements that are not finite.
 
     Args:
         gradients: list of tensors or `tf.IndexedSlices`.
@@ -76,14 +76,15 @@ def check_gradients(
 def unscale_gradients(
     gradients: Sequence[Any], scale: Any
 ) -> tuple[list[Any], tf.Tensor]:
-    """Divides gradients by the scale in FP32, and tells which are not finite.
+    """Divides gradients by the scale in FP32 and tells which are not finite.
 
     Args:
         gradients: as for `check_gradients`.
         scale: as for `check_gradients`.
 
     Returns:
-        List like `gradients`, float32; bool tensor, `[len(gradients)]`.
+        List like `gradients`, float32; bool tensor, `[len(gradients)]`, True where not
+        finite.
     """
     unscaled, nonfinite = native.library().keras_mp_unscale_gradients(
         scale=scale,
@@ -119,7 +120,7 @@ def sync_masters_from_weights(
 def cast_masters(
     masters: Sequence[Any], weights: Sequence[Any], uniforms: Sequence[tf.Tensor]
 ) -> None:
-    """Rounds masters into their weights.
+    """Assigns the rounded masters to their weights.
 
     Args:
         masters: list of float32 variables.
