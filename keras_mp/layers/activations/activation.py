@@ -1,4 +1,4 @@
-"""Activation, a softmax in FP32."""
+"""Activation: softmax and log-softmax in FP32."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from keras_mp.layers.precision import activate, uses_ops
 class Activation(keras.layers.Activation):
     """`keras.layers.Activation`, whose softmax and log-softmax are computed in FP32.
 
-    They are rounded once, as in `keras_mp.layers.Softmax`. Any other activation is that
-    of Keras: it has no sum.
+    They are rounded once, as in `keras_mp.layers.Softmax`. The other activations do not
+    sum and are those of Keras.
 
     Args: those of `keras.layers.Activation`.
 

@@ -1,4 +1,4 @@
-"""Softmax, in FP32 between 16-bit inputs and outputs."""
+"""Softmax: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from keras_mp.layers.precision import uses_ops
 class Softmax(keras.layers.Softmax):
     """`keras.layers.Softmax`, computed in FP32 and rounded once.
 
-    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. The inputs are held for the
-    backward pass in their 16 bits. What is masked is 0, whatever stands there, and so
-    is a row that is masked as a whole, in the gradient too.
+    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. The 16-bit inputs are kept for the
+    backward pass. Masked elements are 0 in result and gradient, whatever their input,
+    also in a row that is masked entirely.
 
     Args: those of `keras.layers.Softmax`.
 

@@ -1,11 +1,11 @@
-"""AdditiveAttention, its scores in FP32."""
+"""AdditiveAttention: scores and softmax in FP32."""
 
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp.layers.attention.attention import apply_scores
+from keras_mp.layers.attention.base_attention import apply_scores
 from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 
 
@@ -23,9 +23,9 @@ def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
 class AdditiveAttention(keras.layers.AdditiveAttention):
     """`keras.layers.AdditiveAttention`, whose scores and softmax are FP32.
 
-    `sum(scale * tanh(query + key))` of 16-bit queries and keys is computed in FP32 and
-    stays there through mask and softmax; the weights are rounded, and their product
-    with the values accumulates in FP32.
+    The scores `sum(scale * tanh(query + key))` of 16-bit queries and keys are computed
+    in FP32 and not rounded before mask and softmax. The weights are rounded, and their
+    product with the values accumulates in FP32.
 
     Args: those of `keras.layers.AdditiveAttention`.
 

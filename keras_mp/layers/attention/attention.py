@@ -1,34 +1,12 @@
-"""Attention, its scores in FP32."""
+"""Attention: scores and softmax in FP32."""
 
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.base_attention import apply_scores
 from keras_mp.layers.precision import gemm, read_without_autocast, remat, uses_ops
-
-
-def apply_scores(
-    layer: Any, scores: Any, value: Any, mask: Any, training: bool
-) -> tuple[Any, Any]:
-    """Returns the weighted values, and the weights, in the dtype of `value`.
-
-    Args:
-        layer: `keras.layers.Attention`, for its dropout.
-        scores: `[batch, queries, values]` in FP32.
-        value: `[batch, values, size]` of 16 bits.
-        mask: bool, `[batch, values]`, `[batch, 1 or queries, values]`, or None.
-        training: bool.
-    """
-    if mask is not None and len(mask.shape) == 2:
-        mask = ops.expand_dims(mask, axis=-2)
-    weights = masked_softmax(scores, mask, dtype=layer.compute_dtype)
-    if training and layer.dropout > 0:
-        weights = keras.random.dropout(
-            weights, layer.dropout, seed=layer.seed_generator
-        )
-    return gemm(weights, value), weights
 
 
 def _dot_scores(query: Any, key: Any, *scales: Any) -> Any:
@@ -53,9 +31,9 @@ def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
 class Attention(keras.layers.Attention):
     """`keras.layers.Attention`, whose scores and softmax are FP32.
 
-    The scores of 16-bit queries and keys accumulate in FP32 and stay there through
-    scale, mask and softmax: a product of 65,504 and more, which is inf in FP16 and NaN
-    after the softmax, is a number. The weights are rounded, and their product with the
+    The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
+    scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
+    softmax NaN, stays finite. The weights are rounded, and their product with the
     values accumulates in FP32.
 
     Args: those of `keras.layers.Attention`.

@@ -1,4 +1,4 @@
-"""GroupQueryAttention, its scores in FP32."""
+"""GroupQueryAttention: projections, scores and softmax in FP32."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.precision import uses_ops
 
 
-# Keras exports its own under another name; layers and weights are named after this one.
+# The class is called GroupedQueryAttention in Keras, too, and exported under the other
+# name; default names of layers and weights derive from the name of the class.
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
     """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
 
-    As in `keras_mp.layers.MultiHeadAttention`: a score of 65,504 and more is a number,
-    and the projections are those of `keras_mp.layers.EinsumDense`.
+    As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, and
+    the projections are layers of the class `keras_mp.layers.EinsumDense`.
 
     Args: those of `keras.layers.GroupQueryAttention`.
 
@@ -61,7 +62,8 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
         weights = masked_softmax(scores, mask, dtype=self.compute_dtype)
         returns_scores = keras_internals.returns_attention_scores(self)
         if mask is not None and (self.dropout > 0.0 or returns_scores):
-            # Here, not elsewhere, Keras has a query without keys attend to nothing.
+            # On this path, unlike that without dropout and returned scores, Keras lets
+            # a query whose keys are all masked attend to nothing.
             weights = ops.where(mask, weights, 0.0)
         dropped = weights
         if self.dropout > 0.0:

@@ -1,4 +1,4 @@
-"""MultiHeadAttention, its scores in FP32."""
+"""MultiHeadAttention: projections, scores and softmax in FP32."""
 
 from typing import Any
 
@@ -16,9 +16,10 @@ from keras_mp.layers.precision import uses_ops
 class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
 
-    The scores of 16-bit queries and keys accumulate in FP32 and stay there through
-    scale, mask and softmax, so that one of 65,504 and more is a number; Keras has inf,
-    and NaN after it. The projections are those of `keras_mp.layers.EinsumDense`.
+    The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
+    scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
+    softmax NaN, stays finite. The projections are layers of the class
+    `keras_mp.layers.EinsumDense`.
 
     Args: those of `keras.layers.MultiHeadAttention`.
 
@@ -52,7 +53,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
                 attention_mask,
                 training,
                 return_attention_scores,
-                # Keras 3.12 does not know it.
+                # Keras 3.12 does not have this argument, nor does it pass it.
                 **({"use_causal_mask": True} if use_causal_mask else {}),
             )
         rank = len(query.shape)
@@ -73,7 +74,8 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
         if mask is not None and (
             self.dropout > 0.0 or return_attention_scores or rank != 4
         ):
-            # Here, not elsewhere, Keras has a query without keys attend to nothing.
+            # On this path, unlike that without dropout and returned scores, Keras lets
+            # a query whose keys are all masked attend to nothing.
             weights = ops.where(mask, weights, 0.0)
         dropped = weights
         if self.dropout > 0.0:
@@ -82,7 +84,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
         return contract(*equation, dropped, value), weights
 
     def _mask_for(self, scores: Any, mask: Any) -> Any:
-        """Returns the mask with a dimension for the heads, or None."""
+        """Returns the mask as bool with a dimension for the heads, or None."""
         if mask is None:
             return None
         heads = -2 * len(self.attention_axes) - 1

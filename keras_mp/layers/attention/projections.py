@@ -1,4 +1,4 @@
-"""What the multi-head attentions share: projections of ours, made in `build`."""
+"""Mixin that replaces the projections of Keras's attention layers."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import keras
 
 from keras_mp.layers.core.einsum_dense import EinsumDense
 
-# Objects of the user's among them, which need not be serializable.
+# Attributes to copy. They are copied as objects, not by `get_config`, since an
+# initializer of the user need not be serializable.
 _COPIED = (
     "equation",
     "activation",
@@ -23,17 +24,18 @@ _COPIED = (
 
 
 def _to_fp32_einsum_dense(projection: Any) -> EinsumDense:
-    """Returns an `EinsumDense` of ours for one of Keras's that is not yet built."""
+    """Returns a `keras_mp` copy of an `EinsumDense` of Keras that is not built."""
     copied = {name: getattr(projection, name) for name in _COPIED}
     shape, dtype = projection.partial_output_shape, projection.dtype_policy
     return EinsumDense(output_shape=shape, dtype=dtype, **copied)
 
 
 class FP32Projections:
-    """Mixed into a Keras attention: its projections are `keras_mp.layers.EinsumDense`.
+    """Mixin for a Keras attention: projections are `keras_mp.layers.EinsumDense`.
 
-    Keras makes them in `build`, and builds each after it has set it: where it is set,
-    its class is chosen, whatever the release of Keras.
+    In `build`, Keras assigns each projection to an attribute before it builds it. The
+    assignment is where the projection is replaced: it depends on no name or method
+    that is private to Keras.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

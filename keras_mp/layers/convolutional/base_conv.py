@@ -1,4 +1,4 @@
-"""What the convolutions share: FP32 sums between 16-bit inputs and outputs."""
+"""Mixins for the convolutions: 16 bits in and out, FP32 arithmetic on CPUs."""
 
 from typing import Any
 
@@ -18,24 +18,27 @@ from keras_mp.layers.precision import (
 
 
 class BaseFP32Conv:
-    """Mixed into a Keras convolution: computes a 16-bit one in FP32 on a CPU.
+    """Mixin for a Keras convolution: computes 16-bit convolutions in FP32 on CPUs.
 
-    TensorFlow's own takes about ten times as long there as the one in FP32. The choice
-    is made when the layer is called or traced, for the machine: where TensorFlow sees
-    a GPU or TPU, Keras's own convolution runs, which accumulates in FP32 there. It is
-    the same with XLA and without.
+    On a CPU, TensorFlow's FP16 convolution takes about ten times as long as the one in
+    FP32. If TensorFlow sees a GPU or TPU, Keras's own convolution runs, which
+    accumulates in FP32 there. The choice depends on the machine alone, not on XLA, and
+    is made when the layer is called or traced.
 
-    Inputs and weights are 16-bit numbers, converted; products, bias and activation are
-    FP32, and the result is rounded once. The gradients of FP32 weights are FP32. The
-    inputs are held for the backward pass in their 16 bits, and converted once more.
+    Inputs and weights are rounded to 16 bits and converted to FP32. Products, bias and
+    activation are FP32, and the result is rounded once. The gradients of FP32 weights
+    are FP32. The 16-bit inputs are kept for the backward pass and converted again.
 
-    On a CPU that multiplies bfloat16 itself, TensorFlow's own convolution takes them as
-    they are and sums in FP32, in half the time: there the result of the convolution is
-    rounded before the bias, and the gradient of a kernel once, to bfloat16.
+    On a CPU with bfloat16 instructions, TensorFlow's bfloat16 convolution accumulates
+    in FP32 and takes half the time, so that it is used there. Then the result of the
+    convolution is rounded before the bias is added, and the gradient of a kernel is
+    rounded to bfloat16 once.
+
+    A subclass has the method `convolve(inputs, *kernels)`, which returns the
+    convolution without bias and activation, in the dtype of both.
     """
 
-    # Each subclass has `convolve(inputs, *kernels)`, which returns the convolution
-    # alone, in the dtype of both. The weights that it takes, in order:
+    # Attributes with the weights that `convolve` takes, in order.
     kernel_names: tuple[str, ...] = ("kernel",)
 
     def call(self: Any, inputs: Any) -> Any:
@@ -67,10 +70,10 @@ class BaseFP32Conv:
 
 
 class FP32Conv(BaseFP32Conv):
-    """Mixed into a convolution of Keras that is neither transposed nor depthwise.
+    """Mixin for Conv1D to Conv3D.
 
-    One that looks at a single position is a product of matrices, for which there is an
-    op that takes 16-bit numbers.
+    A convolution with kernel size 1 and stride 1 is computed as a matrix product by
+    `fp16_gemm`.
     """
 
     def call(self: Any, inputs: Any) -> Any:
@@ -105,7 +108,7 @@ class FP32Conv(BaseFP32Conv):
 
 
 class FP32ConvTranspose(BaseFP32Conv):
-    """Mixed into a transposed convolution of Keras."""
+    """Mixin for a transposed convolution of Keras."""
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         return ops.conv_transpose(
@@ -120,7 +123,7 @@ class FP32ConvTranspose(BaseFP32Conv):
 
 
 class FP32DepthwiseConv(BaseFP32Conv):
-    """Mixed into a depthwise convolution of Keras."""
+    """Mixin for a depthwise convolution of Keras."""
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         return ops.depthwise_conv(
@@ -134,7 +137,7 @@ class FP32DepthwiseConv(BaseFP32Conv):
 
 
 class FP32SeparableConv(BaseFP32Conv):
-    """Mixed into a separable convolution of Keras."""
+    """Mixin for a separable convolution of Keras."""
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
 
@@ -150,10 +153,11 @@ class FP32SeparableConv(BaseFP32Conv):
 
 
 def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
-    """Returns a convolution in groups of channels, by TensorFlow's own kernels.
+    """Returns a grouped convolution, computed by TensorFlow's own kernels.
 
-    Keras compiles it with XLA: on a CPU that takes 30 times as long as a depthwise
-    convolution, and what the gradient does not need of it is computed all the same.
+    Keras compiles grouped convolutions with XLA. On a CPU that takes 30 times as long
+    as a depthwise convolution, and the gradient function computes the forward pass
+    again, needed or not.
     """
     if data_format == "channels_first":
         inputs = ops.moveaxis(inputs, 1, -1)
@@ -175,7 +179,7 @@ def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) ->
 
 
 def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
-    """Tells whether TensorFlow has a depthwise convolution of this kind."""
+    """Tells whether TensorFlow's depthwise convolution supports these options."""
     is_plain = len(set(strides)) == 1 and 1 in (max(strides), max(dilation_rate))
     return kernel.shape[-2] == 1 and len(kernel.shape) < 5 and is_plain
 
@@ -203,9 +207,10 @@ def _multiplies_bfloat16(layer: Any) -> bool:
 
 
 def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
-    """Adds a bias to the channels; its gradient is summed in FP32.
+    """Adds a bias to the channels; its gradient accumulates in FP32.
 
-    oneDNN does so within the convolution, before it rounds.
+    With `tf.nn.bias_add`, oneDNN fuses the addition into the convolution, before the
+    rounding.
     """
     import tensorflow as tf
 
@@ -218,8 +223,8 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
     @tf.custom_gradient
     def added(outputs: Any, bias: Any) -> tuple[Any, Any]:
         def gradient(upstream: Any) -> tuple[Any, Any]:
-            of_bias = sum_in_fp32(upstream, others, output_dtype="float32")
-            return upstream, tf.cast(of_bias, bias.dtype)
+            grad_bias = sum_in_fp32(upstream, others, output_dtype="float32")
+            return upstream, tf.cast(grad_bias, bias.dtype)
 
         layout = "N...C" if is_last else "NC..."
         return tf.nn.bias_add(outputs, tf.cast(bias, outputs.dtype), layout), gradient
@@ -228,7 +233,10 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
 
 
 def round_straight_through(kernel: Any, dtype: str) -> Any:
-    """Rounds a kernel to a 16-bit format, and not its gradient; both are FP32 here."""
+    """Rounds a kernel to a 16-bit dtype, but not its gradient (straight-through).
+
+    Kernel, result and gradient are FP32 tensors.
+    """
 
     @ops.custom_gradient
     def rounded(kernel: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Transposed convolutions, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""Transposed convolutions: 16 bits in and out, FP32 arithmetic on CPUs."""
 
 import keras
 
@@ -7,11 +7,11 @@ from keras_mp.layers.convolutional.base_conv import FP32ConvTranspose
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Conv1DTranspose(FP32ConvTranspose, keras.layers.Conv1DTranspose):
-    """`keras.layers.Conv1DTranspose`, computed in FP32 where the host is slow in FP16.
+    """`keras.layers.Conv1DTranspose`, computed in FP32 on CPUs.
 
-    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
-    the result is rounded once, with bias and activation. On a GPU the convolution is
-    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+    If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
+    result is rounded once, after bias and activation; the gradients of FP32 weights are
+    FP32. On a GPU the layer computes as that of Keras.
 
     Args: those of `keras.layers.Conv1DTranspose`.
 
@@ -28,11 +28,11 @@ class Conv1DTranspose(FP32ConvTranspose, keras.layers.Conv1DTranspose):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Conv2DTranspose(FP32ConvTranspose, keras.layers.Conv2DTranspose):
-    """`keras.layers.Conv2DTranspose`, computed in FP32 where the host is slow in FP16.
+    """`keras.layers.Conv2DTranspose`, computed in FP32 on CPUs.
 
-    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
-    the result is rounded once, with bias and activation. On a GPU the convolution is
-    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+    If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
+    result is rounded once, after bias and activation; the gradients of FP32 weights are
+    FP32. On a GPU the layer computes as that of Keras.
 
     Args: those of `keras.layers.Conv2DTranspose`.
 
@@ -49,11 +49,11 @@ class Conv2DTranspose(FP32ConvTranspose, keras.layers.Conv2DTranspose):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Conv3DTranspose(FP32ConvTranspose, keras.layers.Conv3DTranspose):
-    """`keras.layers.Conv3DTranspose`, computed in FP32 where the host is slow in FP16.
+    """`keras.layers.Conv3DTranspose`, computed in FP32 on CPUs.
 
-    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
-    the result is rounded once, with bias and activation. On a GPU the convolution is
-    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+    If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
+    result is rounded once, after bias and activation; the gradients of FP32 weights are
+    FP32. On a GPU the layer computes as that of Keras.
 
     Args: those of `keras.layers.Conv3DTranspose`.
 

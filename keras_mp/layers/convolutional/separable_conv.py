@@ -1,4 +1,4 @@
-"""Separable convolutions, in FP32 between 16-bit inputs and outputs on a CPU."""
+"""Separable convolutions: 16 bits in and out, FP32 arithmetic on CPUs."""
 
 import keras
 
@@ -7,11 +7,11 @@ from keras_mp.layers.convolutional.base_conv import FP32SeparableConv
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
-    """`keras.layers.SeparableConv1D`, computed in FP32 where the host is slow in FP16.
+    """`keras.layers.SeparableConv1D`, computed in FP32 on CPUs.
 
-    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
-    the result is rounded once, with bias and activation. On a GPU the convolution is
-    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+    If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
+    result is rounded once, after bias and activation; the gradients of FP32 weights are
+    FP32. On a GPU the layer computes as that of Keras.
 
     Args: those of `keras.layers.SeparableConv1D`.
 
@@ -28,11 +28,11 @@ class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SeparableConv2D(FP32SeparableConv, keras.layers.SeparableConv2D):
-    """`keras.layers.SeparableConv2D`, computed in FP32 where the host is slow in FP16.
+    """`keras.layers.SeparableConv2D`, computed in FP32 on CPUs.
 
-    Where TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and
-    the result is rounded once, with bias and activation. On a GPU the convolution is
-    that of Keras. The gradients of FP32 weights are FP32 on a CPU.
+    If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
+    result is rounded once, after bias and activation; the gradients of FP32 weights are
+    FP32. On a GPU the layer computes as that of Keras.
 
     Args: those of `keras.layers.SeparableConv2D`.
 

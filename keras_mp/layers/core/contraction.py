@@ -1,4 +1,4 @@
-"""A two-operand einsum as one matrix product that accumulates in FP32."""
+"""Tensor contraction: a two-operand einsum as one `fp16_gemm`."""
 
 import functools
 import operator
@@ -12,11 +12,12 @@ from keras_mp.layers.precision import gemm
 
 
 def parse(equation: str, rank: int) -> tuple[str, str, str]:
-    """Splits `"...x,xy->...y"` into its three terms, an ellipsis spelled out.
+    """Splits an einsum equation into three terms, with letters for an ellipsis.
 
     Args:
-        equation: of two operands, with an output; the second has no ellipsis.
-        rank: of the first operand.
+        equation: such as `"...x,xy->...y"`: two operands, of which the second has no
+            ellipsis, and an output.
+        rank: the rank of the first operand.
     """
     inputs, _, output = equation.replace(" ", "").partition("->")
     a, _, b = inputs.partition(",")
@@ -28,8 +29,8 @@ def parse(equation: str, rank: int) -> tuple[str, str, str]:
 def is_matmul(a: str, b: str, output: str) -> bool:
     """Tells whether an einsum is a matrix product, up to transposes and reshapes.
 
-    It is not where a label is repeated in a term (a diagonal), or stands in one
-    operand alone (a sum over it).
+    It is not if a label is repeated in a term (a diagonal) or appears in only one of
+    the three terms (a sum over one operand, or a broadcast).
     """
     terms = (a, b, output)
     repeated = any(len(set(term)) < len(term) for term in terms)
@@ -51,14 +52,15 @@ def contract(
     """Returns `einsum("a_labels,b_labels->output", a, b)`, by `fp16_gemm`.
 
     Args:
-        a_labels: a letter for each dimension of `a`.
-        b_labels: of `b`.
-        output: of the result.
+        a_labels: the term of `a`, a letter for each dimension.
+        b_labels: the term of `b`.
+        output: the term of the result.
         a: float16 or bfloat16 tensor.
         b: tensor of the dtype of `a`, or float32.
-        bias: of as many values as the dimensions that the result has of `b` alone;
-            default None.
-        **options: of `fp16_gemm`: `activation`, `output_dtype`, `alpha`.
+        bias: tensor with a value for each element along the dimensions that only `b`
+            and the result have; default None.
+        **options: the arguments `activation`, `output_dtype` and `alpha` of
+            `fp16_gemm`.
 
     Raises:
         ValueError: a label has two sizes.
@@ -68,7 +70,8 @@ def contract(
         and a.dtype == b.dtype
         and _leads_with_b(b_labels, a_labels, output)
     ):
-        # As in Keras's attention: this saves the transpose of the result.
+        # Swapping the operands saves a transpose of the result, as for the scores of
+        # Keras's attention.
         a_labels, b_labels, a, b = b_labels, a_labels, b, a
     batch = [label for label in output if label in a_labels and label in b_labels]
     free_a = [label for label in output if label not in b_labels]
@@ -77,7 +80,7 @@ def contract(
     a_sizes = dict(zip(a_labels, ops.shape(a), strict=True))
     b_sizes = dict(zip(b_labels, ops.shape(b), strict=True))
     for label in inner:
-        # A reshape would take 6 x 4 for 4 x 6.
+        # Otherwise the reshape to matrices could mix up dimensions of 6 x 4 and 4 x 6.
         a = _ensure_size(a, a_labels.index(label), b_sizes[label], (a, b))
 
     a, transpose_a = _as_matrix(a, a_labels, batch, free_a, inner, a_sizes)
@@ -91,14 +94,14 @@ def contract(
         **options,
     )
     found = [*batch, *free_a, *free_b]
-    # A batch of one matrix goes with one of many, as in `fp16_gemm`.
+    # A batch dimension of size 1 is broadcast, as in `fp16_gemm`.
     sizes = a_sizes | b_sizes | dict(zip(batch, ops.shape(result), strict=False))
     result = ops.reshape(result, [sizes[label] for label in found])
     return _transpose_to(result, found, output)
 
 
 def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any:
-    """Returns `x`, checked to have this size; at run time, if need be."""
+    """Checks the size of an axis; at run time if it is dynamic. Returns `x`."""
     import tensorflow as tf
 
     if not isinstance(size, int) or x.shape[axis] == size:
@@ -115,6 +118,7 @@ def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any
 
 
 def _leads_with_b(b_labels: str, a_labels: str, output: str) -> bool:
+    """Tells whether the first dimension of the result that one operand has is b's."""
     free = [label for label in output if (label in a_labels) != (label in b_labels)]
     return bool(free) and free[0] in b_labels
 
@@ -127,9 +131,10 @@ def _as_matrix(
     inner: list[str],
     sizes: dict[str, Any],
 ) -> tuple[Any, bool]:
-    """Returns `x` as `[*batch, free, inner]` or `[*batch, inner, free]`, and which.
+    """Returns `x` as `[*batch, free, inner]` or `[*batch, inner, free]`.
 
-    The second is chosen where the data lie that way, and told by True.
+    The second layout is used if it needs no transpose. The second result tells whether
+    it is.
     """
     others = [label for label in labels if label not in batch]
     inner_first = others == inner + free and bool(inner) and bool(free)

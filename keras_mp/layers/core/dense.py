@@ -1,4 +1,4 @@
-"""Dense, its product accumulated in FP32."""
+"""Dense: a 16-bit product with FP32 accumulation."""
 
 from typing import Any
 
@@ -18,10 +18,11 @@ class Dense(keras.layers.Dense):
     """`keras.layers.Dense`, whose 16-bit product accumulates in FP32.
 
     `round(activation(inputs @ kernel + bias))`: everything inside `round` is FP32 for
-    the activations relu, tanh, sigmoid and exact gelu; another one is applied after the
-    rounding. The gradients of an FP32 kernel and bias are FP32, not rounded to FP16 on
-    the way. With a float32 policy, quantized, or on sparse inputs it computes as the
-    Keras layer; with LoRA the adapted kernel is made in the dtype it is stored in.
+    the activations relu, tanh, sigmoid and exact gelu; any other activation is applied
+    after the rounding. The gradients of an FP32 kernel and bias are FP32 and never
+    rounded to FP16. With a float32 policy, when quantized, and for sparse inputs the
+    layer computes as that of Keras. With LoRA the adapted kernel is computed in the
+    dtype in which the kernel is stored.
 
     Args: those of `keras.layers.Dense`.
 
@@ -49,6 +50,6 @@ class Dense(keras.layers.Dense):
     def quantize(
         self, mode: Any = None, type_check: bool = True, **options: Any
     ) -> None:
-        # Keras quantizes its own class only, and what it then computes is its own.
+        # Keras's type check refuses subclasses. A quantized layer computes as Keras's.
         is_subclass = type_check and type(self) is not Dense
         super().quantize(mode, type_check=is_subclass, **options)

@@ -1,4 +1,4 @@
-"""EinsumDense, its product accumulated in FP32."""
+"""EinsumDense: a 16-bit product with FP32 accumulation."""
 
 from typing import Any
 
@@ -19,9 +19,10 @@ from keras_mp.layers.precision import (
 class EinsumDense(keras.layers.EinsumDense):
     """`keras.layers.EinsumDense`, whose 16-bit product accumulates in FP32.
 
-    `round(activation(einsum(equation, inputs, kernel) + bias))`, with what is said of
-    `keras_mp.layers.Dense`. An equation that is no matrix product (one that takes a
-    diagonal, or sums an operand alone) is computed as in Keras.
+    `round(activation(einsum(equation, inputs, kernel) + bias))`; activations, gradients
+    and exceptions are as in `keras_mp.layers.Dense`. An equation that is not a matrix
+    product (it takes a diagonal, or sums over one operand alone) is computed as in
+    Keras.
 
     Args: those of `keras.layers.EinsumDense`.
 
@@ -58,6 +59,6 @@ class EinsumDense(keras.layers.EinsumDense):
     def quantize(
         self, mode: Any = None, type_check: bool = True, **options: Any
     ) -> None:
-        # Keras quantizes its own class only, and what it then computes is its own.
+        # Keras's type check refuses subclasses. A quantized layer computes as Keras's.
         is_subclass = type_check and type(self) is not EinsumDense
         super().quantize(mode, type_check=is_subclass, **options)

@@ -1,4 +1,4 @@
-"""ReversibleEmbedding, its product with the embeddings accumulated in FP32."""
+"""ReversibleEmbedding: a 16-bit reverse product with FP32 accumulation."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from keras_mp.layers.precision import gemm, read_without_autocast, uses_ops
 class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
     """`keras.layers.ReversibleEmbedding`, whose reverse product accumulates in FP32.
 
-    `round(cap * tanh(inputs @ embeddings.T / cap))`, or without `logit_soft_cap` the
-    rounded product: everything inside of `round` is FP32, and so is the gradient of
-    FP32 embeddings. With another `reverse_dtype` than the compute dtype the product is
-    that of Keras, and so is what is looked up.
+    `round(cap * tanh(inputs @ embeddings.T / cap))`, or the rounded product if there is
+    no `logit_soft_cap`. Everything inside `round` is FP32, and so is the gradient of
+    FP32 embeddings. The lookup is that of Keras, and so is the product if
+    `reverse_dtype` differs from the compute dtype.
 
     Args: those of `keras.layers.ReversibleEmbedding`.
 

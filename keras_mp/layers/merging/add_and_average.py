@@ -1,4 +1,4 @@
-"""Add and Average, in FP32 between 16-bit inputs and outputs."""
+"""Add and Average: 16 bits in and out, FP32 accumulation."""
 
 import functools
 import operator
@@ -11,15 +11,15 @@ from keras_mp.layers.precision import uses_ops
 
 
 def sum_in_fp32(inputs: Any) -> Any:
-    """Returns the sum of tensors, FP32 from the first addition on."""
+    """Returns the sum of tensors in FP32; each is cast before it is added."""
     return functools.reduce(operator.add, [ops.cast(x, "float32") for x in inputs])
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Add(keras.layers.Add):
-    """`keras.layers.Add`, which adds three and more in FP32 and rounds once.
+    """`keras.layers.Add`, which adds three or more inputs in FP32 and rounds once.
 
-    The sum of two 16-bit numbers is that of Keras: it has one rounding.
+    Two inputs are added as in Keras, where their sum is rounded once, too.
 
     Args: those of `keras.layers.Add`.
 

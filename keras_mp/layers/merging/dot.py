@@ -1,4 +1,4 @@
-"""Dot, its product accumulated in FP32."""
+"""Dot: a 16-bit product with FP32 accumulation."""
 
 from string import ascii_letters
 from typing import Any
@@ -14,8 +14,8 @@ from keras_mp.layers.precision import uses_ops
 class Dot(keras.layers.Dot):
     """`keras.layers.Dot`, whose 16-bit product accumulates in FP32.
 
-    With `normalize=True` the lengths are computed in FP32, and what is divided by them
-    is rounded before the product.
+    With `normalize=True`, the inputs are L2-normalized in FP32 and rounded before the
+    product.
 
     Args: those of `keras.layers.Dot`.
 
@@ -43,7 +43,7 @@ class Dot(keras.layers.Dot):
 
 
 def _labels(a_rank: int, b_rank: int, a_axis: int, b_axis: int) -> tuple[str, str, str]:
-    """Returns the terms of the einsum that sums over an axis of each operand."""
+    """Returns the einsum terms of a, b and result, summed over one axis of each."""
     batch, inner, *others = list(ascii_letters)
     a = [batch, *others[: a_rank - 1]]
     b = [batch, *others[a_rank - 1 : a_rank + b_rank - 2]]

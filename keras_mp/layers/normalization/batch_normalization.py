@@ -1,4 +1,4 @@
-"""BatchNormalization, in FP32 between 16-bit inputs and outputs."""
+"""BatchNormalization: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ from keras_mp.layers.precision import FP32Weights, uses_ops
 class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, with FP32 statistics and weights.
 
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`: 16 bits are read and
-    written, everything inside of `round` is FP32, and so are gamma, beta and the moving
-    statistics, under the policy `float16` too. On a CPU one native kernel does it,
-    unless there is a mask or `synchronized=True`. The inputs are held for the backward
-    pass in their 16 bits. The mean errs by at most `N * 2**-24 * mean(|x|)`, N being
-    the numbers in a channel.
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`: inputs and outputs
+    have 16 bits, everything inside `round` is FP32, and so are gamma, beta and the
+    moving statistics, under the policy `float16` too. On a CPU one native kernel
+    computes it, unless there is a mask or `synchronized=True`. The 16-bit inputs are
+    kept for the backward pass. The mean errs by at most `N * 2**-24 * mean(|x|)`, where
+    N is the number of elements of a channel.
 
-    A batch whose mean or variance is not finite (an overflow before this layer, or a
-    replica without examples) leaves the moving statistics of that channel as they are.
-    With both a mask and `synchronized=True` the unmasked elements of all replicas
-    count.
+    If the mean or variance of a channel is not finite (after an overflow in an earlier
+    layer, or on a replica without examples), the moving statistics of that channel do
+    not change. With both a mask and `synchronized=True`, the statistics are those of
+    the unmasked elements of all replicas.
 
     Args: those of `keras.layers.BatchNormalization`.
 
@@ -60,7 +60,8 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
                 inputs, axis, mask, self.synchronized
             )
             r, d = keras_internals.renorm_correction(self, *batch)
-            # Without rows they are NaN, and the gradient of gamma is to stay 0.
+            # For a batch without examples they are NaN; the gradient of gamma shall
+            # be 0.
             known = ops.isfinite(r + d)
             r, d = ops.where(known, r, 1.0), ops.where(known, d, 0.0)
             gamma, beta = gamma * r, gamma * d + beta
@@ -90,12 +91,13 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
 def _update_moving_average(
     average: Any, batch: Any, momentum: float, finite: Any
 ) -> None:
+    """Updates a moving average where the statistics of the batch are finite."""
     moved = average.value * momentum + batch * (1.0 - momentum)
     average.assign(ops.where(finite, moved, average.value))
 
 
 def _expand_mask(inputs: Any, mask: Any) -> Any:
-    """Returns the mask in the shape of the inputs, or None."""
+    """Returns the mask as bool, broadcast to the shape of the inputs, or None."""
     if mask is None:
         return None
     if len(mask.shape) != len(inputs.shape) - 1:

@@ -1,4 +1,4 @@
-"""GroupNormalization, in FP32 between 16-bit inputs and outputs."""
+"""GroupNormalization: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from keras_mp.layers.precision import FP32Weights, uses_ops
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
-    """`keras.layers.GroupNormalization`, with FP32 weights and FP32 gradients of them.
+    """`keras.layers.GroupNormalization`, with FP32 weights and FP32 gradients.
 
     `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)` with the mean and the
-    variance of each example and group of channels, everything inside of `round` in
-    FP32. The inputs are held for the backward pass in their 16 bits. Gamma and beta are
-    FP32 under the policy `float16` too.
+    variance of each example and group of channels; everything inside `round` is FP32.
+    The 16-bit inputs are kept for the backward pass. Gamma and beta are FP32 under the
+    policy `float16` too.
 
     Args: those of `keras.layers.GroupNormalization`.
 

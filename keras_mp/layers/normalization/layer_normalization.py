@@ -1,4 +1,4 @@
-"""LayerNormalization, in FP32 between 16-bit inputs and outputs."""
+"""LayerNormalization: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_o
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization`, with FP32 weights and FP32 gradients of them.
+    """`keras.layers.LayerNormalization`, with FP32 weights and FP32 gradients.
 
-    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`, everything inside of
-    `round` in FP32, in two passes. The inputs are held for the backward pass in their
-    16 bits. Gamma and beta are FP32 under the policy `float16` too.
+    `round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)`; everything inside
+    `round` is FP32, the variance in a second pass. The 16-bit inputs are kept for the
+    backward pass. Gamma and beta are FP32 under the policy `float16` too.
 
     Args: those of `keras.layers.LayerNormalization`.
 

@@ -1,4 +1,4 @@
-"""RMSNormalization, in FP32 between 16-bit inputs and outputs."""
+"""RMSNormalization: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_o
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
-    """`keras.layers.RMSNormalization`, with an FP32 scale and an FP32 gradient of it.
+    """`keras.layers.RMSNormalization`, with an FP32 scale and an FP32 gradient.
 
-    `round(scale * x / sqrt(mean(x**2) + epsilon))`, everything inside of `round` in
-    FP32. The inputs are held for the backward pass in their 16 bits. The scale is FP32
-    under the policy `float16` too, and is not rounded under `mixed_float16`. It lies
-    along the axes that are normalized, where the Keras layer takes the last ones.
+    `round(scale * x / sqrt(mean(x**2) + epsilon))`; everything inside `round` is FP32.
+    The 16-bit inputs are kept for the backward pass. The scale is FP32 under the policy
+    `float16` too, and is not rounded under `mixed_float16`. It is broadcast along the
+    normalized axes; the Keras layer broadcasts it along the last axes, whatever `axis`.
 
     Args: those of `keras.layers.RMSNormalization`.
 

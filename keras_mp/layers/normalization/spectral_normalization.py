@@ -1,4 +1,4 @@
-"""SpectralNormalization, its power iteration in FP32."""
+"""SpectralNormalization: power iteration in FP32."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from keras_mp.layers.precision import FP32Weights, read_without_autocast
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
-    """`keras.layers.SpectralNormalization`, computed in FP32 on the stored weight.
+    """`keras.layers.SpectralNormalization`, computed in FP32 from the stored kernel.
 
-    `kernel / sigma`, where sigma, the largest singular value, comes from a power
-    iteration in FP32 whose vector is FP32 under every policy. An FP32 kernel is not
-    rounded on the way: under `mixed_float16` the Keras layer writes it back in FP16 at
-    each step. A kernel that is stored in 16 bits, as under `float16`, is rounded once
-    when it is written. The results for integers, those of an `Embedding`, are not cast
-    to integers, as they are by the Keras layer.
+    `kernel / sigma`, where sigma, the largest singular value, is computed by a power
+    iteration in FP32, whose vector is FP32 under every policy. An FP32 kernel is never
+    rounded; under `mixed_float16` the Keras layer rounds it to FP16 at each step. A
+    kernel stored in 16 bits, as under `float16`, is rounded once, when it is assigned.
+    If the inputs are integers, as for an `Embedding`, the outputs are not cast to
+    integers, as the Keras layer does.
 
     Args: those of `keras.layers.SpectralNormalization`.
 

@@ -1,4 +1,4 @@
-"""UnitNormalization, in FP32 between 16-bit inputs and outputs."""
+"""UnitNormalization: 16 bits in and out, FP32 arithmetic."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from keras_mp.layers.precision import uses_ops
 class UnitNormalization(keras.layers.UnitNormalization):
     """`keras.layers.UnitNormalization`, whose squares are summed in FP32.
 
-    `round(x / sqrt(sum(x**2)))`, everything inside of `round` in FP32. The inputs are
-    held for the backward pass in their 16 bits. A vector of zeros stays one, and its
-    gradient, which does not exist, is 0; that of the Keras layer is inf in FP16.
+    `round(x / sqrt(sum(x**2)))`; everything inside `round` is FP32. The 16-bit inputs
+    are kept for the backward pass. A vector of zeros stays one; its gradient, which is
+    not defined, is 0, where that of the Keras layer is inf in FP16.
 
     Args: those of `keras.layers.UnitNormalization`.
 

@@ -1,4 +1,4 @@
-"""Average pooling, in FP32 between 16-bit inputs and outputs."""
+"""Average pooling in 1D, 2D and 3D: 16 bits in and out, FP32 accumulation."""
 
 import keras
 
@@ -9,7 +9,7 @@ from keras_mp.layers.pooling.base_pooling import FP32AveragePooling
 class AveragePooling1D(FP32AveragePooling, keras.layers.AveragePooling1D):
     """`keras.layers.AveragePooling1D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.AveragePooling1D`.
 
@@ -28,7 +28,7 @@ class AveragePooling1D(FP32AveragePooling, keras.layers.AveragePooling1D):
 class AveragePooling2D(FP32AveragePooling, keras.layers.AveragePooling2D):
     """`keras.layers.AveragePooling2D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.AveragePooling2D`.
 
@@ -47,7 +47,7 @@ class AveragePooling2D(FP32AveragePooling, keras.layers.AveragePooling2D):
 class AveragePooling3D(FP32AveragePooling, keras.layers.AveragePooling3D):
     """`keras.layers.AveragePooling3D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.AveragePooling3D`.
 

@@ -1,4 +1,4 @@
-"""What the pooling layers share: averages in FP32 of 16-bit inputs."""
+"""Mixins for the average pooling layers: 16 bits in and out, FP32 accumulation."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from keras_mp.layers.precision import uses_ops
 
 
 class FP32AveragePooling:
-    """Mixed into a Keras average pooling: sums a window in FP32 and rounds once."""
+    """Mixin for a Keras average pooling: sums each window in FP32 and rounds once."""
 
     def call(self: Any, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
@@ -20,7 +20,7 @@ class FP32AveragePooling:
 
         if self.data_format == "channels_last":
             return pool(inputs)
-        # TensorFlow pools channels-last inputs only.
+        # The op and TensorFlow's kernels for CPUs pool channels-last inputs only.
         last = len(inputs.shape) - 1
         inside = list(range(2, last + 1))
         outputs = pool(ops.transpose(inputs, [0, *inside, 1]))
@@ -28,7 +28,7 @@ class FP32AveragePooling:
 
 
 class FP32GlobalPooling:
-    """Mixed into a Keras global average pooling: sums in FP32 and rounds once."""
+    """Mixin for a Keras global average pooling: sums in FP32 and rounds once."""
 
     def call(self: Any, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
@@ -39,6 +39,6 @@ class FP32GlobalPooling:
 
 
 def spatial_axes(layer: Any, inputs: Any) -> list[int]:
-    """Returns the axes that are neither of the batch nor of the channels."""
+    """Returns the spatial axes: all but those of the batch and of the channels."""
     first = 1 if layer.data_format == "channels_last" else 2
     return list(range(first, first + len(inputs.shape) - 2))

@@ -1,4 +1,4 @@
-"""Global average pooling, in FP32 between 16-bit inputs and outputs."""
+"""Global average pooling in 1D, 2D and 3D: 16 bits in and out, FP32 accumulation."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from keras_mp.layers.precision import uses_ops
 class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
     """`keras.layers.GlobalAveragePooling1D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.GlobalAveragePooling1D`.
 
@@ -47,7 +47,7 @@ class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
 class GlobalAveragePooling2D(FP32GlobalPooling, keras.layers.GlobalAveragePooling2D):
     """`keras.layers.GlobalAveragePooling2D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.GlobalAveragePooling2D`.
 
@@ -65,7 +65,7 @@ class GlobalAveragePooling2D(FP32GlobalPooling, keras.layers.GlobalAveragePoolin
 class GlobalAveragePooling3D(FP32GlobalPooling, keras.layers.GlobalAveragePooling3D):
     """`keras.layers.GlobalAveragePooling3D`, which averages in FP32 and rounds once.
 
-    Nothing is held for the backward pass.
+    Nothing is kept for the backward pass.
 
     Args: those of `keras.layers.GlobalAveragePooling3D`.
 

@@ -1,4 +1,4 @@
-"""What the recurrent layers share: FP32 products around Keras's loop over time."""
+"""Shared by the recurrent layers: FP32 products and the loop over time."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from keras_mp.layers.precision import gemm, read_without_autocast
 class RecurrentKernel:
     """A recurrent kernel, rounded once for all time steps.
 
-    A loop adds up the gradient of what it reads in the dtype of that. So the gradient
-    goes to an FP32 copy, while the products take the rounded one.
+    A loop accumulates the gradient of a tensor in the dtype of that tensor. Therefore
+    the products use the rounded kernel, and their gradient goes to an FP32 copy.
 
     Args:
-        kernel: tensor `[units, columns]` in the dtype it is stored in.
+        kernel: tensor `[units, columns]` in its storage dtype.
         dtype: `"float16"` or `"bfloat16"`.
     """
 
@@ -24,9 +24,9 @@ class RecurrentKernel:
         self._rounded = ops.cast(kernel, dtype)
 
     def product(self, h: Any) -> Any:
-        """Returns `h @ kernel` in FP32; `h` is `[batch, units]` of 16 bits."""
-        # The state of a stateful layer is a variable, which is assigned to before the
-        # gradient is computed.
+        """Returns `h @ kernel` in FP32, where `h` is `[batch, units]` in 16 bits."""
+        # The state of a stateful layer is a variable. The cast reads it now, before it
+        # is assigned to; the gradient needs the value of this step.
         h = ops.cast(h, self._rounded.dtype)
         return _recurrent_product(h, self._rounded, self._master)
 
@@ -45,11 +45,11 @@ def _recurrent_product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
 
 
 def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
-    """Returns `x @ kernel + bias` for all gates in FP32, with the cell's dropout.
+    """Returns `x @ kernel + bias` for all gates in FP32, after the cell's dropout.
 
     Args:
-        cell: `keras.layers.LSTMCell` or `GRUCell`.
-        gates: int, how many the cell has.
+        cell: `keras.layers.LSTMCell`, `GRUCell` or `SimpleRNNCell`.
+        gates: int, the number of gates of the cell, 1 without gates.
         x: `[batch, features]`, or a whole sequence `[batch, time, features]`.
         bias: `[gates * units]`, or None.
         training: bool.
@@ -78,16 +78,17 @@ def _map(function: Any, masks: Any) -> Any:
 
 
 def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
-    """Returns the dropout masks of the state, one for each gate, or None."""
+    """Returns the dropout masks of the state, one a gate; None without dropout."""
     if training and 0.0 < cell.recurrent_dropout < 1.0:
         return list(cell.get_recurrent_dropout_mask(h))
     return None
 
 
 def has_cell_of_type(layer: Any, *classes: Any) -> bool:
-    """Tells whether the cell of a layer is of one of these classes, and no subclass.
+    """Tells whether the cell of a layer is of one of these classes, not a subclass.
 
-    A subclass may compute something else, which our loop over time would pass over.
+    The loop over time does not call the cell, so that it would ignore the methods of a
+    subclass.
     """
     return type(layer.cell) in classes
 
@@ -99,7 +100,12 @@ def has_cell_of_keras(layer: Any) -> bool:
 
 
 def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:
-    """Tells whether Keras would run this layer in cuDNN, or refuse to run it."""
+    """Tells whether Keras runs this layer in cuDNN, or raises since it cannot.
+
+    Args:
+        layer: `keras.layers.LSTM` or `keras.layers.GRU`.
+        reset_after: bool, of a GRU.
+    """
     import tensorflow as tf
 
     fits = (
@@ -115,17 +121,18 @@ def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:
 
 
 def loop(layer: Any, step: Any, projected: Any, initial_state: Any, mask: Any) -> Any:
-    """Runs a step over time as `layer` would run its cell.
+    """Runs a step function over time as `layer` would run its cell.
 
     Args:
         layer: `keras.layers.RNN`, for its options.
-        step: an object with `__call__(projected, states)`, `call` and `state_size`.
-        projected: `[batch, time, gates * units]` in FP32, which a cell would cast.
+        step: object with the methods and attributes of a cell. It is not a
+            `keras.Layer`, which would cast the FP32 projections.
+        projected: `[batch, time, gates * units]` in FP32.
         initial_state: list of tensors.
         mask: `[batch, time]`, or None.
 
     Returns:
-        What `keras.layers.RNN.inner_loop` does.
+        The results of `keras.layers.RNN.inner_loop`.
     """
     options = ("return_sequences", "go_backwards", "unroll", "zero_output_for_mask")
     rnn = keras.layers.RNN(

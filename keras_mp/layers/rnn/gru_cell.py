@@ -1,4 +1,4 @@
-"""GRUCell, its products and gates in FP32."""
+"""GRUCell: products and gates in FP32."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from keras import activations, ops
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 
-# Activations that take each number for itself, whatever the shape.
+# Activations that are applied to each element, whatever the shape.
 _ELEMENTWISE = (
     activations.sigmoid,
     activations.hard_sigmoid,
@@ -19,11 +19,11 @@ _ELEMENTWISE = (
 
 
 class GRUStep:
-    """One time step, from the projected inputs on, for as many steps as one likes.
+    """One time step on projected inputs; an object serves all steps of a sequence.
 
     Args:
         cell: `keras.layers.GRUCell`.
-        h: a state, for the shape of the dropout masks.
+        h: the state, for the shape of the dropout masks.
         training: bool.
     """
 
@@ -67,10 +67,10 @@ class GRUStep:
     __call__ = call
 
     def _gates(self, x: Any) -> list[Any]:
-        """Returns z and r.
+        """Returns the update gate z and the reset gate r.
 
-        One call for both where that is the same: of two, XLA would put r into the loop
-        of the candidate, which then takes twice as long.
+        An elementwise activation is called once for both: with two calls, XLA fuses r
+        into the loop that computes the candidate, which then takes twice as long.
         """
         activation = self._cell.recurrent_activation
         if any(activation is known for known in _ELEMENTWISE):
@@ -78,7 +78,7 @@ class GRUStep:
         return [activation(part) for part in ops.split(x, 2, axis=-1)]
 
     def _recurrent_terms(self, h: Any) -> list[Any]:
-        """Returns what the state adds to the two gates, and to the candidate."""
+        """Returns the recurrent terms of the gates and the candidate (reset_after)."""
         if self._masks is None:
             recurrent = self._kernels[0].product(h)
         else:
@@ -90,21 +90,21 @@ class GRUStep:
         return list(ops.split(recurrent, [2 * self._cell.units], axis=-1))
 
     def _recurrent_gates(self, h: Any) -> Any:
-        """Returns what the state adds to the two gates, with `reset_after=False`."""
+        """Returns the recurrent terms of the gates, with `reset_after=False`."""
         if self._masks is None:
             return self._kernels[0].product(h)
         pairs = zip(self._kernels[:2], self._masks[:2], strict=True)
         return ops.concatenate([k.product(h * mask) for k, mask in pairs], axis=-1)
 
     def _recurrent_candidate(self, r: Any, h: Any) -> Any:
-        """Returns what the state that was reset adds to the candidate."""
+        """Returns the recurrent term of the candidate, with `reset_after=False`."""
         masked = h if self._masks is None else h * self._masks[2]
         reset = ops.cast(r * ops.cast(masked, "float32"), h.dtype)
         return self._kernels[-1].product(reset)
 
 
 def project_gru(cell: Any, x: Any, training: bool) -> Any:
-    """Returns what the inputs add to the two gates and the candidate, in FP32."""
+    """Returns the projections of the inputs for gates and candidate, in FP32."""
     bias = read_without_autocast(cell.bias)
     if bias is not None and cell.reset_after:
         bias = bias[0]
@@ -117,7 +117,7 @@ class GRUCell(keras.layers.GRUCell):
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The gradients of FP32 weights are FP32. `keras_mp.layers.GRU` rounds its kernels
-    once for all time steps; this cell, in `keras.layers.RNN`, at each step.
+    once for all time steps; in `keras.layers.RNN` this cell rounds them at each step.
 
     Args: those of `keras.layers.GRUCell`.
 

@@ -1,4 +1,4 @@
-"""LSTM, its products and gates in FP32."""
+"""LSTM: products and gates in FP32."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ class LSTM(keras.layers.LSTM):
     Products, bias and gates are FP32; `h` and `c` are rounded once, when they are
     written. The inputs of all time steps are multiplied in one product before the
     loop, and the recurrent kernel is rounded once, also before it. The gradients of
-    FP32 weights are FP32. On a GPU, what Keras runs in cuDNN stays there.
+    FP32 weights are FP32. On a GPU, Keras runs the layer in cuDNN if
+    it can, and so does this one.
 
     Args: those of `keras.layers.LSTM`.
 

@@ -1,4 +1,4 @@
-"""LSTMCell, its products and gates in FP32."""
+"""LSTMCell: products and gates in FP32."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_mas
 
 
 class LSTMStep:
-    """One time step, from the projected inputs on, for as many steps as one likes.
+    """One time step on projected inputs; an object serves all steps of a sequence.
 
     Args:
         cell: `keras.layers.LSTMCell`.
-        h: a state, for the shape of the dropout masks.
+        h: the state, for the shape of the dropout masks.
         training: bool.
         recurrent: class of the recurrent kernel, which multiplies it by `h`.
         axis: axis of the gates.
@@ -62,7 +62,7 @@ class LSTMStep:
 
 
 def project_lstm(cell: Any, x: Any, training: bool) -> Any:
-    """Returns what the inputs add to the four gates, in FP32."""
+    """Returns the projections of the inputs for the four gates, in FP32."""
     return project(cell, 4, x, read_without_autocast(cell.bias), training)
 
 
@@ -72,7 +72,8 @@ class LSTMCell(keras.layers.LSTMCell):
 
     Products, bias and gates are FP32; the two states are rounded once, when they are
     written. The gradients of FP32 weights are FP32. `keras_mp.layers.LSTM` rounds its
-    kernels once for all time steps; this cell, in `keras.layers.RNN`, at each step.
+    kernels once for all time steps; in `keras.layers.RNN` this cell rounds them at
+    each step.
 
     Args: those of `keras.layers.LSTMCell`.
 

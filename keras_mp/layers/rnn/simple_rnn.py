@@ -1,4 +1,4 @@
-"""SimpleRNN, its products in FP32."""
+"""SimpleRNN: products in FP32."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SimpleRNNCell, its products in FP32."""
+"""SimpleRNNCell: products in FP32."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project
 
 
 class SimpleRNNStep:
-    """One time step, from the projected inputs on, for as many steps as one likes.
+    """One time step on projected inputs; an object serves all steps of a sequence.
 
     Args:
         cell: `keras.layers.SimpleRNNCell`.
-        h: a state, for the shape of the dropout mask.
+        h: the state, for the shape of the dropout mask.
         training: bool.
     """
 
@@ -47,7 +47,7 @@ class SimpleRNNStep:
 
 
 def project_simple(cell: Any, x: Any, training: bool) -> Any:
-    """Returns what the inputs add to the state, in FP32."""
+    """Returns the projection of the inputs, `[..., units]` in FP32."""
     return project(cell, 1, x, read_without_autocast(cell.bias), training)
 
 
