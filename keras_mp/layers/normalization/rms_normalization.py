@@ -13,8 +13,8 @@ class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
 
     `round(scale * x / sqrt(mean(x**2) + epsilon))`; everything inside `round` is FP32.
     The 16-bit inputs are kept for the backward pass. The scale is FP32 under the policy
-    `float16` too, and is not rounded under `mixed_float16`. It is broadcast along the
-    normalized axes; the Keras layer broadcasts it along the last axes, whatever `axis`.
+    `float16` too, and is not rounded under `mixed_float16`. Its dimensions are
+    the normalized axes; in the Keras layer they are the last axes, whatever `axis`.
 
     Args: those of `keras.layers.RMSNormalization`.
 

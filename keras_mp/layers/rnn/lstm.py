@@ -16,8 +16,8 @@ class LSTM(keras.layers.LSTM):
     Products, bias and gates are FP32; `h` and `c` are rounded once, when they are
     written. The inputs of all time steps are multiplied in one product before the
     loop, and the recurrent kernel is rounded once, also before it. The gradients of
-    FP32 weights are FP32. On a GPU, Keras runs the layer in cuDNN if
-    it can, and so does this one.
+    FP32 weights are FP32. On a GPU, the layer runs in cuDNN if that of
+    Keras does.
 
     Args: those of `keras.layers.LSTM`.
 
