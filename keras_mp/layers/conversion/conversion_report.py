@@ -1,4 +1,4 @@
-"""What `convert` has done to a model, and what it has left."""
+"""`conversion_report`: the layers that `convert` converted, and those it left."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from keras_mp.layers.rnn.recurrence import has_cell_of_keras
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The layers of a model by class, and how many there are of each.
+    """The number of layers of a model, by class and state of conversion.
 
     Args:
-        converted: layers of `keras_mp.layers`: how many of each class.
-        nothing_to_convert: layers with no 16-bit product or sum, those that compute in
-            FP32 among them.
-        left: layers and operations that compute 16-bit products or sums as in Keras:
-            how many of each `(class, reason)`.
+        converted: number of layers of each class of `keras_mp.layers`.
+        nothing_to_convert: number of layers of each class without 16-bit products and
+            sums, including layers that compute in FP32.
+        left: number of layers and operations that compute 16-bit products or sums as
+            Keras does, by `(class, reason)`.
 
     Example:
 
@@ -48,7 +48,7 @@ class ConversionReport:
     def __str__(self) -> str:
         left = Counter({f"{name} ({why})": n for (name, why), n in self.left.items()})
         return "\n".join(
-            f"{title}: {_listed(counts)}"
+            f"{title}: {_format_counts(counts)}"
             for title, counts in (
                 ("converted", self.converted),
                 ("nothing to convert", self.nothing_to_convert),
@@ -57,7 +57,7 @@ class ConversionReport:
         )
 
 
-def _listed(counts: Counter[str]) -> str:
+def _format_counts(counts: Counter[str]) -> str:
     return (
         ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
         or "-"
@@ -65,15 +65,16 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def conversion_report(model: keras.Layer) -> ConversionReport:
-    """Tells of a model which layers are converted, and which are left and why.
+    """Reports which layers of a model are converted, which are not, and why.
 
-    A layer counts as left where its compute dtype is FP16 or bfloat16, and it is a
-    Keras layer with a counterpart, a Keras layer that has none and sums, or one whose
-    own `call` refers to a product or a sum. Code is read, not run: where it names
-    float32, it may cast before it sums, and the reason says so.
+    A layer is listed as left if its compute dtype is FP16 or bfloat16 and it is a Keras
+    layer with a counterpart in keras_mp, a Keras layer without one that computes
+    products or sums, or a layer of your own whose `call` refers to a product or a sum.
+    The code of such a layer is analysed, not run. If it mentions float32, it may cast
+    before it sums, and the reason says so.
 
     Args:
-        model: `keras.Model`, or a layer with others inside.
+        model: `keras.Model`, or a layer with sublayers.
 
     Returns:
         `ConversionReport`.
@@ -94,7 +95,7 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
         name = type(layer).__name__
         if is_converted(type(layer)):
             report.converted[name] += 1
-        elif reason := _reason(layer):
+        elif reason := _reason_left(layer):
             report.left[name, reason] += 1
         elif not isinstance(layer, keras.Model | keras.layers.InputLayer):
             report.nothing_to_convert[name] += 1
@@ -105,7 +106,7 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
 
 
 def every_layer(layer: Any) -> list[Any]:
-    """Returns a layer and all that are inside, each once, the outer ones first."""
+    """Returns a layer and all its sublayers, each once, outer layers first."""
     found: dict[int, Any] = {}
     waiting = [layer]
     while waiting:
@@ -113,7 +114,7 @@ def every_layer(layer: Any) -> list[Any]:
         if id(layer) in found:
             continue
         found[id(layer)] = layer
-        if not _runs_its_cell(layer):
+        if not _replaces_its_cell(layer):
             waiting.extend(reversed(keras_internals.direct_sublayers(layer)))
     return list(found.values())
 
@@ -121,13 +122,16 @@ def every_layer(layer: Any) -> list[Any]:
 _WITH_CELLS = tuple(base for base in COUNTERPARTS if issubclass(base, keras.layers.RNN))
 
 
-def _runs_its_cell(layer: Any) -> bool:
-    """Tells whether the cell holds weights alone: our loop computes what it would."""
+def _replaces_its_cell(layer: Any) -> bool:
+    """Tells whether a recurrent layer computes what its cell would, without calling it.
+
+    Then the cell only holds the weights.
+    """
     return isinstance(layer, _WITH_CELLS) and has_cell_of_keras(layer)
 
 
-def _reason(layer: Any) -> str:
-    """Returns why a layer's products or sums are those of Keras; empty without any."""
+def _reason_left(layer: Any) -> str:
+    """Returns why a layer computes products or sums as Keras; empty if it has none."""
     if not is_half(layer.compute_dtype):
         return ""
     cls = type(layer)
@@ -136,22 +140,22 @@ def _reason(layer: Any) -> str:
         if counterpart(cls) is not None:
             return "not converted: call `keras_mp.convert`"
         names = overridden(cls) or ["__init_subclass__"]
-        return f"a {base.__name__} with its own {_quoted(names)}"
+        return f"a {base.__name__} with its own {_quote(names)}"
     if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
         return LEFT.get(cls.__name__, "")
     names, casts = products_and_sums(layer)
     if not names:
         return ""
     rest = ", and casts to float32 somewhere" if casts else ""
-    return f"its own code calls {_quoted(names)}{rest}"
+    return f"its own code calls {_quote(names)}{rest}"
 
 
-def _quoted(names: list[str]) -> str:
+def _quote(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 def _operations(model: Any) -> Iterator[Any]:
-    """Yields what is no layer in the functional models."""
+    """Yields the operations of functional models that are not layers."""
     for layer in every_layer(model):
         for operation in getattr(layer, "operations", []):
             if not isinstance(operation, keras.Layer):

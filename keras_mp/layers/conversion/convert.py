@@ -1,4 +1,4 @@
-"""`convert`: the layers of a model become those of `keras_mp.layers`; `to_keras`."""
+"""`convert` turns the layers of a model into `keras_mp.layers`, `to_keras` back."""
 
 import functools
 import warnings
@@ -22,42 +22,42 @@ from keras_mp.layers.precision import FP32Weights
 
 
 def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
-    """Makes each layer inside a model one of `keras_mp.layers`, in place.
+    """Converts the layers inside a model to those of `keras_mp.layers`, in place.
 
-    A layer of the class `keras.layers.X` becomes a `keras_mp.layers.X`, if there is
-    one, at any depth: in nested models, in Keras's wrappers, in layers and models of
-    your own and of other packages. Only its class changes. What it holds stays: names,
-    dtype policies, weights, seeds, adapted tables, quantization and LoRA, and so does
-    all that refers to it: the functional graph, the compiled losses and metrics, the
-    optimizer with its state. A subclass of `keras.layers.X` is given the arithmetic of
-    `keras_mp.layers.X` below its own methods; it stays as it is if it defines one of
-    those that this would replace, such as `call`, or would no longer call, such as
+    A layer of class `keras.layers.X` becomes a `keras_mp.layers.X`, if that exists, at
+    any depth: in nested models, in Keras's wrappers, and in layers and models of your
+    own and of other packages. Only its class changes. Its state stays: names, dtype
+    policies, weights, seeds, adapted tables, quantization and LoRA. References to it
+    stay valid: the functional graph, compiled losses and metrics, the optimizer and its
+    state. A subclass of `keras.layers.X` gets `keras_mp.layers.X` as an additional base
+    class, below its own methods. It is left as it is if it overrides a method that
+    `keras_mp.layers.X` replaces, such as `call`, or does not call, such as
     `convolution_op`.
 
-    Under the policies `float16` and `bfloat16` the weights of normalizations, of 16
-    bits in Keras, are replaced by FP32 ones with the same values, names and order. So
-    convert the outermost model: another one that holds the same layers, and has been
-    trained, goes on with the old weights until it is compiled again.
+    Under the policies `float16` and `bfloat16`, the 16-bit weights of normalizations
+    are replaced by FP32 weights with the same values, names and order. Therefore
+    convert the outermost model: another model that shares these layers and has been
+    trained uses the old weights until it is compiled again.
 
-    A file saved from the model holds `keras_mp.layers.X` where the model's config has
-    the layer. A layer that makes others in its constructor makes those of Keras again
-    when it is loaded: call `convert` after `load_model`. Functions that you have traced
-    with `tf.function` before go on as they were; those of `fit`, `evaluate` and
+    A file saved from the model contains `keras_mp.layers.X` for each layer in the
+    config of the model. A layer that creates sublayers in its constructor creates those
+    of Keras when it is loaded: call `convert` after `load_model`. Functions traced with
+    `tf.function` before the conversion do not change; those of `fit`, `evaluate` and
     `predict` are traced again.
 
     Args:
         model: `keras.Model`, or a layer.
-        verbose: bool, whether to print the `conversion_report`. Defaults to False;
-            then one warning says what is left that computes 16-bit products or sums.
+        verbose: bool, default False: whether to print the `conversion_report`. If
+            False, a warning lists the layers left that compute 16-bit products or sums.
 
     Returns:
         The same object.
 
     Raises:
         TypeError: `model` is not a layer.
-        ValueError: normalizations need FP32 weights, and an optimizer already holds
-            state for those of 16 bits.
-        RuntimeError: Keras is on another backend than TensorFlow.
+        ValueError: the 16-bit weights of a normalization must be replaced, but an
+            optimizer already has state for them.
+        RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
 
@@ -99,11 +99,11 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
 
 
 def to_keras(model: keras.Layer) -> keras.Layer:
-    """Makes each layer of `keras_mp.layers` inside a model that of Keras, in place.
+    """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
-    The inverse of `convert`: weights, names and everything else stay. What is exported
-    or saved then needs nothing of keras_mp. Normalizations keep their FP32 weights
-    under the policy `float16` too.
+    The inverse of `convert`, in place: weights, names and all other state stay. A model
+    saved or exported then loads without keras_mp. Normalizations keep their FP32
+    weights under the policy `float16` too.
 
     Args:
         model: `keras.Model`, or a layer.
@@ -113,8 +113,8 @@ def to_keras(model: keras.Layer) -> keras.Layer:
 
     Raises:
         TypeError: `model` is not a layer.
-        ValueError: it has a subclass of a layer of keras_mp, or an operation of
-            `keras_mp.ops`, for which Keras has nothing.
+        ValueError: the model contains a subclass of a layer of keras_mp, or an
+            operation of `keras_mp.ops`, which have no equivalent in Keras.
 
     Example:
 
@@ -128,15 +128,15 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     _check(model, "to_keras")
     layers = every_layer(model)
     ours = [layer for layer in layers if is_converted(type(layer))]
-    strange = [layer for layer in ours if plain(type(layer)) is None]
-    strange += [
+    foreign = [layer for layer in ours if plain(type(layer)) is None]
+    foreign += [
         operation
         for layer in layers
         for operation in getattr(layer, "operations", [])
         if type(operation).__module__.startswith("keras_mp.ops")
     ]
-    if strange:
-        names = [f"{x.name!r} ({type(x).__name__})" for x in strange]
+    if foreign:
+        names = [f"{x.name!r} ({type(x).__name__})" for x in foreign]
         raise ValueError(
             "`to_keras` takes what `convert` makes and the layers of keras_mp; Keras "
             "has no equal of a subclass of one, nor of what is in `keras_mp.ops`. "
@@ -166,7 +166,8 @@ def _check(model: Any, function: str) -> None:
 def _change_class(layer: Any, cls: Any) -> None:
     layer.__class__ = cls
     if "quantize" in vars(cls):
-        # Keras has bound that of the class which made the layer, for no subclass.
+        # Keras binds `quantize` to the layer when it is made, with the check that
+        # refuses subclasses.
         layer.quantize = functools.partial(_quantize, layer, layer.quantize)
 
 
@@ -178,7 +179,7 @@ def _quantize(
 
 
 def _half_weights(layer: Any) -> list[Any]:
-    """Returns the 16-bit weights of a layer's own, without those of layers inside."""
+    """Returns the 16-bit weights of a layer, without those of its sublayers."""
     sublayers = keras_internals.direct_sublayers(layer)
     inside = {id(w) for part in sublayers for w in part.variables}
     return [
@@ -192,7 +193,7 @@ def _half_weights(layer: Any) -> list[Any]:
 
 def _check_optimizers(layers: list[Any]) -> None:
     for layer in layers:
-        for name, value in _held_by(layer):
+        for name, value in _attribute_values(layer):
             if isinstance(value, keras.optimizers.Optimizer) and value.built:
                 raise ValueError(
                     "Normalizations of a 16-bit policy get FP32 weights, for which "
@@ -202,8 +203,8 @@ def _check_optimizers(layers: list[Any]) -> None:
                 )
 
 
-def _held_by(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a layer, and then what lists and dicts in them hold."""
+def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of a layer, then the elements of its lists and dicts."""
     yield from vars(layer).items()
     for name, value in vars(layer).items():
         if isinstance(value, dict):
@@ -214,13 +215,13 @@ def _held_by(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
-    """Replaces 16-bit weights of a layer by FP32 ones, in their places."""
+    """Replaces 16-bit weights of a layer by FP32 copies at the same positions."""
     own = keras_internals.own_variables(layer)
     with keras_internals.unlocked(layer):
         for old, _ in own:
             keras_internals.remove_variable(layer, old)
-        # In their order, which is that of files; a frozen weight is added as a
-        # trainable one, so that it stays in the list of those.
+        # In the same order, which is that of saved files. A frozen weight is added as
+        # a trainable one, so that it stays in that list.
         for old, is_trained in own:
             is_half = any(old is half for half in halves)
             new = _fp32_copy(old) if is_half else old

@@ -1,4 +1,4 @@
-"""Which layer of Keras has which counterpart, and why the others have none."""
+"""The counterparts of Keras layers in keras_mp, and why other layers have none."""
 
 import functools
 import inspect
@@ -116,31 +116,31 @@ if hasattr(keras.layers, "AdaptiveAveragePooling1D"):  # Keras 3.12 has none
         keras.layers.AdaptiveAveragePooling2D: AdaptiveAveragePooling2D,
         keras.layers.AdaptiveAveragePooling3D: AdaptiveAveragePooling3D,
     }
-# Layers that compute 16-bit products or sums and have no counterpart, by name: not
-# every release of Keras has all of them.
-_FOREIGN = "it runs code that is not Keras's"
-_OF_IMAGES = "it sums pixels in its dtype: give an augmentation dtype='float32'"
-_OF_SIGNALS = "it sums in its dtype: give preprocessing dtype='float32'"
+# Layers that compute 16-bit products or sums and have no counterpart, with the reason.
+# By name, since not every release of Keras has all of them.
+_OTHER_CODE = "it runs code that is not Keras's"
+_AUGMENTATION = "it sums pixels in its dtype: give an augmentation dtype='float32'"
+_PREPROCESSING = "it sums in its dtype: give preprocessing dtype='float32'"
 LEFT = {
-    "AugMix": _OF_IMAGES,
-    "ContrastLimitedAdaptiveHistogramEqualization": _OF_IMAGES,
-    "Equalization": _OF_IMAGES,
-    "FlaxLayer": _FOREIGN,
-    "JaxLayer": _FOREIGN,
-    "MelSpectrogram": _OF_SIGNALS,
-    "RandAugment": _OF_IMAGES,
-    "RandomColorJitter": _OF_IMAGES,
-    "RandomContrast": _OF_IMAGES,
-    "RandomElasticTransform": _OF_IMAGES,
-    "RandomGaussianBlur": _OF_IMAGES,
-    "RandomPerspective": _OF_IMAGES,
-    "RandomSharpness": _OF_IMAGES,
-    "STFTSpectrogram": _OF_SIGNALS,
-    "TFSMLayer": _FOREIGN,
-    "TorchModuleWrapper": _FOREIGN,
+    "AugMix": _AUGMENTATION,
+    "ContrastLimitedAdaptiveHistogramEqualization": _AUGMENTATION,
+    "Equalization": _AUGMENTATION,
+    "FlaxLayer": _OTHER_CODE,
+    "JaxLayer": _OTHER_CODE,
+    "MelSpectrogram": _PREPROCESSING,
+    "RandAugment": _AUGMENTATION,
+    "RandomColorJitter": _AUGMENTATION,
+    "RandomContrast": _AUGMENTATION,
+    "RandomElasticTransform": _AUGMENTATION,
+    "RandomGaussianBlur": _AUGMENTATION,
+    "RandomPerspective": _AUGMENTATION,
+    "RandomSharpness": _AUGMENTATION,
+    "STFTSpectrogram": _PREPROCESSING,
+    "TFSMLayer": _OTHER_CODE,
+    "TorchModuleWrapper": _OTHER_CODE,
 }
-# Layers without a 16-bit product or sum of their own: what they do is done element by
-# element, or by moving, choosing or drawing numbers, or by the layers inside.
+# Layers without 16-bit products and sums of their own: they compute element by element,
+# move, select or draw numbers, or leave the computation to sublayers.
 NOTHING_TO_CONVERT = frozenset(
     {
         "ActivityRegularization",
@@ -230,11 +230,12 @@ PLAIN = {ours: plain for plain, ours in COUNTERPARTS.items()}
 
 
 def counterpart(cls: Any) -> Any:
-    """Returns the class that computes as `cls` but in FP32, or None.
+    """Returns the class to convert a layer of class `cls` to, or None.
 
-    That of a subclass of a Keras layer stands between the two, so that whatever the
-    subclass defines goes on to count. There is none where it defines a method that the
-    counterpart would replace.
+    For a subclass of a Keras layer it is a new class with the bases `cls` and the
+    counterpart of the Keras layer, so that methods of the subclass still take
+    precedence. There is none if the subclass overrides a method that the counterpart
+    replaces or does not call.
 
     Args:
         cls: class of a layer.
@@ -246,30 +247,31 @@ def counterpart(cls: Any) -> Any:
     if cls is base:
         return ours
     try:
-        return _between(cls, ours)
+        return _insert_base(cls, ours)
     except TypeError:
-        return None  # what a class says in `__init_subclass__`
+        return None  # `__init_subclass__` of the class needs arguments
 
 
 def plain_base(cls: Any) -> Any:
-    """Returns the Keras layer with a counterpart that `cls` is or extends, or None."""
+    """Returns the first base of `cls`, or `cls`, that has a counterpart, or None."""
     if is_converted(cls):
         return None
     return next((base for base in cls.__mro__ if base in COUNTERPARTS), None)
 
 
 def overridden(cls: Any) -> list[str]:
-    """Returns the methods of a subclass that its base's counterpart does not call.
+    """Returns the methods of a subclass that a conversion would disable or replace.
 
-    It has its own instead; or the base calls them in one of those, such as a
-    convolution's `convolution_op` in `call`.
+    They are the methods that the counterpart of its base overrides too, such as `call`,
+    and those that only the overridden methods of the base call, such as
+    `convolution_op`.
     """
     base = plain_base(cls)
     of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
     own = _methods(set(cls.__mro__) - set(base.__mro__))
     ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
     called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
-    # The counterparts call private methods of Keras by way of this module.
+    # The counterparts call private methods of Keras through this module.
     internals = dict(inspect.getmembers(keras_internals, inspect.isfunction))
     unused = called - _called(ours.values(), internals)
     return sorted(own.keys() & (ours.keys() | unused))
@@ -301,12 +303,12 @@ def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
 
 
 def is_converted(cls: Any) -> bool:
-    """Tells whether a class is a counterpart, or extends one."""
+    """Tells whether a class is a counterpart or a subclass of one."""
     return any(base in PLAIN for base in cls.__mro__)
 
 
 def plain(cls: Any) -> Any:
-    """Returns the class that `cls` is the counterpart of, or None."""
+    """Returns the class whose counterpart `cls` is, or None."""
     return PLAIN.get(cls) or vars(cls).get(_EXTENDED)
 
 
@@ -314,16 +316,17 @@ _EXTENDED = "_keras_mp_counterpart_of"
 
 
 @functools.cache
-def _between(cls: Any, ours: Any) -> Any:
-    """Returns `cls` with `ours` between itself and the Keras layer.
+def _insert_base(cls: Any, ours: Any) -> Any:
+    """Returns a class with the bases `cls` and `ours`, in this order.
 
-    It bears the name of `cls`, under which it is saved: a file holds what `cls` saves.
+    It has the name of `cls` and is registered under it, so that saved files are the
+    same as those of `cls`.
     """
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names} | {_EXTENDED: cls}
     made = type(cls.__name__, (cls, ours), members)
     package, separator, name = keras.saving.get_registered_name(cls).partition(">")
     if separator:
-        for each in (made, cls):  # the last one is what the name is loaded as
+        for each in (made, cls):  # a name loads as the last class registered
             keras.saving.register_keras_serializable(package, name)(each)
     return made

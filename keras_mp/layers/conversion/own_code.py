@@ -1,4 +1,4 @@
-"""Which products and sums the code of a layer that is not Keras's computes."""
+"""Finds products and sums in the code of layers that are not Keras's."""
 
 import dis
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-# Functions of keras.ops, keras.activations, tf, tf.nn and tf.linalg.
+# Names of functions in keras.ops, keras.activations, tf, tf.nn and tf.linalg.
 PRODUCTS_AND_SUMS = frozenset(
     {
         "adaptive_average_pool",
@@ -53,14 +53,14 @@ PRODUCTS_AND_SUMS = frozenset(
         "vdot",
     }
 )
-_HOSTS = ("keras", "keras_mp", "tensorflow", "numpy")
+_LIBRARIES = ("keras", "keras_mp", "tensorflow", "numpy")
 
 
 def products_and_sums(layer: Any) -> tuple[list[str], bool]:
-    """Returns which the layer's own `call` refers to, and whether it names float32.
+    """Returns the products and sums in a layer's code, and whether it names float32.
 
-    The code is read, not run: that of `call`, and of the methods and functions that it
-    refers to, as far as they are neither Keras's nor TensorFlow's.
+    The bytecode of `call` is analysed, not run, and so is that of the methods and
+    functions it refers to, except those of Keras, TensorFlow, NumPy and keras_mp.
 
     Args:
         layer: `keras.Layer`.
@@ -69,11 +69,11 @@ def products_and_sums(layer: Any) -> tuple[list[str], bool]:
     waiting = [layer.function if is_lambda else getattr(type(layer), "call", None)]
     found, seen, casts = set(), set(), False
     while waiting:
-        function = inspect.unwrap(_function_of(waiting.pop()))
+        function = inspect.unwrap(_unwrap_method(waiting.pop()))
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
-        if _is_hosts(function):
+        if _is_library_code(function):
             continue
         casts |= any("float32" in code.co_consts for code in nested(function.__code__))
         for name, value in _references(function, layer):
@@ -83,29 +83,33 @@ def products_and_sums(layer: Any) -> tuple[list[str], bool]:
     return sorted(found), casts
 
 
-def _function_of(value: Any) -> Any:
-    """Returns the function inside of a method or property."""
+def _unwrap_method(value: Any) -> Any:
+    """Returns the function of a method or property, and other values as they are."""
     return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
-# What stands for a value that is only known when the code runs.
+# Stands for a value that is known only when the code runs.
 _UNKNOWN = object()
 
 
 def _is_operation(value: Any) -> bool:
-    """Tells whether a name of the table can be what it says: not a sublayer, say."""
-    return value is _UNKNOWN or (callable(value) and _is_hosts(value))
+    """Tells whether a value with a name of the table can be that function.
+
+    A sublayer of that name, for example, is not.
+    """
+    return value is _UNKNOWN or (callable(value) and _is_library_code(value))
 
 
-def _is_hosts(value: Any) -> bool:
+def _is_library_code(value: Any) -> bool:
     module = getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in _HOSTS and not isinstance(value, keras.Layer)
+    return module.partition(".")[0] in _LIBRARIES and not isinstance(value, keras.Layer)
 
 
 def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names that the code loads, each with its value or `_UNKNOWN`.
+    """Yields the names that a function loads, each with its value or `_UNKNOWN`.
 
-    An attribute is looked up on the layer, whatever the code has it of.
+    An attribute is looked up on the layer, since the object it is read from is not
+    known.
     """
     for code in nested(function.__code__):
         for instruction in dis.get_instructions(code):
@@ -121,7 +125,7 @@ def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]
 
 
 def nested(code: CodeType | None) -> Iterator[CodeType]:
-    """Yields the code of a function and of those inside it, if there is any."""
+    """Yields the code object of a function and of the functions nested in it."""
     if code is None:
         return
     yield code
