@@ -290,8 +290,8 @@ def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
     """Returns the names in the code of functions and of the methods that they name.
 
     Args:
-        functions: to begin with.
-        methods: functions by name, of which those that are named are searched too.
+        functions: the functions to start with.
+        methods: further functions by name; one whose name is found is searched too.
     """
     waiting, found = list(functions), set[str]()
     while waiting:
