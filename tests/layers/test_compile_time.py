@@ -1,4 +1,4 @@
-"""What XLA has to compile grows with the number of layers, and with nothing else."""
+"""The size of the program that XLA compiles grows linearly with the layers."""
 
 import resource
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def differentiated(stack, variables):
-    """A function that XLA compiles: the gradients of the input and of the variables."""
+    """An XLA-compiled function: the gradients of the input and of the variables."""
 
     @tf.function(jit_compile=True)
     def step(x):
@@ -42,7 +42,7 @@ def differentiated(stack, variables):
 
 
 def instructions(name, arguments, shape, options, count):
-    """How many instructions XLA is given for so many layers, one after the other."""
+    """The number of HLO instructions of a model of `count` layers in sequence."""
     stacked = [
         getattr(layers, name)(dtype="mixed_float16", **arguments) for _ in range(count)
     ]
@@ -93,5 +93,5 @@ def test_xla_compiles_a_deep_model_in_seconds():
     step = differentiated(stack, [])
     start = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     step(x)
-    # Of the processor: what else the machine does takes nothing of it.
+    # CPU time, which other programs on the machine do not add to.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - start < 10.0

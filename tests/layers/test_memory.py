@@ -1,4 +1,4 @@
-"""What the layers hold between forward and backward pass, counted in a trace."""
+"""The tensors that layers keep for the backward pass, counted in a traced graph."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ EACH_POLICY = pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 
 @pytest.fixture(scope="module")
 def script():
-    """benchmarks/held_bytes.py, which counts."""
+    """The module benchmarks/held_bytes.py, which counts the bytes kept."""
     spec = importlib.util.spec_from_file_location(
         "held_bytes", BENCHMARKS / "held_bytes.py"
     )
@@ -68,7 +68,7 @@ OTHERS = {
 
 
 def fp32_of(held, size):
-    """Returns those of so many FP32 numbers and more."""
+    """Returns the FP32 tensors of at least this size."""
     return [t for t in held if t.dtype == "float32" and t.bytes >= 4 * size]
 
 

@@ -1,4 +1,4 @@
-"""Calls every op of the native library with arguments that do not fit.
+"""Calls every op of the native library with invalid arguments.
 
 A program: a crash ends it, and what it printed last tells the case. Each case is one
 argument of a call that fits, changed in one way; it runs eagerly, where nothing but the
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_mp.ops.kernels import native
 
-# What a mistake may raise: by the kernel or XLA; by a shape function; by the wrapper.
+# What an invalid argument may raise: in a kernel or XLA, a shape function, a wrapper.
 ERRORS = (tf.errors.InvalidArgumentError, ValueError, TypeError)
 NO_XLA_KERNEL = "Detected unsupported operations"
 # Of a variable without a value.
@@ -37,7 +37,7 @@ POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
 
 
 def calls():
-    """Arguments that fit, by op: made anew, as some ops write to their variables."""
+    """Valid arguments by op; made anew, since some ops write to their variables."""
     gradients = [half(2, 3), single(2, 3)]
     pairs = {"masters": variables(2), "weights": variables(2, "float16")}
     uniforms = [single(2, 3) / 2] * 2
@@ -180,7 +180,7 @@ def of_numbers(given):
 
 
 def mutations(value):
-    """Names and values for an argument that fitted."""
+    """Yields names and invalid values for a valid argument."""
     if isinstance(value, np.ndarray):
         yield from of_tensor(value)
     elif isinstance(value, bool):
@@ -303,7 +303,7 @@ def outcome(run, op, arguments):
 
 
 def is_told(error, change):
-    """Whether this error tells of a mistake."""
+    """Tells whether this error reports an invalid argument."""
     if change == "uninitialized":
         return isinstance(error, (*ERRORS, *NO_VALUE))
     return isinstance(error, ERRORS)

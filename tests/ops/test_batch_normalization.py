@@ -1,4 +1,4 @@
-"""Batch normalization: the kernels beside the formula, and who chooses."""
+"""Batch normalization: the kernels compared with the formula, and their dispatch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""fp16_gemm: what does not fit is refused, with both shapes in the message.
+"""fp16_gemm: invalid arguments raise errors with both shapes in the message.
 
 Python's checks see what is known before the op runs. What a graph learns only when it
 runs, the op itself refuses, and so does the reference.

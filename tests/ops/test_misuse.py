@@ -1,4 +1,4 @@
-"""No argument ends the process: an op says what does not fit.
+"""No argument ends the process: an op raises an error for invalid ones.
 
 A SavedModel calls the ops with whatever its author wrote into it, so the functions in
 Python are not there to check.

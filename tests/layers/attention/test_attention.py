@@ -1,4 +1,4 @@
-"""The attention layers: scores that FP16 has no number for."""
+"""The attention layers: scores that overflow in FP16."""
 
 import keras
 import numpy as np
@@ -68,7 +68,7 @@ def test_a_query_without_keys_is_what_it_is_in_keras(scores):
 
 
 def attend_inside(dtype, mask, **options):
-    """The function inside the layer, for 3 tokens of one head of size 1."""
+    """The result of `_compute_attention` for 3 tokens and one head of size 1."""
     layer = layers.MultiHeadAttention(1, 1, dtype=dtype)
     layer.build((1, 3, 1), (1, 3, 1))
     x = tf.constant([[[[1.0]], [[2.0]], [[4.0]]]], dtype)
@@ -166,7 +166,7 @@ def test_attention_of_a_tensor_to_itself_has_its_gradient(name, options, jit):
 
 
 class Regularizer(keras.regularizers.Regularizer):
-    """One that nobody registered, and that cannot be saved."""
+    """An initializer that is not registered and cannot be saved."""
 
     def __call__(self, x):
         return keras.ops.sum(x)

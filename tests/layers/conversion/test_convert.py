@@ -598,14 +598,14 @@ def test_a_subclass_with_a_call_of_its_own_stays_and_is_told_of():
 
 
 class Standardized(keras.layers.Conv2D):
-    """What `Conv2D.call` calls, and ours does not."""
+    """Overrides a method that only the `call` of Keras's Conv2D calls."""
 
     def convolution_op(self, inputs, kernel):
         return super().convolution_op(inputs, kernel * 0)
 
 
 class OwnMoments(keras.layers.BatchNormalization):
-    """What `BatchNormalization.call` calls, and ours does not."""
+    """Overrides a method that only the `call` of Keras's BatchNormalization calls."""
 
     def _moments(self, inputs, mask):
         mean, variance = super()._moments(inputs, mask)
@@ -613,7 +613,7 @@ class OwnMoments(keras.layers.BatchNormalization):
 
 
 class OwnSoftmax(keras.layers.MultiHeadAttention):
-    """What `MultiHeadAttention._compute_attention` calls, and ours does not."""
+    """Overrides a method that only Keras's `_compute_attention` calls."""
 
     def _masked_softmax(self, scores, mask=None):
         return super()._masked_softmax(scores, mask) * 0
@@ -643,7 +643,7 @@ class Tagged(keras.layers.Dense):
 
 
 class TaggedDense(Tagged, tag="mine"):
-    """One that is."""
+    """A class that gives the argument."""
 
 
 # The layer, its inputs, and what is said of it.
@@ -678,7 +678,7 @@ def test_what_a_subclass_hooks_into_keras_goes_on_to_count(make, shape, said):
 
 
 class OwnCausalMask(keras.layers.MultiHeadAttention):
-    """What Keras calls and `keras_mp.keras_internals` calls too."""
+    """Overrides a method that `keras_mp.keras_internals` calls, as Keras does."""
 
     def _compute_causal_mask(self, query, value=None):
         return super()._compute_causal_mask(query, value)
@@ -749,7 +749,7 @@ def in_fp32(x):
 
 
 class Products(keras.layers.Layer):
-    """A layer whose products and sums are its own."""
+    """A layer whose `call` computes products and sums itself."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -857,7 +857,7 @@ def test_to_keras_of_a_float16_model_keeps_fp32_normalizations():
 
 
 class Ours(layers.Dense):
-    """A user's subclass of a layer of ours."""
+    """A user's subclass of a layer of keras_mp."""
 
 
 def test_to_keras_refuses_what_keras_has_no_equal_of():

@@ -1,4 +1,4 @@
-"""The convolutions: what the contract's table has no column for."""
+"""The convolutions: tests beyond those of tests/layers/test_contract.py."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Dense and EinsumDense: what the contract's table has no column for."""
+"""Dense and EinsumDense: tests beyond those of tests/layers/test_contract.py."""
 
 import keras
 import numpy as np
@@ -127,7 +127,7 @@ def test_inside_a_layer_of_another_policy(outer):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_summed_dimensions_that_changed_places_are_refused(known):
-    """24 values are 24 values, but 6 x 4 of them are not 4 x 6."""
+    """Sizes 6 x 4 and 4 x 6 do not match, though both have 24 values."""
     layer = layers.EinsumDense("abc,bcd->ad", (5,), dtype="mixed_float16")
     layer.build((None, 4, 6))
     shape = [2, 6, 4] if known else [None, None, None]

@@ -1,4 +1,4 @@
-"""Products and sums that FP16 has no number for, in layers that have few of them."""
+"""Products and sums that overflow in FP16: Dot, Add, Average and Activation."""
 
 import keras
 import numpy as np

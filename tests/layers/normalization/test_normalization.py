@@ -1,4 +1,4 @@
-"""The normalization layers: what FP16 has no number for, overflows, and replicas.
+"""The normalization layers: values beyond FP16, overflows, and replicas.
 
 `tests/layers/test_contract.py` compares each of them with the Keras layer in float64.
 """

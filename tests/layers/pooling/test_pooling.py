@@ -1,4 +1,4 @@
-"""The pooling layers: means of numbers whose sum FP16 does not have."""
+"""The pooling layers: means of numbers whose sum is inf or inexact in FP16."""
 
 import keras
 import numpy as np
@@ -67,7 +67,7 @@ def test_a_mean_is_rounded_once(name):
     ids=GLOBAL,
 )
 def test_the_gradient_of_a_mean_is_spread(name, options, shape):
-    """1 / 8 of the slope goes to each of 8 elements, by XLA too."""
+    """Each of 8 elements gets 1 / 8 of the upstream gradient, in XLA too."""
     inner = {1: [8], 2: [2, 4], 3: [2, 2, 2]}[len(shape) - 2]
     channels_first = "data_format" in options
     shape = [3, 2, *inner] if channels_first else [3, *inner, 2]
@@ -104,7 +104,7 @@ def gradient_of(layer, x, upstream, **arguments):
 OVERLAPPING = {
     # Two windows that share the second element.
     "valid": ("valid", 2, [1, 3, 5], [1, 2], [2, 4], [0.5, 1.5, 1]),
-    # What is padded does not count: the last window has one element.
+    # Padding does not count: the last window has one element.
     "same": ("same", 2, [1, 3, 5], [1, 2, 4], [2, 4, 5], [0.5, 1.5, 5]),
     # 2048 + 1 + 1 + 1 is 2052 after one rounding, and 2048 after one each.
     "one-rounding": (
@@ -157,7 +157,7 @@ def test_what_is_masked_does_not_count(policy, channels_first, hidden):
 
 
 def test_5000_steps_of_10_000_count():
-    # An FP16 number of steps stops at 2048.
+    # Steps counted in FP16 stop at 2048.
     x = np.resize([3, 6e4], (1, 10_000, 1))
     y = made("GlobalAveragePooling1D")(tf.constant(x, tf.float16), mask=x[..., 0] == 3)
     assert y.numpy().tolist() == [[3]]

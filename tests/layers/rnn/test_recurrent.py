@@ -1,4 +1,4 @@
-"""LSTM and GRU: what the contract's table has no column for."""
+"""LSTM and GRU: tests beyond those of tests/layers/test_contract.py."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The native library: found, refused or missing, and what is said then."""
+"""The native library: loaded, refused or missing, and the messages."""
 
 import os
 import subprocess
