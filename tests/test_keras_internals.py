@@ -8,6 +8,7 @@ import ast
 import functools
 import inspect
 import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -46,7 +47,10 @@ def contract(function):
 def test_every_function_has_its_contract_tested():
     functions = inspect.getmembers(keras_internals, inspect.isfunction)
     module = keras_internals.__name__
-    assert {name for name, f in functions if f.__module__ == module} == TESTED
+    ours = {name for name, f in functions if f.__module__ == module}
+    of_layers = Path(__file__).with_name("layers") / Path(__file__).name
+    named = re.findall(r"keras_internals\.(\w+)", of_layers.read_text())
+    assert ours == TESTED | set(named) & ours
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,6 @@ HOSTS = ("keras", "tensorflow", "jax", "torch", "numpy")
 ATTRIBUTE_FUNCTIONS = ("getattr", "hasattr", "setattr", "delattr")
 # Public in spite of their names: methods of a NamedTuple.
 PUBLIC = ("_asdict", "_replace")
-# Folders in which private attributes of the host are still used directly.
-PENDING = ("keras_mp/layers/",)
 
 
 @dataclass
@@ -179,8 +177,9 @@ def modules_imported(source):
 
 
 def private_attributes_of_the_host(source):
-    exempt = ("keras_mp/keras_internals.py", *PENDING)
-    if not source.path.startswith("keras_mp/") or source.path.startswith(exempt):
+    if source.path == "keras_mp/keras_internals.py":
+        return
+    if not source.path.startswith("keras_mp/"):
         return
     own = {*PUBLIC, *names_defined(source.tree)}
     for tree in modules_imported(source):

@@ -18,7 +18,7 @@ from keras_mp.layers.conversion.counterparts import (
     plain_base,
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
-from keras_mp.layers.rnn.recurrence import has_cell_of_keras
+from keras_mp.layers.rnn.base_rnn import has_cell_of_keras
 
 
 @dataclass(frozen=True)

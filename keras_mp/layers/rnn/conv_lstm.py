@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_mp.layers.convolutional.base_conv import round_straight_through
 from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
-from keras_mp.layers.rnn.lstm_cell import LSTMStep
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras, loop
+from keras_mp.layers.rnn.lstm_cell import LSTMStep
 
 
 class RecurrentConvolution:
