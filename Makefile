@@ -3,7 +3,7 @@
 # Another interpreter, where there is no .venv yet: make PYTHON=python3.12
 
 PYTHON ?= python3
-# More arguments for pytest: make test ARGS="-k loss_scale"; or, for make bench, names of
+# More arguments for pytest: make test-all ARGS="-k loss_scale"; or, for make bench, names of
 # benchmarks: make bench ARGS="gemm layers"
 ARGS ?=
 # Those of Keras that make test-backends runs on.
@@ -29,14 +29,16 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench demo test test-backends test-cpp test-cpp-slow test-slow lint clean
+.PHONY: help bench clean demo lint packages-and-test-cpp test test-all test-backends
+.PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
-	@echo 'make test           run the tests'
-	@echo 'make test-backends  run those of the optimizer on JAX and PyTorch'
-	@echo 'make test-slow      run those that take minutes'
+	@echo 'make test           every promise of the README; 10 minutes, with the installation'
+	@echo 'make test-all       every test but the slow ones; 30 minutes more'
+	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
+	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
 	@echo 'make lint           check style, format and types'
 	@echo 'make clean          remove .venv, build outputs and caches'
@@ -44,16 +46,27 @@ help:
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
 
-# Layers and optimizers run twice: in plain TensorFlow, and on the native library. What
+# tests/rings.py says which tests are left to test-all.
+test: packages-and-test-cpp $(NATIVE)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not full' $(ARGS)
+
+# `make test test-all` runs no test twice.
+MARKED := $(if $(filter test,$(MAKECMDGOALS)),full,not slow)
+
+# Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
 # XLA compiles and how models are converted and trained is the same both times. The tests
 # of the ops choose the library themselves.
-test: $(VENV)/.keras-hub $(NATIVE) test-cpp
+test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m '$(MARKED)' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
 	  tests/optimizer/test_overflow.py \
 	  --ignore tests/layers/conversion/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
-	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) $(ARGS)
+
+# The kernels are compiled and tested while pip, which takes one core, installs.
+packages-and-test-cpp: $(VENV)/.created
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.keras-hub test-cpp
 
 test-slow: $(VENV)/.keras-hub $(NATIVE) test-cpp-slow
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
@@ -77,8 +90,10 @@ MEMORY := address,undefined
 
 test-cpp: $(VENV)/.created
 	@$(call build_cpp,plain,)
-	@$(call build_cpp,memory,$(MEMORY))
 	@$(ctest) build/cpp-plain
+
+test-cpp-memory: $(VENV)/.created
+	@$(call build_cpp,memory,$(MEMORY))
 	@$(ctest) build/cpp-memory
 
 # Threads, and the update step with many more lists of variables.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_mp
 
-pytest_plugins = ["pytester", "skip_policy"]
+pytest_plugins = ["pytester", "rings", "skip_policy"]
 
 # They set up another backend: `make test-backends` runs them without this file.
 collect_ignore = ["tests/backends"]

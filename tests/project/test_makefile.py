@@ -1,6 +1,7 @@
-"""Makefile: whether the CUDA kernels are built, and what is said where they are not."""
+"""Makefile: whether the CUDA kernels are built, and which tests run."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -108,3 +109,22 @@ def test_a_missing_library_is_an_error_that_names_no_other_reason(
     assert result.returncode != 0
     assert "Received: " in result.stderr
     assert "g++" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("goals", "marks"),
+    [
+        (["test"], ["not slow and not full"]),
+        (["test-all"], ["not slow"]),
+        (["test", "test-all"], ["not slow and not full", "full"]),
+    ],
+    ids=["test", "test-all", "both"],
+)
+def test_no_test_runs_twice(goals, marks, make):
+    told = make("--dry-run", *goals).stdout
+    native = [line for line in told.splitlines() if "KERAS_MP_OPS=native" in line]
+    assert [re.search("-m '(.*?)'", line)[1] for line in native] == marks
+    assert told.count("--test-dir build/cpp-plain") == 1
+    again = "test-all" in goals
+    assert told.count("--test-dir build/cpp-memory") == again
+    assert told.count("KERAS_MP_OPS=reference") == again

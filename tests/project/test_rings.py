@@ -1,0 +1,381 @@
+"""`make test` runs every promise of the README at least once."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Words of the README, by its section, and the tests that hold what they promise: file
+# and name, in brackets a case. Times are no promises of tests but of `make bench`, and
+# what is said of the CUDA kernels is tested in C++, by `make test-cpp`.
+PROMISES = {
+    "keras_mp": {
+        'keras_mp.wrap("adam"), loss="mse"': [
+            "test_package.py::test_one_line_is_enough",
+            "test_callbacks.py::test_the_scale_is_logged_in_every_way_to_train",
+        ],
+        "FP16 alone": ["test_nmt_seq2seq.py::test_optimizer_of_a_precision"],
+        "or stops with the reason if that fails": [
+            "test_build.py::test_a_build_that_fails_is_an_error",
+            "test_build.py::test_without_what_it_needs_the_package_has_no_library",
+        ],
+    },
+    "A number to check": {
+        "A weight of 1.0 receives 1,000 updates of 1e-4": [
+            "test_paper_claims.py::test_a_thousand_small_updates_with_masters"
+        ],
+        "With `keras.optimizers.SGD(1e-4)` alone it prints": [
+            "test_paper_claims.py::test_a_thousand_small_updates_without_masters"
+        ],
+    },
+    "The translator of the paper, section 4.4, made small": {
+        "English to French, LSTM with attention": [
+            "test_nmt_seq2seq.py::test_train_in_mixed_precision_and_resume"
+        ],
+    },
+    "What is different from Keras's `mixed_float16`": {
+        "weights stored in FP16 with FP32 masters": [
+            "test_optimizers.py::test_equals_the_bare_optimizer_to_the_bit[adam-float16]"
+        ],
+        "200 overflows in a row": [
+            "test_overflow.py::test_200_overflows_in_a_row_and_recovery"
+        ],
+        "an overflow on the second replica only": [
+            "test_distribution.py::test_an_overflow_on_one_replica_is_seen_by_all"
+        ],
+        "several replicas, gradient clipping": [
+            "test_replicas.py::test_training_equals_that_of_one_process"
+        ],
+        "several replicas, gradient accumulation or `ema_overwrite_frequency`": [
+            "test_replicas.py::test_training_equals_that_of_one_process"
+        ],
+        "constant loss scale": [
+            "test_paper_claims.py::test_fit_honours_the_loss_scale"
+        ],
+        "skipped steps": [
+            "test_callbacks.py::test_the_logs_of_each_epoch",
+            "test_callbacks.py::test_the_message_names_the_first_variable_that_overflowed",
+        ],
+        "a scale that has collapsed": [
+            "test_callbacks.py::test_a_collapse_is_raised_with_advice",
+            "test_callbacks.py::test_warn_warns_once_in_each_fit",
+        ],
+        "growth, back-off, hysteresis, bounds": [
+            "test_loss_scale.py::test_field_acts",
+            "test_loss_scale.py::test_a_number_out_of_range_is_refused",
+        ],
+        "weights loaded between steps": [
+            "test_outside_changes.py::test_a_change_is_picked_up_however_it_is_made"
+        ],
+        "L2 on FP16 weights of 1e-4": [
+            "test_regularizers.py::test_what_it_mends",
+            "test_paper_claims.py::test_l2_on_small_fp16_weights",
+        ],
+        "wrapping twice, un-scaling twice, forgetting to scale": [
+            "test_custom_loops.py::test_what_cannot_be_wrapped",
+            "test_custom_loops.py::test_unscale_twice",
+            "test_custom_loops.py::test_forgotten_scale_loss_warns_once_and_names_the_fix",
+        ],
+    },
+    "The paper and the modules": {
+        "round to nearest even, or stochastic rounding": [
+            "test_rounding.py::test_between_two_halves_the_nearest_wins_and_a_tie_goes_to_even",
+            "test_rounding.py::test_stochastic_rounding_is_unbiased",
+        ],
+        "with nothing changed but the scale and its counters": [
+            "test_overflow.py::test_overflows_leave_no_trace"
+        ],
+        "beyond the range of FP16 it becomes ±65504": [
+            "test_paper_claims.py::test_a_master_outside_the_range_of_fp16"
+        ],
+        "for SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion": [
+            "test_fused_update.py::test_the_optimizers_that_are_fused"
+        ],
+        "an option that the kernels do not know": [
+            "test_fused_update.py::test_an_option_that_is_not_known_is_left_to_the_optimizer"
+        ],
+        "in eager mode, in a graph and under XLA": [
+            "test_optimizers.py::test_equals_the_bare_optimizer_in_a_graph",
+            "test_optimizers.py::test_equals_the_bare_optimizer_under_xla",
+        ],
+    },
+    "Use": {
+        "dynamic: starts at 2**15": ["test_loss_scale.py::test_dynamic_is_the_default"],
+        "loss_scale=128": ["test_loss_scale.py::test_wrap_takes"],
+        'rounding="stochastic", seed=1': [
+            "test_rounding.py::test_draws_are_reproducible_by_seed_and_differ_between_calls"
+        ],
+        'all_reduce_dtype="float16"': [
+            "test_distribution.py::test_the_sum_of_two_replicas"
+        ],
+        "the scale moves once until one of them applies again": [
+            "test_sharing.py::test_a_step_backs_off_once_whoever_overflowed"
+        ],
+        "A model that holds them all saves and restores the sharing": [
+            "test_sharing.py::test_a_saved_gan_shares_its_scale",
+            "test_saved_files.py::test_two_optimizers_still_share_their_scale",
+        ],
+        "a config by itself cannot, and warns": [
+            "test_sharing.py::test_a_config_alone_cannot_share_and_says_how"
+        ],
+        "`optimizer` is any Keras optimizer, its name or its config": [
+            "test_optimizers.py::test_the_table_has_every_optimizer_of_keras",
+            "test_custom_loops.py::test_a_name_and_a_config_can_be_wrapped",
+        ],
+        "it is saved and restored with the model, masters included, to the bit": [
+            "test_resume.py::test_resumed_run_equals_the_uninterrupted_one",
+            "test_saved_files.py::test_trains_on_as_before",
+        ],
+        "it registers the classes and the ops of the file": [
+            "test_training.py::test_a_saved_model_loads_where_keras_mp_is_imported",
+            "test_saved_models.py::test_a_saved_model_is_loaded_in_another_process",
+        ],
+        "`python -m keras_mp.info` says why": ["test_native.py::test_info"],
+        "which needs nothing of it": [
+            "test_saved_models.py::test_a_saved_model_is_loaded_in_another_process"
+        ],
+        "A custom loop": ["test_custom_loops.py::test_loop"],
+        "State: `optimizer.loss_scale`": [
+            "test_loss_scale.py::test_the_counters_of_the_optimizer"
+        ],
+        'keras_mp.export_weights(model, "float32")': [
+            "test_export.py::test_order_and_dtype_of_every_weight"
+        ],
+    },
+    "FP16 products that accumulate in FP32": {
+        "keras_mp.convert(model)": ["test_convert.py::test_sequential"],
+        "the arguments are those of Keras": [
+            "test_contract.py::test_weights_config_and_shapes_are_those_of_keras"
+        ],
+        "a weight gradient, un-scaled": [
+            "test_gemm_gradients.py::test_alpha_unscales_the_weight_gradient_in_fp32"
+        ],
+        "changes nothing but their class: weights, compiled state and optimizer": [
+            "test_convert.py::test_a_model_of_its_own_class_goes_on_with_its_optimizer"
+        ],
+        "It warns of what it leaves": ["test_convert.py::test_the_report"],
+        "is the way back": ["test_convert.py::test_to_keras_is_the_inverse"],
+        "three routes that agree to one rounding": [
+            "test_gemm.py::test_case",
+            "test_contract.py::test_16_bits_are_close_to_float64",
+        ],
+        "`KERAS_MP_OPS=auto|native|reference` chooses": [
+            "test_native.py::test_auto_is_the_default",
+            "test_native.py::test_reference_does_not_look",
+        ],
+        "`KERAS_MP_CPU_ISA` the instruction set": [
+            "test_cpu_instructions.py::test_a_set_that_this_cpu_has_is_used[portable]"
+        ],
+        "plain TensorFlow runs there, and a warning says so": [
+            "test_devices.py::test_a_gpu_without_kernels_is_told_of_once"
+        ],
+        "a fused bias and activation before the one rounding": [
+            "test_dense.py::test_an_activation_is_applied_before_the_rounding"
+        ],
+        "a gradient of 2^-30 reaches the FP32 weight": [
+            "test_dense.py::test_the_gradient_of_an_fp32_kernel_is_not_flushed"
+        ],
+        "has FP32 scores, which stay finite beyond 65,504": [
+            "test_attention.py::test_scores_beyond_65504"
+        ],
+    },
+    "Sums in FP32: normalization, softmax, pooling": {
+        "softmax of 100,000 equal logits": [
+            "test_softmax.py::test_100_000_equal_logits"
+        ],
+        "log-softmax of them": ["test_exponentials.py::test_many_equal_logits"],
+        "softmax of logits of -60,000 beside a masked 0": [
+            "test_softmax.py::test_logits_below_those_that_are_masked_in_keras"
+        ],
+        "`cumsum` and `segment_sum` of 4,096 ones": [
+            "test_reductions.py::test_many_ones"
+        ],
+        "average pooling of 40,000 and 40,000": [
+            "test_pooling.py::test_means_of_numbers_without_a_sum_in_fp16"
+        ],
+        "unit normalization of four times 3,000": [
+            "test_normalization.py::test_vectors_get_length_1"
+        ],
+        "moving variance of inputs with deviation 400, policy `float16`": [
+            "test_normalization.py::test_a_variance_of_160_000"
+        ],
+        "moving mean of 300 after 2,000 steps": [
+            "test_normalization.py::test_averages_of_2000_steps_are_those_of_fp32"
+        ],
+        "one batch with an inf, in the moving mean and variance": [
+            "test_normalization.py::test_an_overflow_leaves_the_statistics_of_its_channel"
+        ],
+        "spectral normalization under `mixed_float16`": [
+            "test_normalization.py::test_an_fp32_kernel_is_divided_by_its_singular_value"
+        ],
+        "whose own error is stated and tested for each function": [
+            "test_exponentials.py::test_cases",
+            "test_reductions.py::test_cases",
+        ],
+        "Gamma, beta and the moving statistics are FP32 under every policy": [
+            "test_normalization.py::test_weights_are_fp32_under_float16_too"
+        ],
+        "never an FP32 copy": [
+            "test_memory.py::test_a_block_holds_at_most_0_55_of_its_bytes_in_fp32"
+        ],
+        "one op in the graph either way": [
+            "test_compile_time.py::test_each_layer_adds_as_many_instructions",
+            "test_lowering.py::test_xla_computes_what_the_kernels_do",
+        ],
+    },
+    # What is promised of JAX and PyTorch is tested by `make test-backends`.
+    "Backends": {
+        "an error that says so": [
+            "test_package.py::test_another_backend_is_refused_with_advice"
+        ],
+        "the layer of Keras, and a warning": [
+            "test_training.py::test_on_another_backend_it_is_the_layer_of_keras"
+        ],
+    },
+    "Limits": {
+        "the update runs in plain TensorFlow, and a warning says why": [
+            "test_update.py::test_a_gpu_that_has_no_kernels_is_told_of"
+        ],
+        "models with weights on two devices": [
+            "test_fused_update.py::test_weights_on_two_devices_are_left_to_the_optimizer"
+        ],
+        "fails with a TypeError": [
+            "test_paper_claims.py::test_keras_alone_cannot_fit_fp16_with_a_regularizer"
+        ],
+        "keras_mp.regularize_in_fp32(model)": [
+            "test_regularizers.py::test_penalties_in_a_fit"
+        ],
+        "`LossScaleCallback` says so where it is needed": [
+            "test_regularizers.py::test_the_callback_says_what_to_call"
+        ],
+        "What your layer gives to `add_loss`, cast": [
+            "test_regularizers.py::test_a_loss_that_a_layer_adds_is_cast_by_it"
+        ],
+        "`keras_mp.SwapEMAWeights`": [
+            "test_outside_changes.py::test_swap_ema_weights_in_validation"
+        ],
+        "`CSVLogger` and `TensorBoard` show the loss scale": [
+            "test_callbacks.py::test_csv_logger_sees_the_logs_if_it_stands_after",
+            "test_callbacks.py::test_tensorboard_writes_the_logs",
+        ],
+        "for others, and on other backends, each is the Keras layer": [
+            "test_contract.py::test_float32_is_what_keras_computes"
+        ],
+        "`tape.jacobian` and `tf.vectorized_map` run the native ops in a loop": [
+            "test_vectorized.py::test_a_jacobian_is_that_of_a_loop",
+            "test_vectorized.py::test_a_vectorized_map_is_that_of_each_element",
+        ],
+        "under `float16` that kernel is rounded to FP16 at each step": [
+            "test_normalization.py::test_an_fp16_kernel_is_rounded_once"
+        ],
+        "goes on after a worker has died": [
+            "test_multiworker.py::test_a_killed_worker_and_an_overflow_in_one"
+        ],
+        "the mean of each replica's share counts as much": [
+            "test_distribution.py::test_in_an_uneven_batch_each_replica_counts_as_much"
+        ],
+        "within one rounding of its master for unchanged": [
+            "test_rounding.py::test_a_rounding_never_differs_from_its_master"
+        ],
+    },
+}
+WITHOUT_PROMISES = ["More"]
+# Sections whose first table promises something in each row.
+TABLES = [
+    "What is different from Keras's `mixed_float16`",
+    "Sums in FP32: normalization, softmax, pooling",
+]
+
+
+def sections():
+    """The text of each section of the README by its heading, on one line."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, *parts = re.split(
+        r"^##? (.+)$", re.sub("```.*?```", joined, text, flags=re.S), flags=re.M
+    )
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def joined(code):
+    """A block of code in which no line is taken for a heading."""
+    return code[0].replace("\n#", "\n #")
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def in_make_test():
+    """Whether `make test` runs each `(file, test, case)` of `make test-all`."""
+    listed = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    found = re.findall(r"^\S*?(\w+\.py)::(\w+)(?:\[(.*)\])?$", listed.stdout, re.M)
+    assert found, listed.stdout + listed.stderr
+    return {test: rings.runs_in_make_test(*test) for test in found}
+
+
+def test_every_section_has_its_promises():
+    assert [*PROMISES, *WITHOUT_PROMISES] == list(sections())
+
+
+@pytest.mark.parametrize("section", PROMISES)
+def test_the_words_stand_in_the_readme(section):
+    text = words(sections()[section])
+    assert [quote for quote in PROMISES[section] if quote not in text] == []
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_every_row_is_a_promise(section):
+    table = re.search(r"(?:^\|.*\n)+", sections()[section], re.M)[0]
+    _, _, *rows = re.findall(r"^\| ?([^|]+?) ?\|", table, re.M)
+    quotes = PROMISES[section]
+    assert [row for row in rows if not any(quote in row for quote in quotes)] == []
+
+
+def test_make_test_runs_every_promise(in_make_test):
+    held = {
+        f"{file}::{test}{suffix}"
+        for (file, test, case), runs in in_make_test.items()
+        if runs
+        for suffix in ("", f"[{case}]")
+    }
+    promised = [
+        test
+        for promises in PROMISES.values()
+        for tests in promises.values()
+        for test in tests
+    ]
+    assert [test for test in promised if test not in held] == []
+
+
+@pytest.mark.parametrize("test", rings.IN_MAKE_TEST)
+def test_what_is_left_to_make_test_all_exists(test, in_make_test):
+    cases = {
+        case: runs
+        for (file, name, case), runs in in_make_test.items()
+        if f"{file}::{name}" == test
+    }
+    assert False in cases.values(), "no such test, or `make test` runs all its cases"
+    if rings.IN_MAKE_TEST[test]:
+        assert True in cases.values(), "no case has such an id"
