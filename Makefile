@@ -14,7 +14,8 @@ RUN := $(VENV)/bin/python
 FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 # A process for each core; four fill the memory of a small machine.
-PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4
+PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 \
+	--dist worksteal
 
 GPU := $(wildcard /dev/nvidia0)
 # Where CMake looks for it.

@@ -10,49 +10,139 @@ import fnmatch
 
 import pytest
 
-# The file and the name of a test that takes long, and patterns for the ids of the cases
-# that `make test` runs nevertheless.
+# By file and name, or "*" for the whole file, a test that takes long, and patterns for
+# the ids of the cases that `make test` runs nevertheless. Long are tables of every
+# optimizer, layer or way to train, what XLA compiles, a second or more a case, and what
+# starts processes.
 IN_MAKE_TEST = {
-    # XLA compiles each case, for a second or more.
-    "test_optimizers.py::test_equals_the_bare_optimizer_under_xla": ["adam-*"],
-    "test_optimizers.py::test_sparse_gradients_under_xla": ["adam"],
-    "test_optimizers.py::test_rows_without_a_gradient_are_not_written": ["*-eager"],
-    "test_optimizers.py::test_option_acts_as_on_the_bare_optimizer": ["*-eager"],
-    "test_overflow.py::test_overflows_leave_no_trace_under_xla": ["adam_ema-*"],
-    "test_fused_update.py::test_a_skipped_step_leaves_no_trace": ["*adam*"],
-    "test_lowering.py::test_xla_computes_what_the_kernels_do": ["*-float16"],
-    # Every optimizer under every policy, with every option.
-    "test_optimizers.py::test_equals_the_bare_optimizer_to_the_bit": ["*-float16"],
-    "test_optimizers.py::test_option_acts_on_every_optimizer": ["adam-*-float16"],
-    "test_optimizers.py::test_option_changes_the_result": [],
-    "test_optimizers.py::test_sparse_gradients_with_duplicates": ["sgd-*", "adam-*"],
-    "test_optimizers.py::test_sparse_gradients_with_option": [],
-    "test_optimizers.py::test_exclude_from_weight_decay": ["adamw-inner-*"],
-    "test_overflow.py::test_overflows_leave_no_trace": ["*-float16"],
-    # Every layer under every policy, and under XLA.
-    "test_contract.py::test_16_bits_are_close_to_float64": ["*-mixed_float16-eager"],
-    "test_contract.py::test_float32_is_what_keras_computes": [
-        *("batch-norm", "conv2d", "dense", "heads", "lstm", "softmax")
-    ],
-    "test_exponentials.py::test_a_row_without_a_softmax_is_nan": ["native-*"],
-    # Processes that are started, killed and started again.
-    "test_backup_and_restore.py::"
-    "test_backup_killed_between_its_two_files_trains_an_epoch_twice": [],
-    "test_cpu_instructions.py::test_a_set_that_this_cpu_has_is_used": ["portable"],
-    "test_killed_runs.py::test_a_run_killed_once": [],
-    # Replicas.
-    "test_distribution.py::test_muon_assigns_to_weights_on_all_replicas": [],
-    "test_distribution.py::test_an_overflow_on_one_replica_is_seen_by_all": [
-        "*float16-1-*"
-    ],
-    # Random arguments.
-    "test_misuse.py::test_what_does_not_fit_is_told_and_nothing_crashes": [],
+    "test_attention.py": {
+        "test_attention_of_a_tensor_to_itself_has_its_gradient": [],
+    },
+    "test_branches.py": {
+        "test_unscaled_before_a_branch": ["*-graph"],
+    },
+    "test_build.py": {
+        "test_a_setting_of_an_earlier_build_is_not_kept": [],
+        "test_builds_again_after_its_ninja_was_deleted": [],
+        "test_only_what_changed_is_compiled_again": [],
+    },
+    "test_callbacks.py": {
+        "test_a_backup_restores_the_scale_of_the_rule": [],
+        "test_a_collapse_is_seen_in_every_way_to_train": [],
+        "test_averages_are_swapped_in_between_epochs": [],
+        "test_averages_are_swapped_in_for": [],
+        "test_averages_of_a_model_that_is_not_wrapped": [],
+        "test_patience_counts_across_epochs": [],
+        "test_patience_counts_across_fits": [],
+        "test_the_rule_of_each_fit_takes_effect_in_the_compiled_step": [],
+        "test_the_scale_multiplies_the_gradient_of_the_compiled_step": [],
+    },
+    "test_checkpoints.py": {
+        "test_restores_every_replica": [],
+    },
+    "test_contract.py": {
+        "test_16_bits_are_close_to_float64": ["*-mixed_float16-eager"],
+        "test_float32_is_what_keras_computes": [
+            "batch-norm",
+            "conv2d",
+            "dense",
+            "heads",
+            "lstm",
+            "softmax",
+        ],
+    },
+    "test_cpu_instructions.py": {
+        "test_a_set_that_this_cpu_has_is_used": ["portable"],
+        "test_another_one_is_an_error": [],
+    },
+    "test_distribution.py": {
+        "test_an_overflow_on_one_replica_is_seen_by_all": ["float16-1-*"],
+        "test_muon_assigns_to_weights_on_all_replicas": [],
+        "test_sparse_gradients_touch_the_rows_of_every_replica": [],
+    },
+    "test_duplicates.py": {
+        "test_as_by_keras_alone": ["sgd-*"],
+    },
+    "test_exponentials.py": {
+        "test_a_row_without_a_softmax_is_nan": ["native-*"],
+        "test_extreme_logits": ["native-*"],
+    },
+    "test_gemm.py": {
+        "test_sizes": [],
+    },
+    "test_gemm_graphs.py": {
+        "test_saved_model_in_a_new_process": [],
+    },
+    "test_loss_scale.py": {
+        "test_field_survives_a_compiled_step": [],
+        "test_training_survives_a_damaged_scale": [],
+    },
+    "test_native.py": {
+        "test_the_library_is_loaded_when_an_op_is_called": [],
+    },
+    "test_nmt_seq2seq.py": {
+        "test_beam_of_one_is_greedy": [],
+        "test_loss_is_fp32_and_variables_follow_the_policy": [],
+        "test_step_time": [],
+        "test_train_in_fp32": [],
+    },
+    "test_optimizers.py": {
+        "test_equals_the_bare_optimizer_under_xla": ["adam-*"],
+        "test_sparse_gradients_under_xla": ["adam"],
+        "test_rows_without_a_gradient_are_not_written": ["*-eager"],
+        "test_option_acts_as_on_the_bare_optimizer": ["*-float32-eager"],
+        "test_equals_the_bare_optimizer_to_the_bit": ["*-float16"],
+        "test_option_acts_on_every_optimizer": ["adam-*-float16"],
+        "test_option_changes_the_result": [],
+        "test_sparse_gradients_with_duplicates": ["sgd-*", "adam-*"],
+        "test_sparse_gradients_with_option": [],
+        "test_exclude_from_weight_decay": ["adamw-inner-*"],
+        "test_constraint_acts_on_the_master": [],
+        "test_shapes": [],
+    },
+    "test_overflow.py": {
+        "test_overflows_leave_no_trace_under_xla": [],
+        "test_overflows_leave_no_trace": ["adam_*-float16", "sgd-float16"],
+        "test_sparse_overflows_leave_no_trace": [],
+    },
+    "test_package.py": {
+        "test_importing_adds_nothing_to_keras_but_itself": [],
+    },
+    "test_paper_claims.py": {
+        "test_fit_honours_the_loss_scale": ["*-8"],
+    },
+    "test_resume.py": {
+        "test_resumed_run_equals_the_uninterrupted_one": ["*-adam"],
+    },
+    "test_rings.py": {
+        "test_make_test_runs_every_promise": [],
+        "test_the_list_names_tests_and_cases_that_exist": [],
+    },
+    "test_training.py": {
+        "test_a_wrapped_optimizer_trains": ["*_model-float16-*"],
+    },
+    # Whole files: damage, kills and full disks, whole models, random arguments.
+    "test_applications.py": {"*": []},
+    "test_backup_and_restore.py": {"*": []},
+    "test_damaged_checkpoints.py": {"*": []},
+    "test_disk.py": {"*": []},
+    "test_downloads.py": {"*": []},
+    "test_hub.py": {"*": []},
+    "test_killed_runs.py": {"*": []},
+    "test_killed_saves.py": {"*": []},
+    "test_malformed_configs.py": {"*": []},
+    "test_misuse.py": {"*": []},
+    "test_overflow_storm.py": {"*": []},
+    "test_second_order.py": {"*": []},
+    "test_soak.py": {"*": []},
+    "test_volta.py": {"*": []},
 }
 
 
 def runs_in_make_test(file, test, case):
     """Whether `make test` runs a case of a test; `case` is "" where there is one."""
-    patterns = IN_MAKE_TEST.get(f"{file}::{test}", ["*"])
+    tests = IN_MAKE_TEST.get(file, {})
+    patterns = tests.get(test, tests.get("*", ["*"]))
     return any(fnmatch.fnmatchcase(case, pattern) for pattern in patterns)
 
 

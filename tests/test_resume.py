@@ -181,10 +181,10 @@ ROUTES = {
 }
 
 
-def run_in_a_new_process(function, folder):
+def run_in_a_new_process(function, folder, cases):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     subprocess.run(
-        [sys.executable, __file__, function, str(folder)],
+        [sys.executable, __file__, function, str(folder), *cases],
         env=environment,
         check=True,
         timeout=240,
@@ -192,11 +192,16 @@ def run_in_a_new_process(function, folder):
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """Folder with the state of every case, by route, after a stop and a new start."""
+def resumed(request, tmp_path_factory):
+    """Folder with the state of every tested case, by route, after a new start."""
     folder = tmp_path_factory.mktemp("resume")
-    run_in_a_new_process("save", folder)
-    run_in_a_new_process("resume", folder)
+    cases = {
+        item.callspec.params["case"]
+        for item in request.session.items
+        if item.path == request.path and "resumed" in item.fixturenames
+    }
+    run_in_a_new_process("save", folder, cases)
+    run_in_a_new_process("resume", folder, cases)
     return folder
 
 
@@ -320,10 +325,10 @@ def test_copies_round_the_same_way():
     assert np.any(first != third)
 
 
-def main(function, folder):
+def main(function, folder, *cases):
     for route, (save, resume, _) in ROUTES.items():
         (folder / route).mkdir(exist_ok=True)
-        for case in CASES:
+        for case in cases:
             keras.utils.clear_session(free_memory=False)
             if function == "save":
                 save(case, folder / route)
@@ -335,4 +340,4 @@ def main(function, folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
