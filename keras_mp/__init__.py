@@ -11,6 +11,8 @@ from keras_mp.callbacks import (
     SwapEMAWeights,
 )
 from keras_mp.checkpoints import Checkpoints
+from keras_mp.diagnostics.inspect import inspect
+from keras_mp.diagnostics.numerics import Numerics
 from keras_mp.export import export_weights
 from keras_mp.layers import (
     ConversionReport,
@@ -42,10 +44,12 @@ __all__ = [
     "LossScaleCallback",
     "LossScaleCollapseError",
     "LossScaleState",
+    "Numerics",
     "SwapEMAWeights",
     "conversion_report",
     "convert",
     "export_weights",
+    "inspect",
     "layers",
     "ops",
     "regularize_in_fp32",

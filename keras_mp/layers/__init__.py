@@ -53,6 +53,7 @@ from keras_mp.layers.pooling.global_average_pooling import (
     GlobalAveragePooling2D,
     GlobalAveragePooling3D,
 )
+from keras_mp.layers.probe import Probe
 from keras_mp.layers.rnn.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from keras_mp.layers.rnn.gru import GRU
 from keras_mp.layers.rnn.gru_cell import GRUCell
@@ -96,6 +97,7 @@ __all__ = [
     "LSTMCell",
     "LayerNormalization",
     "MultiHeadAttention",
+    "Probe",
     "RMSNormalization",
     "ReversibleEmbedding",
     "SeparableConv1D",

@@ -19,6 +19,7 @@ from keras_mp.ops import (
     statistics,
 )
 from keras_mp.ops.build_info import build_info
+from keras_mp.ops.exponents import exponent_histogram
 from keras_mp.ops.gemm import fp16_gemm
 from keras_mp.ops.symbolic import symbolic
 
@@ -34,6 +35,7 @@ sum = symbolic(reductions.sum, "x")
 __all__ = [
     "build_info",
     "cumsum",
+    "exponent_histogram",
     "fp16_gemm",
     "log_softmax",
     "logsumexp",

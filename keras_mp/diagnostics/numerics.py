@@ -1,0 +1,323 @@
+"""`Numerics`: the report of `inspect`, and the verdicts that follow from it."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_mp.arguments import positive_number
+from keras_mp.diagnostics.statistics import TensorStatistics, total
+
+KINDS = (
+    "activation",
+    "activation_gradient",
+    "weight",
+    "weight_gradient",
+    "update",
+)
+GRADIENTS = ("activation_gradient", "weight_gradient")
+_FP16_MAX = 65_504.0
+# Beyond them a scale is of no use: FP32 has no more numbers to gain or to lose.
+_MIN_EXPONENT, _MAX_EXPONENT = -14, 24
+# A tenth of the length of an update or a gradient.
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one tensor.
+
+    Attributes:
+        path: str, of the layer or the variable.
+        kind: str, one of `KINDS`.
+        statistics: `TensorStatistics` of its numbers.
+        relative_error: float or None: of FP16's gradient, or of the update of an FP16
+            weight without a master, `|x - reference| / |reference|`; the reference is
+            computed in FP32.
+        cosine: float or None, of the angle between the two.
+        too_small: int or None, updates that are zero in FP16 and not in FP32.
+        absorbed: int or None, other updates that leave the FP16 weight as it was.
+    """
+
+    path: str
+    kind: str
+    statistics: TensorStatistics
+    relative_error: float | None = None
+    cosine: float | None = None
+    too_small: int | None = None
+    absorbed: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An answer, true or false, with the number that it rests on.
+
+    Attributes:
+        needed: bool.
+        value: float, what was measured.
+        threshold: float, beyond which the answer is yes.
+        reason: str, a sentence that says both.
+    """
+
+    needed: bool
+    value: float
+    threshold: float
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.needed
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.needed else 'no'}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What FP16 does to the numbers of a model in one step of training.
+
+    Attributes:
+        entries: tuple of `Entry`, in the order of computation.
+        loss: float, that of the batch.
+        loss_scale: float, at which FP16's gradients were computed.
+        gradient_errors: dict from a loss scale to the relative error of all FP16 weight
+            gradients, taken as one vector, at that scale.
+        notes: tuple of str, what was not seen, and why.
+
+    Reference: Mixed Precision Training, sections 3.1 and 3.2, figures 2b and 3.
+    """
+
+    entries: tuple[Entry, ...]
+    loss: float
+    loss_scale: float
+    gradient_errors: Mapping[float, float]
+    notes: tuple[str, ...] = ()
+
+    def of_kind(self, *kinds: str) -> list[Entry]:
+        """Returns the entries of these kinds, in the order of computation."""
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+    def total(self, *kinds: str) -> TensorStatistics | None:
+        """Returns the statistics of all tensors of these kinds together."""
+        return total(entry.statistics for entry in self.of_kind(*kinds))
+
+    def suggested_scale(self, margin: float = 2.0) -> float:
+        """Returns the loss scale that the rule of the paper gives for this batch.
+
+        The largest power of two whose product with `margin` and with the largest
+        magnitude of an activation or weight gradient is below 65,504; from 2**-14 to
+        2**24.
+
+        Args:
+            margin: positive float, by how much the gradients of other batches may be
+                larger. Defaults to 2.
+
+        Reference: Mixed Precision Training, section 3.2.
+        """
+        margin = positive_number("margin", margin, "Try 2.")
+        gradients = self.total(*GRADIENTS)
+        largest = gradients.largest if gradients else None
+        if largest is None:
+            return 1.0
+        exponent = math.ceil(math.log2(_FP16_MAX / (largest * margin))) - 1
+        return 2.0 ** min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
+
+    def recovered(self, scale: float) -> float:
+        """Returns the share of the lost gradients that a loss scale brings back.
+
+        Lost are those that FP16 rounds to zero, and that are not zero in FP32.
+
+        Args:
+            scale: float, a power of two.
+
+        Returns:
+            float from 0 to 1; 1 where nothing is lost without a scale.
+
+        Raises:
+            ValueError: `scale` is not a power of two.
+        """
+        exponent = _exponent_of(scale)
+        gradients = self.total(*GRADIENTS)
+        if gradients is None or not gradients.lost:
+            return 1.0
+        return 1.0 - gradients.lost_at(exponent) / gradients.lost
+
+    def overflowed(self, scale: float) -> float:
+        """Returns the share of the gradients that overflow FP16 at a loss scale.
+
+        Args:
+            scale: float, a power of two.
+
+        Raises:
+            ValueError: `scale` is not a power of two.
+        """
+        exponent = _exponent_of(scale)
+        gradients = self.total(*GRADIENTS)
+        if gradients is None or not gradients.elements:
+            return 0.0
+        return gradients.overflows_at(exponent) / gradients.elements
+
+    def needs_scaling(self) -> Verdict:
+        """Tells whether FP16 loses gradients that a loss scale would keep.
+
+        Yes, where without a scale the weight gradients of FP16 differ from those of
+        FP32 by more than a tenth of their length, and by less than half as much at
+        `suggested_scale()`.
+        """
+        without = self.gradient_errors.get(1.0, 0.0)
+        suggested = self.suggested_scale()
+        with_scale = self.gradient_errors.get(suggested, without)
+        return Verdict(
+            without > _TOLERANCE and with_scale < without / 2,
+            without,
+            _TOLERANCE,
+            f"without a scale FP16's weight gradients differ from FP32's by "
+            f"{without:.2%} of their length, at {suggested:g} by {with_scale:.2%}",
+        )
+
+    def needs_masters(self) -> Verdict:
+        """Tells whether weights stored in FP16 alone would lose their updates.
+
+        Yes, where the relative error of the change of the FP16 weights, averaged over
+        all weights (each variable counts by its number of elements, and at most as
+        1), is more than a tenth.
+        """
+        updates = [e for e in self.of_kind("update") if e.relative_error is not None]
+        elements = sum(e.statistics.elements for e in updates)
+        errors = sum(
+            min(e.relative_error or 0.0, 1.0) * e.statistics.elements for e in updates
+        )
+        error = errors / elements if elements else 0.0
+        unchanged = sum((e.too_small or 0) + (e.absorbed or 0) for e in updates)
+        share = unchanged / elements if elements else 0.0
+        return Verdict(
+            error > _TOLERANCE,
+            error,
+            _TOLERANCE,
+            f"the updates of FP16 weights without masters are off by {error:.2%}, and "
+            f"{share:.2%} of the weights would not change",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as what JSON can hold; `from_dict` reads it."""
+        entries = [
+            {**vars(entry), "statistics": entry.statistics.to_dict()}
+            for entry in self.entries
+        ]
+        errors = {str(scale): error for scale, error in self.gradient_errors.items()}
+        return {
+            **vars(self),
+            "entries": entries,
+            "gradient_errors": errors,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Numerics":
+        """Returns the report that `to_dict` described."""
+        entries = tuple(
+            Entry(**{**entry, "statistics": TensorStatistics.from_dict(statistics)})
+            for entry in data["entries"]
+            if (statistics := entry["statistics"]) is not None
+        )
+        errors = {float(s): float(e) for s, e in data["gradient_errors"].items()}
+        return cls(
+            **{
+                **data,
+                "entries": entries,
+                "gradient_errors": errors,
+                "notes": tuple(data["notes"]),
+            }
+        )
+
+    def to_json(self) -> str:
+        """Returns `to_dict()` as a text."""
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        scale = self.suggested_scale()
+        lines = [
+            f"loss {self.loss:.6g}; FP16 gradients at the loss scale "
+            f"{self.loss_scale:g}",
+            "",
+            _ROW.format(*_TITLES),
+        ]
+        for kind in KINDS:
+            entries = sorted(self.of_kind(kind), key=_damage, reverse=True)
+            lines += [_row(entry) for entry in entries[:_ROWS]]
+            if len(entries) > _ROWS:
+                lines.append(f"{kind:<19} and {len(entries) - _ROWS} more")
+        lines += [
+            "",
+            f"loss scaling needed? {self.needs_scaling()}",
+            f"suggested scale      {scale:g}, which recovers "
+            f"{self.recovered(scale):.2%} of the lost gradients",
+            f"masters needed?      {self.needs_masters()}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+        return "\n".join(_folded(lines))
+
+
+_ROW = "{:<19} {:<27} {:>9} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}"
+_TITLES = (
+    *("kind", "layer or variable", "elements"),
+    *("zero%", "lost%", "subn%", "over%", "max", "err%"),
+)
+_WIDTH = 100
+_ROWS = 12  # of a kind, the worst ones
+
+
+def _row(entry: Entry) -> str:
+    found = entry.statistics
+    changes = (entry.too_small, entry.absorbed)
+    lost = found.lost if entry.kind != "update" else sum(n or 0 for n in changes)
+    parts = (found.zeros, lost, found.subnormals, found.overflows)
+    shares = [
+        _percent(part / found.elements if found.elements else 0) for part in parts
+    ]
+    return _ROW.format(
+        entry.kind,
+        _shortened(entry.path, 27),
+        found.elements,
+        *shares,
+        f"{found.largest:.1e}" if found.largest is not None else "-",
+        _percent(entry.relative_error),
+    )
+
+
+def _percent(share: float | None) -> str:
+    """Returns a share in percent, in six characters."""
+    if share is None:
+        return "-"
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "<0.01"
+    return f"{percent:.2f}" if percent < 1000 else f"{percent:.0e}"
+
+
+def _shortened(text: str, size: int) -> str:
+    return text if len(text) <= size else "..." + text[3 - size :]
+
+
+def _folded(lines: Iterable[str]) -> Iterable[str]:
+    import textwrap
+
+    for line in lines:
+        yield from textwrap.wrap(line, _WIDTH, subsequent_indent="    ") or [""]
+
+
+def _damage(entry: Entry) -> tuple[float, float]:
+    elements = max(entry.statistics.elements, 1)
+    lost = entry.statistics.lost + entry.statistics.overflows
+    return entry.relative_error or 0.0, lost / elements
+
+
+def _exponent_of(scale: float) -> int:
+    scale = positive_number("scale", scale, "Try 2.0**15.")
+    mantissa, exponent = math.frexp(scale)
+    if mantissa != 0.5:
+        raise ValueError(
+            "`scale` must be a power of two, for which the losses are known exactly. "
+            f"Received: scale={scale!r}. The next smaller one is {2.0 ** (exponent - 1)}."
+        )
+    return exponent - 1

@@ -1,0 +1,98 @@
+"""The update that a step would make, in FP32 and in FP16 without master weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.optimizer.master_weights import create_master
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far numbers are from those computed in FP32, as vectors.
+
+    Attributes:
+        relative_error: float, `|x - reference| / |reference|`; 0 where both are 0.
+        cosine: float, of the angle between them, or None where one of them is 0.
+    """
+
+    relative_error: float
+    cosine: float | None
+
+    @classmethod
+    def between(cls, x: Any, reference: Any) -> "Difference":
+        """Returns the difference of `x` from `reference`, computed in float64."""
+        x, reference = (np.asarray(each, np.float64).ravel() for each in (x, reference))
+        if not np.all(np.isfinite(x)):
+            return cls(float("inf"), None)
+        size, error = np.linalg.norm(reference), np.linalg.norm(x - reference)
+        product = size * np.linalg.norm(x)
+        return cls(
+            float(error / size) if size else 0.0 if error == 0 else float("inf"),
+            float(np.dot(x, reference) / product) if product else None,
+        )
+
+
+@dataclass(frozen=True)
+class Update:
+    """What FP16 without a master would make of the update of a weight.
+
+    Attributes:
+        values: float32 array, the update in FP32.
+        too_small: int, updates that are not zero, and zero in FP16.
+        absorbed: int, updates that FP16 holds, and that leave the FP16 weight as it was
+            when they are added.
+        difference: `Difference` of the change of the FP16 weight from the update.
+    """
+
+    values: Any
+    too_small: int
+    absorbed: int
+    difference: Difference
+
+    @classmethod
+    def of(cls, weight: Any, update: Any) -> "Update":
+        """Returns it for a weight and its update, both float32 arrays."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            half_weight = weight.astype(np.float16)
+            half_update = update.astype(np.float16)
+            # The sum of two FP16 numbers is exact in float64, and rounded once.
+            total = half_weight.astype(np.float64) + half_update
+            after = total.astype(np.float16)
+            change = after.astype(np.float64) - half_weight
+        too_small = (update != 0) & (half_update == 0)
+        absorbed = (half_update != 0) & (after == half_weight)
+        return cls(
+            update,
+            int(np.count_nonzero(too_small)),
+            int(np.count_nonzero(absorbed)),
+            Difference.between(change, update),
+        )
+
+
+def updates_of(
+    optimizer: Any, weights: list[Any], values: list[Any], gradients: list[Any]
+) -> list[Update]:
+    """Returns the update of each weight in one step of a copy of an optimizer.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, wrapped or not; nothing of it changes.
+        weights: list of variables.
+        values: list of their float32 values.
+        gradients: list of float32 tensors.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    copy = type(inner).from_config(inner.get_config())
+    masters = [create_master(weight) for weight in weights]
+    for master, value in zip(masters, values, strict=True):
+        master.assign(value)
+    copy.build(masters)
+    if inner.built and len(inner.variables) == len(copy.variables):
+        for new, old in zip(copy.variables, inner.variables, strict=True):
+            new.assign(old)
+    before = [keras.ops.convert_to_numpy(master) for master in masters]
+    copy.apply(gradients, masters)
+    after = [keras.ops.convert_to_numpy(master) for master in masters]
+    return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]

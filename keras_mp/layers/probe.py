@@ -1,0 +1,67 @@
+"""Probe, an identity whose input `keras_mp.inspect` reports."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+_RECORD: contextvars.ContextVar[list[tuple[str, Any]] | None] = contextvars.ContextVar(
+    "keras_mp_probes", default=None
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Probe(keras.layers.Layer):
+    """Returns its input, and shows it to `keras_mp.inspect`.
+
+    `inspect` sees the output of every layer of a functional or Sequential model. Of a
+    layer or model with a `call` of its own it sees what passes through a Probe.
+
+    Args:
+        **kwargs: `name` and `dtype`, as for any layer.
+
+    Example:
+
+    >>> class Block(keras.layers.Layer):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.dense = keras.layers.Dense(4)
+    ...         self.scores = keras_mp.layers.Probe(name="scores")
+    ...     def call(self, x):
+    ...         return keras.ops.relu(self.scores(self.dense(x)))
+    >>> Block()(np.ones((2, 3))).shape
+    TensorShape([2, 4])
+
+    Reference: Mixed Precision Training, section 3.2.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        record = _RECORD.get()
+        # A symbolic tensor, of a model that is being built, has no numbers.
+        if record is None or keras.utils.is_keras_tensor(inputs):
+            return inputs
+        # Another tensor than the input: its gradient is that of what comes after it.
+        outputs = keras.tree.map_structure(keras.ops.copy, inputs)
+        record.append((self.path or self.name, outputs))
+        return outputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[tuple[str, Any]]]:
+    """Collects the path and the outputs of every Probe that is called inside."""
+    record: list[tuple[str, Any]] = []
+    token = _RECORD.set(record)
+    try:
+        yield record
+    finally:
+        _RECORD.reset(token)

@@ -1,0 +1,350 @@
+"""`inspect` on models whose numbers are known by hand."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+
+POLICIES = ("float32", "float16", "mixed_float16", "bfloat16")
+MODES = {
+    "eager": {"run_eagerly": True},
+    "graph": {"run_eagerly": False, "jit_compile": False},
+    "xla": {"jit_compile": True},
+}
+SAMPLES, FEATURES = 4, 6
+# Two thirds of them are zero after a relu.
+INPUTS = np.tile([-1.0, -2.0, 0.5, -0.25, 2.0, -8.0], (SAMPLES, 1)).astype("float32")
+
+
+def tiny(y_true, y_pred):
+    """A loss whose gradient is 2^-30 for each of four samples."""
+    return y_pred[:, 0] * (2.0**-30 * SAMPLES)
+
+
+def small_model(**options):
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.ReLU(name="relu"),
+            keras.layers.Dense(1, "linear", False, "ones", name="dense"),
+        ]
+    )
+    model.compile(optimizer=keras_mp.wrap("sgd", loss_scale=1.0), loss=tiny, **options)
+    return model
+
+
+def entry_of(report, path, kind):
+    (entry,) = [e for e in report.of_kind(kind) if e.path.endswith(path)]
+    return entry
+
+
+def state_of(model):
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [(v.path, v.numpy().copy()) for v in variables]
+
+
+def assert_same_state(before, after):
+    for (path, old), (_, new) in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new, err_msg=path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_numbers_known_by_hand(policy, mode):
+    keras.config.set_dtype_policy(policy)
+    model = small_model(**MODES[mode])
+    before = state_of(model)
+    report = keras_mp.inspect(model, INPUTS, np.zeros((SAMPLES, 1)))
+    assert_same_state(before, state_of(model))
+
+    relu = entry_of(report, "relu", "activation").statistics
+    assert (relu.elements, relu.zeros) == (24, 16)
+    assert relu.exponents == {-1: 4, 1: 4}
+    assert (relu.smallest, relu.largest) == (0.5, 2.0)
+    assert (relu.lost, relu.subnormals, relu.overflows) == (0, 0, 0)
+    dense = entry_of(report, "dense", "activation").statistics
+    assert dense.exponents == {1: 4} and dense.largest == 2.5
+
+    for path, elements in (("dense", 4), ("relu", 24)):
+        gradient = entry_of(report, path, "activation_gradient").statistics
+        assert gradient.exponents == {-30: elements}
+        assert gradient.lost == elements and gradient.lost_at(6) == 0
+    assert entry_of(report, "dense/kernel", "weight").statistics.exponents == {0: 6}
+    gradient = entry_of(report, "dense/kernel", "weight_gradient")
+    assert gradient.statistics.exponents == {-29: 1, -27: 1}
+    assert gradient.statistics.zeros == 4 and gradient.statistics.lost == 2
+    update = entry_of(report, "dense/kernel", "update")
+    # Not even FP32 adds 0.01 * 2^-27 to 1.
+    assert update.statistics.zeros == 6
+    assert (update.too_small, update.absorbed, update.relative_error) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scale_that_follows(policy, mode):
+    keras.config.set_dtype_policy(policy)
+    report = keras_mp.inspect(
+        small_model(**MODES[mode]), INPUTS, np.zeros((SAMPLES, 1))
+    )
+    # The largest gradient is 2^-27; the smallest, 2^-30, becomes 2^-25 at 2^5.
+    assert report.suggested_scale() == 2.0**24
+    assert report.suggested_scale(margin=2.0**24) == 2.0**18
+    assert report.recovered(1.0) == 0.0
+    assert report.recovered(2.0**5) == pytest.approx(2 / 30)
+    assert report.recovered(2.0**6) == 1.0
+    assert report.overflowed(2.0**42) == 0.0
+    assert report.overflowed(2.0**43) == pytest.approx(1 / 34)
+
+
+FP16 = ("float16", "mixed_float16")
+
+
+@pytest.mark.parametrize("policy", FP16)
+def test_as_is_shows_what_the_policy_made_of_them(policy):
+    keras.config.set_dtype_policy(policy)
+    model = small_model()
+    lost = keras_mp.inspect(model, INPUTS, np.zeros((SAMPLES, 1)), as_is=True)
+    kernel = entry_of(lost, "dense/kernel", "weight_gradient")
+    assert kernel.statistics.zeros == 6 and kernel.relative_error == 1.0
+    assert kernel.cosine is None
+    kept = keras_mp.inspect(
+        model, INPUTS, np.zeros((SAMPLES, 1)), loss_scale=2.0**10, as_is=True
+    )
+    kernel = entry_of(kept, "dense/kernel", "weight_gradient")
+    assert kernel.statistics.exponents == {-29: 1, -27: 1}
+    assert kernel.relative_error == 0.0 and kernel.cosine == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("policy", ("float32", *FP16))
+def test_verdict_on_scaling(policy):
+    keras.config.set_dtype_policy(policy)
+    model = small_model()
+    verdict = keras_mp.inspect(model, INPUTS, np.zeros((4, 1))).needs_scaling()
+    assert verdict and verdict.value == 1.0 and "100.00%" in str(verdict)
+    model.compile("sgd", loss=lambda y, p: p[:, 0])
+    assert not keras_mp.inspect(model, INPUTS, np.zeros((4, 1))).needs_scaling()
+
+
+# From the weight 2^-8, FP16 takes a step of 2^-19 for none: it is half of the spacing,
+# and rounded to even.
+@pytest.mark.parametrize(
+    ("update", "too_small", "absorbed", "needed"),
+    [
+        (2.0**-26, 1, 0, True),
+        (2.0**-19, 0, 1, True),
+        (2.0**-18, 0, 0, False),
+        (2.0**-12, 0, 0, False),
+    ],
+)
+def test_verdict_on_masters(update, too_small, absorbed, needed):
+    start = keras.initializers.Constant(2.0**-8)
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, "linear", False, start)]
+    )
+    model.compile(keras.optimizers.SGD(update), loss=lambda y, p: -p[:, 0])
+    report = keras_mp.inspect(model, np.ones((1, 1)), np.ones((1, 1)))
+    (entry,) = report.of_kind("update")
+    assert (entry.too_small, entry.absorbed) == (too_small, absorbed)
+    assert bool(report.needs_masters()) == needed
+    assert model.layers[0].kernel.numpy() == 2.0**-8
+
+
+def nested():
+    inner = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(3, name="dense")], name="inner"
+    )
+    other = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1, name="dense", kernel_regularizer="l2"),
+        ],
+        name="other",
+    )
+    inputs = keras.Input((3,), name="x")
+    model = keras.Model({"x": inputs}, {"y": other(inner(inner(inputs)))})
+    keras_mp.regularize_in_fp32(model)
+    return model
+
+
+def recurrent():
+    return keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(7, 4, mask_zero=True),
+            keras.layers.Bidirectional(keras.layers.LSTM(3, return_sequences=True)),
+            keras.layers.GRU(3, dropout=0.5, name="gru"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def attention():
+    inputs = keras.Input((6, 4))
+    x = keras_mp.layers.MultiHeadAttention(2, 3, name="attention")(inputs, inputs)
+    x = keras_mp.layers.LayerNormalization()(x + inputs)
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.probe = keras_mp.layers.Probe(name="hidden")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(keras.ops.relu(self.probe(self.dense(x))))
+
+
+def subclassed():
+    model = Subclassed()
+    model(np.ones((1, 3)))
+    return model
+
+
+MODELS = {
+    "nested": (nested, {"x": np.ones((4, 3), "float32")}, {"y": np.ones((4, 1))}),
+    "recurrent": (recurrent, np.array([[1, 2, 0, 0, 0], [1, 2, 3, 4, 5]]), np.ones(2)),
+    "attention": (attention, np.ones((2, 6, 4), "float32"), np.ones((2, 1))),
+    "subclassed": (subclassed, np.ones((2, 3), "float32"), np.ones((2, 1))),
+}
+PATHS = {
+    "nested": ["inner/dense", "inner/dense (2)", "other/batch_normalization"],
+    "recurrent": ["embedding", "bidirectional", "gru", "dense"],
+    "attention": ["attention", "add", "layer_normalization", "flatten", "dense"],
+    "subclassed": ["hidden"],
+}
+
+
+@pytest.mark.parametrize("policy", ("float32", *FP16))
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_seen_whole_and_left_as_they_were(name, policy):
+    keras.config.set_dtype_policy(policy)
+    make, x, y = MODELS[name]
+    model = make()
+    model.compile(keras_mp.wrap("adam"), loss="mse", metrics=["mae"])
+    model.fit(x, y, epochs=2, verbose=0)
+    before, config = state_of(model), model.to_json()
+    report = keras_mp.inspect(model, x, y)
+    assert_same_state(before, state_of(model))
+    assert model.to_json() == config
+
+    seen = [entry.path for entry in report.of_kind("activation")]
+    assert seen[: len(PATHS[name])] == PATHS[name]
+    trainable = [v.path for v in model.trainable_variables]
+    assert [e.path for e in report.of_kind("weight_gradient")] == trainable
+    assert [e.path for e in report.of_kind("update")] == trainable
+    assert bool(report.notes) == (name == "subclassed")
+    model.fit(x, y, verbose=0)
+
+
+def test_gradients_are_those_of_a_training_step():
+    keras.config.set_dtype_policy("float32")
+    make, x, y = MODELS["nested"]
+    model = make()
+    model.compile(keras.optimizers.SGD(1.0), loss="mse")
+    before = [v.numpy().copy() for v in model.trainable_variables]
+    report = keras_mp.inspect(model, x, y)
+    model.train_on_batch(x, y)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        step = np.abs(old.astype("float64") - variable.numpy())
+        largest = entry_of(report, variable.path, "weight_gradient").statistics.largest
+        # The difference of two weights near 1 is known to 2^-24 of them.
+        assert (largest or 0.0) == pytest.approx(step.max(), rel=1e-5, abs=2.0**-22)
+
+
+def test_recurrent_layer_is_seen_at_all_time_steps():
+    make, x, y = MODELS["recurrent"]
+    model = make()
+    model.compile("sgd", loss="mse")
+    report = keras_mp.inspect(model, x, y)
+    assert entry_of(report, "gru", "activation").statistics.elements == 2 * 5 * 3
+    gradient = entry_of(report, "gru", "activation_gradient")
+    assert gradient.statistics.elements == 2 * 3
+
+
+def test_masters_are_the_values():
+    keras.config.set_dtype_policy("float16")
+    model = small_model()
+    model.optimizer.build(model.trainable_variables)
+    with model.optimizer.changing_masters():
+        model.optimizer.master_weights[0].assign(np.full((6, 1), 1 + 2.0**-20))
+    report = keras_mp.inspect(model, INPUTS, np.zeros((4, 1)))
+    largest = entry_of(report, "dense/kernel", "weight").statistics.largest
+    assert largest == 1 + 2.0**-20
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_report_prints_and_reads_back(name):
+    make, x, y = MODELS[name]
+    model = make()
+    model.compile(keras_mp.wrap("adam"), loss="mse")
+    report = keras_mp.inspect(model, x, y)
+    assert max(len(line) for line in str(report).split("\n")) <= 100
+    assert keras_mp.Numerics.from_dict(json.loads(report.to_json())) == report
+
+
+class WithoutConfig(keras.layers.Layer):
+    def __init__(self, units, function):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+        self.function = function
+
+    def call(self, x):
+        return self.function(self.dense(x))
+
+
+def without_config():
+    model = keras.Sequential([keras.Input((3,)), WithoutConfig(2, keras.ops.relu)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def frozen():
+    model = small_model()
+    model.trainable = False
+    return model
+
+
+UNBUILT = keras.Sequential([keras.layers.Dense(1)])
+MISUSE = {
+    "no model": (lambda: keras.layers.Dense(1), {}, "must be a keras.Model.*Dense"),
+    "not built": (lambda: UNBUILT, {}, "must be built.*not built"),
+    "not compiled": (nested, {}, "must be compiled.*not compiled"),
+    "no weights to train": (frozen, {}, "must have trainable weights"),
+    "scale": (small_model, {"loss_scale": -1.0}, "`loss_scale` must be positive"),
+    "no config": (without_config, {}, "made again from its config.*as_is=True"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_is_explained(name):
+    if name in ("no config",):
+        keras.config.set_dtype_policy("mixed_float16")
+    make, arguments, message = MISUSE[name]
+    with pytest.raises((TypeError, ValueError), match=f"(?s){message}"):
+        keras_mp.inspect(make(), np.ones((2, 3)), np.ones((2, 1)), **arguments)
+
+
+def test_failure_leaves_the_model_as_it_was():
+    make, _, y = MODELS["nested"]
+    model = make()
+    model.compile(keras_mp.wrap("adam"), loss="mse")
+    before = state_of(model)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        keras_mp.inspect(model, {"x": np.ones((4, 7))}, y)
+    assert_same_state(before, state_of(model))
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.3], ids=["3", "0.3"])
+def test_other_scales_than_powers_of_two_are_refused(scale):
+    report = keras_mp.inspect(small_model(), INPUTS, np.zeros((4, 1)))
+    with pytest.raises(ValueError, match="power of two"):
+        report.recovered(scale)
