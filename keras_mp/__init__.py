@@ -11,8 +11,10 @@ from keras_mp.callbacks import (
     SwapEMAWeights,
 )
 from keras_mp.checkpoints import Checkpoints
+from keras_mp.diagnostics.find_overflow import Overflow, find_overflow
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.diagnostics.numerics import Numerics
+from keras_mp.diagnostics.suggest_loss_scale import suggest_loss_scale
 from keras_mp.export import export_weights
 from keras_mp.layers import (
     ConversionReport,
@@ -45,14 +47,17 @@ __all__ = [
     "LossScaleCollapseError",
     "LossScaleState",
     "Numerics",
+    "Overflow",
     "SwapEMAWeights",
     "conversion_report",
     "convert",
     "export_weights",
+    "find_overflow",
     "inspect",
     "layers",
     "ops",
     "regularize_in_fp32",
+    "suggest_loss_scale",
     "to_keras",
     "wrap",
 ]

@@ -25,11 +25,14 @@ class Expansion:
         paths: list of str, the layers that these come from, in the order of
             computation.
         layers: list of the pairs of a layer and of the one in its place.
+        positions: dict from the `id` of a variable of the original to the index in
+            `paths` of the layer that uses it, the first time.
     """
 
     def __init__(self, model: Any, layer_of: Callable[[Any], Any]) -> None:
         self.paths: list[str] = []
         self.layers: list[tuple[Any, Any]] = []
+        self.positions: dict[int, int] = {}
         self._layer_of = layer_of
         self._made: dict[int, Any] = {}
         self._outputs: list[Any] = []
@@ -49,6 +52,7 @@ class Expansion:
         if is_graph(operation):
             inner = self._once(operation, lambda: Expansion(operation, self._layer_of))
             outputs, seen, shown = inner.model(*args, **kwargs)
+            positions = inner.positions
             paths = [f"{operation.name}/{path}" for path in inner.paths]
             if not any(pair in self.layers for pair in inner.layers):
                 self.layers += inner.layers
@@ -60,6 +64,9 @@ class Expansion:
             if over_time is not None:
                 shown[0] = keras.tree.flatten(over_time(*args, **kwargs))[0]
             paths = [operation.name] * len(seen)
+            positions = {id(v): 0 for v in getattr(operation, "variables", ())}
+        for variable, position in positions.items():
+            self.positions.setdefault(variable, len(self.paths) + position)
         self.paths += paths
         self._outputs += seen
         self._shown += shown

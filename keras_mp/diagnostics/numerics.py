@@ -117,10 +117,7 @@ class Numerics:
         margin = positive_number("margin", margin, "Try 2.")
         gradients = self.total(*GRADIENTS)
         largest = gradients.largest if gradients else None
-        if largest is None:
-            return 1.0
-        exponent = math.ceil(math.log2(_FP16_MAX / (largest * margin))) - 1
-        return 2.0 ** min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
+        return 1.0 if largest is None else scale_below_overflow(largest * margin)
 
     def recovered(self, scale: float) -> float:
         """Returns the share of the lost gradients that a loss scale brings back.
@@ -312,12 +309,19 @@ def _damage(entry: Entry) -> tuple[float, float]:
     return entry.relative_error or 0.0, lost / elements
 
 
+def scale_below_overflow(magnitude: float) -> float:
+    """Returns the largest power of two whose product with it is below 65,504."""
+    exponent = math.ceil(math.log2(_FP16_MAX / magnitude)) - 1
+    return 2.0 ** min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
+
+
 def _exponent_of(scale: float) -> int:
     scale = positive_number("scale", scale, "Try 2.0**15.")
     mantissa, exponent = math.frexp(scale)
     if mantissa != 0.5:
+        smaller = 2.0 ** (exponent - 1)
         raise ValueError(
             "`scale` must be a power of two, for which the losses are known exactly. "
-            f"Received: scale={scale!r}. The next smaller one is {2.0 ** (exponent - 1)}."
+            f"Received: scale={scale!r}. The next smaller one is {smaller}."
         )
     return exponent - 1

@@ -153,14 +153,13 @@ class TensorStatistics:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TensorStatistics":
         """Returns the statistics that `to_dict` described."""
-        return cls(
-            **{
-                name: {int(e): int(n) for e, n in value.items()}
-                if isinstance(value, Mapping)
-                else value
-                for name, value in data.items()
-            }
-        )
+        arguments: dict[str, Any] = {
+            name: {int(e): int(n) for e, n in value.items()}
+            if isinstance(value, Mapping)
+            else value
+            for name, value in data.items()
+        }
+        return cls(**arguments)
 
 
 def total(statistics: Any) -> TensorStatistics | None:

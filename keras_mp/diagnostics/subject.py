@@ -1,4 +1,4 @@
-"""The model that is inspected: its layers under a policy, on values of its variables."""
+"""A model, or its twin under another dtype policy, run forward and backward once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ class Backpropagation:
 
     Attributes:
         activations: list of (path, tensor), in the order of computation.
-        activation_gradients: list of (path, tensor), in that order, of the loss times
-            the scale.
-        weight_gradients: list of (path, tensor), of the loss times the scale.
+        activation_gradients: list of (path, float32 tensor), in that order: computed
+            from the loss times the scale, and divided by the scale.
+        weight_gradients: as `activation_gradients`, in the order of the weights.
         loss: scalar float32 tensor, not scaled.
     """
 
@@ -57,9 +57,10 @@ class Subject:
         if self.sees_layers:
             expansion = Expansion(model, layer_of)
             self._model, self._paths = expansion.model, expansion.paths
-            layers = expansion.layers
+            layers, self._positions = expansion.layers, expansion.positions
         else:
             self._model, self._paths = layer_of(model), []
+            self._positions = {}
             layers = [(model, self._model)]
         self._pairs = [pair for pair in layers if pair[0] is not pair[1]]
 
@@ -98,10 +99,14 @@ class Subject:
         gradients = tape.gradient(scaled, [[x for _, x in weights], outputs])
         return Backpropagation(
             list(zip(paths, shown, strict=True)),
-            _given(paths, gradients[1]),
-            _given([variable.path for variable, _ in weights], gradients[0]),
+            _unscaled(paths, gradients[1], scale),
+            _unscaled([variable.path for variable, _ in weights], gradients[0], scale),
             ops.cast(loss, "float32"),
         )
+
+    def position_of(self, variable: Any) -> int | None:
+        """Returns the index of the layer of a variable among the activations."""
+        return self._positions.get(id(variable))
 
     def _build(self, x: Any) -> None:
         """Creates the weights of twins that no symbolic call has created."""
@@ -156,9 +161,14 @@ def _sum(losses: Any) -> Any:
     return sum(ops.sum(ops.cast(loss, "float32")) for loss in losses)
 
 
-def _given(paths: list[str], gradients: list[Any]) -> list[tuple[str, Any]]:
-    """Returns the gradients that there are, each with its path and dense."""
+def _unscaled(
+    paths: list[str], gradients: list[Any], scale: float
+) -> list[tuple[str, Any]]:
+    """Returns the gradients that there are, each with its path, dense and divided."""
     import tensorflow as tf
 
-    pairs = zip(paths, gradients, strict=True)
-    return [(path, tf.convert_to_tensor(g)) for path, g in pairs if g is not None]
+    return [
+        (path, ops.cast(tf.convert_to_tensor(gradient), "float32") / scale)
+        for path, gradient in zip(paths, gradients, strict=True)
+        if gradient is not None
+    ]

@@ -1,0 +1,146 @@
+"""`find_overflow`: the layer where the numbers of a batch first overflow."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.diagnostics.arguments import (
+    as_batch,
+    check_model,
+    master_values,
+    scale_of,
+)
+from keras_mp.diagnostics.subject import Backpropagation, Subject
+
+_ADVICE = {
+    "forward": (
+        "No loss scale helps. Give this layer dtype='float32', or keep its inputs "
+        "small: normalize them, clip them, or lower the learning rate."
+    ),
+    "loss": (
+        "No loss scale helps. Give the last layer dtype='float32', and let the loss "
+        "cast what it sums to FP32."
+    ),
+    "backward": (
+        "Train with a smaller loss scale: DynamicLossScale finds one by itself. If it "
+        "falls without an end, give this layer dtype='float32', or clip gradients."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """Where the numbers of a batch stop to be finite.
+
+    Attributes:
+        path: str, of the layer, or of the weight whose gradient it is; of the model,
+            where it is the loss.
+        where: `"forward"`, `"loss"` or `"backward"`.
+        largest: float or None, the largest finite magnitude of what was computed
+            before.
+    """
+
+    path: str
+    where: str
+    largest: float | None
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return _ADVICE[self.where]
+
+    def __str__(self) -> str:
+        what = {
+            "forward": f"The output of {self.path!r} is not finite",
+            "loss": "The loss is not finite, and all outputs are",
+            "backward": f"The gradient of {self.path!r} is not finite",
+        }[self.where]
+        before = f"{self.largest:.4g}" if self.largest is not None else "none"
+        return f"{what}; the largest magnitude before it: {before}. {self.advice}"
+
+
+def find_overflow(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    loss_scale: float | None = None,
+) -> Overflow | None:
+    """Finds the layer where the numbers of a batch first overflow.
+
+    The batch is run under the model's own dtype policy. First come the outputs of the
+    layers, in the order of computation, then the loss, then the gradients of the scaled
+    loss, in the order of back-propagation: of the outputs of a layer before those of
+    its weights, and those before the layer that comes before it. Nothing of the model,
+    its optimizer, metrics or seeds is changed.
+
+    Args:
+        model: `keras.Model`, built and compiled.
+        x: array or tensor, or a structure of several: one batch of inputs.
+        y: as `x`: its targets.
+        sample_weight: as `x`, or None (default).
+        loss_scale: positive float. Defaults to that of the model's optimizer, or 1.
+
+    Returns:
+        `Overflow`, or None where all numbers are finite.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as for `inspect`.
+
+    Example:
+
+    >>> model = keras.Sequential([
+    ...     keras.Input((4,)),
+    ...     keras.layers.Dense(2, name="fine", dtype="float16"),
+    ...     keras.layers.Rescaling(1e5, name="too_large", dtype="float16")])
+    >>> model.compile(optimizer="sgd", loss="mse")
+    >>> found = keras_mp.find_overflow(model, np.ones((8, 4)), np.ones((8, 2)))
+    >>> found.path, found.where
+    ('too_large', 'forward')
+
+    Reference: Mixed Precision Training, section 3.2.
+    """
+    check_model(model)
+    scale = scale_of(model, loss_scale)
+    subject = Subject(model, None, master_values(model))
+    run = subject.run(*as_batch(x, y, sample_weight), scale)
+    before: list[Any] = []
+    for path, activation in run.activations:
+        if not _is_finite(activation):
+            return Overflow(path, "forward", _largest([*before, activation]))
+        before.append(activation)
+    if not _is_finite(run.loss):
+        return Overflow(model.name, "loss", _largest(before))
+    return _in_gradients(model, subject, run, scale)
+
+
+def _in_gradients(
+    model: Any, subject: Subject, run: Backpropagation, scale: float
+) -> Overflow | None:
+    """Returns the first overflow in the order of back-propagation."""
+    order = {path: i for i, (path, _) in enumerate(run.activations)}
+    steps = [(order[path], 1, path, g) for path, g in run.activation_gradients]
+    positions = {v.path: subject.position_of(v) for v in model.trainable_variables}
+    for path, gradient in run.weight_gradients:
+        position = positions[path]
+        steps.append((-1 if position is None else position, 0, path, gradient))
+    before: list[Any] = []
+    for _, _, path, gradient in sorted(steps, key=lambda s: s[:2], reverse=True):
+        scaled = np.asarray(gradient, np.float64) * scale
+        if not np.all(np.isfinite(scaled)):
+            return Overflow(path, "backward", _largest([*before, scaled]))
+        before.append(scaled)
+    return None
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool(np.all(np.isfinite(np.asarray(tensor, np.float64))))
+
+
+def _largest(tensors: list[Any]) -> float | None:
+    """Returns the largest finite magnitude of all tensors."""
+    arrays = [np.abs(np.asarray(tensor, np.float64)) for tensor in tensors]
+    finite = [float(a[np.isfinite(a)].max()) for a in arrays if np.isfinite(a).any()]
+    return max(finite, default=None)

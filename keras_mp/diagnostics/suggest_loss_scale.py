@@ -1,0 +1,77 @@
+"""`suggest_loss_scale`: a constant loss scale from the gradients of some batches."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.arguments import positive_number, whole_number
+from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
+from keras_mp.diagnostics.numerics import scale_below_overflow
+from keras_mp.diagnostics.subject import Subject
+from keras_mp.loss_scale import ConstantLossScale
+
+
+def suggest_loss_scale(
+    model: keras.Model,
+    dataset: Iterable[Any],
+    batches: int = 10,
+    margin: float = 2.0,
+) -> ConstantLossScale:
+    """Chooses a constant loss scale by the rule of the paper.
+
+    The largest power of two whose product with `margin` and with the largest magnitude
+    of an activation or weight gradient, computed in FP32, is below 65,504; from 2**-14
+    to 2**24. Nothing of the model is changed.
+
+    Args:
+        model: `keras.Model`, built and compiled. Its optimizer need not be wrapped.
+        dataset: `tf.data.Dataset` or another iterable of batches, each a tuple
+            `(x, y)` or `(x, y, sample_weight)`.
+        batches: int, how many of them are run. Defaults to 10.
+        margin: positive float, by how much the gradients of other batches may be
+            larger. Gradients are often largest at the beginning of training, but need
+            not be. Defaults to 2.
+
+    Returns:
+        `ConstantLossScale`, for `keras_mp.wrap(optimizer, loss_scale=...)`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as for `inspect`; and where the dataset is
+            empty, or all gradients are zero.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer="sgd", loss=lambda y, p: 2.0**-20 * p[:, 0])
+    >>> data = [(np.ones((2, 4)), np.ones((2, 1)))]
+    >>> keras_mp.suggest_loss_scale(model, data)
+    ConstantLossScale(value=16777216.0)
+
+    Reference: Mixed Precision Training, section 3.2.
+    """
+    check_model(model)
+    batches = whole_number("batches", batches, "Try 10.")
+    margin = positive_number("margin", margin, "Try 2.")
+    subject = Subject(model, "float32", master_values(model))
+    largest, count = 0.0, 0
+    for batch in itertools.islice(dataset, batches):
+        run = subject.run(*as_batch(*keras.utils.unpack_x_y_sample_weight(batch)), 1.0)
+        gradients = [*run.activation_gradients, *run.weight_gradients]
+        sizes = [
+            float(ops.max(ops.abs(g))) for _, g in gradients if g.shape.num_elements()
+        ]
+        largest, count = max([largest, *sizes]), count + 1
+    if not count:
+        raise ValueError(
+            "`dataset` must have at least one batch. Received: none. An iterator may "
+            "be exhausted; pass the dataset itself."
+        )
+    if not largest:
+        raise ValueError(
+            "A loss scale follows from gradients that are not zero. Received: zeros "
+            f"only, in {count} batches. Does the loss depend on the weights?"
+        )
+    return ConstantLossScale(scale_below_overflow(largest * margin))
