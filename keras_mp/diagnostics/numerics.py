@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_mp.arguments import positive_number
+from keras_mp.diagnostics.plot import plot_exponents
 from keras_mp.diagnostics.statistics import TensorStatistics, total
 
 KINDS = (
@@ -230,6 +231,32 @@ class Numerics:
     def to_json(self) -> str:
         """Returns `to_dict()` as a text."""
         return json.dumps(self.to_dict())
+
+    def plot(self, path: Any, scale: float | None = None) -> None:
+        """Draws the exponents of the gradients and updates, and what FP16 holds.
+
+        Figures 3 and 2b of the paper: a bar for each power of two, red where FP16 has
+        only zero or infinity, and one for zeros; FP16's range is shaded, and a line
+        marks what a loss scale brings into it.
+
+        Args:
+            path: of the file to write; its suffix chooses the format.
+            scale: positive float, the loss scale to mark. Defaults to
+                `suggested_scale()`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        scale = self.suggested_scale() if scale is None else scale
+        plot_exponents(
+            path,
+            {
+                "Activation gradients": self.total("activation_gradient"),
+                "Weight gradients": self.total("weight_gradient"),
+                "Updates": self.total("update"),
+            },
+            positive_number("scale", scale, "Try 2.0**15."),
+        )
 
     def __str__(self) -> str:
         scale = self.suggested_scale()

@@ -291,6 +291,18 @@ def test_report_prints_and_reads_back(name):
     assert keras_mp.Numerics.from_dict(json.loads(report.to_json())) == report
 
 
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_plot_is_written(tmp_path, suffix):
+    report = keras_mp.inspect(small_model(), INPUTS, np.zeros((SAMPLES, 1)))
+    path = tmp_path / f"report{suffix}"
+    report.plot(path, scale=2.0**10)
+    content = path.read_bytes()
+    assert len(content) > 10_000
+    if suffix == ".svg":
+        for text in (b"Activation gradients: 100.00%", b"Weight gradients: 33.33%"):
+            assert text in content
+
+
 class WithoutConfig(keras.layers.Layer):
     def __init__(self, units, function):
         super().__init__()
