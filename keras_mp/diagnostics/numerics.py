@@ -170,7 +170,8 @@ class Numerics:
             without,
             _TOLERANCE,
             f"without a scale FP16's weight gradients differ from FP32's by "
-            f"{without:.2%} of their length, at {suggested:g} by {with_scale:.2%}",
+            f"{without:.2%} of their length, at {_power(suggested)} by "
+            f"{with_scale:.2%}",
         )
 
     def needs_masters(self) -> Verdict:
@@ -262,7 +263,7 @@ class Numerics:
         scale = self.suggested_scale()
         lines = [
             f"loss {self.loss:.6g}; FP16 gradients at the loss scale "
-            f"{self.loss_scale:g}",
+            f"{_power(self.loss_scale)}",
             "",
             _ROW.format(*_TITLES),
         ]
@@ -274,7 +275,7 @@ class Numerics:
         lines += [
             "",
             f"loss scaling needed? {self.needs_scaling()}",
-            f"suggested scale      {scale:g}, which recovers "
+            f"suggested scale      {_power(scale)}, which recovers "
             f"{self.recovered(scale):.2%} of the lost gradients",
             f"masters needed?      {self.needs_masters()}",
             *(f"note: {note}" for note in self.notes),
@@ -307,6 +308,12 @@ def _row(entry: Entry) -> str:
         f"{found.largest:.1e}" if found.largest is not None else "-",
         _percent(entry.relative_error),
     )
+
+
+def _power(scale: float) -> str:
+    """Returns a loss scale as a power of two, if it is one."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:g}"
 
 
 def _percent(share: float | None) -> str:
