@@ -57,6 +57,11 @@ MAY_IMPORT = {
 # The one bridge between the chains: the update step has a kernel.
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
+# Diagnostics look at models and optimizers alike, and neither knows of them.
+MAY_IMPORT["keras_mp.diagnostics"] = [
+    f"keras_mp.{name}"
+    for name in ("arguments", "diagnostics", "layers", "loss_scale", "ops", "optimizer")
+]
 # What every module may ask of the host; it imports none of keras_mp.
 INTERNALS = "keras_mp.keras_internals"
 MAY_IMPORT[INTERNALS] = []

@@ -149,6 +149,27 @@ PROMISES = {
             "test_export.py::test_order_and_dtype_of_every_weight"
         ],
     },
+    "What FP16 does to a model": {
+        "print(keras_mp.inspect(model, x, y))": [
+            "test_inspect.py::test_models_are_seen_whole_and_left_as_they_were[nested-float16]",
+            "test_inspect.py::test_report_prints_and_reads_back[nested]",
+        ],
+        "the layer where numbers overflow": [
+            "test_find_overflow.py::test_the_planted_layer_is_named[nested-backward]"
+        ],
+        "the paper's rule, over 10 batches": [
+            "test_suggest_loss_scale.py::test_rule_of_the_paper"
+        ],
+        "the shares that are zero": [
+            "test_inspect.py::test_numbers_known_by_hand[mixed_float16-graph]"
+        ],
+        "needs loss scaling": ["test_inspect.py::test_verdict_on_scaling"],
+        "whether it needs masters": ["test_inspect.py::test_verdict_on_masters"],
+        'report.plot("report.png")': ["test_inspect.py::test_plot_is_written"],
+        "Three cases, from the symptom": [
+            "test_diagnosing.py::test_attention_is_named"
+        ],
+    },
     "FP16 products that accumulate in FP32": {
         "keras_mp.convert(model)": ["test_convert.py::test_sequential"],
         "the arguments are those of Keras": [

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.arguments import shown
+from keras_mp.arguments import short_repr
 
 
 def nested(depth):
@@ -257,7 +257,7 @@ def check_objects(name, count):
         config = original.get_config()
         changed = change(config, generator)
         right = is_right(config)
-        assert accepts(type(original).from_config, config) == right, shown(changed)
+        assert accepts(type(original).from_config, config) == right, short_repr(changed)
         found[right] += 1
     # Or one of the two was not tested.
     assert min(found.values()) > 0
@@ -306,7 +306,7 @@ def check_layer(name, count):
         for config in configs:
             changed = change(config, np.random.default_rng(seed))
         one, other = outcome(ours, configs[0]), outcome(of_keras, configs[1])
-        assert one == other, shown(changed)
+        assert one == other, short_repr(changed)
         found.add(one)
     assert found >= {None, TypeError}
 
