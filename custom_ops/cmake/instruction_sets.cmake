@@ -15,7 +15,7 @@ set(bfloat16_gemm_name Bfloat16Gemm)
 set(bfloat16_gemm_headers cpu/kernels.h cpu/gemm/gemm_kernel_simd.h)
 set(update_type UpdateKernel)
 set(update_name UpdateKernel)
-set(update_headers cpu/update/kernel.h cpu/update/kernel_impl.h)
+set(update_headers cpu/update/update_kernel.h cpu/update/update_kernel_simd.h)
 # A step has the same bits on every machine, and as the operations of TensorFlow.
 set(update_flags -ffp-contract=off)
 

@@ -48,7 +48,7 @@ class TensorStatistics:
     @classmethod
     def of(cls, tensor: Any) -> "TensorStatistics":
         """Returns the statistics of a float16, bfloat16 or float32 tensor."""
-        from keras_mp.ops.exponents import (
+        from keras_mp.ops.exponent_histogram import (
             FIRST_BIN,
             INF_BIN,
             MIN_EXPONENT,

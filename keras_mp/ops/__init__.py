@@ -19,7 +19,7 @@ from keras_mp.ops import (
     statistics,
 )
 from keras_mp.ops.build_info import build_info
-from keras_mp.ops.exponents import exponent_histogram
+from keras_mp.ops.exponent_histogram import exponent_histogram
 from keras_mp.ops.gemm import fp16_gemm
 from keras_mp.ops.symbolic import symbolic
 

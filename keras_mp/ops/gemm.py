@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops import reference
+from keras_mp.ops import gemm_reference
 from keras_mp.ops.checks import (
     check_dtypes,
     check_shapes,
@@ -77,9 +77,9 @@ def fp16_gemm(
     # In eager mode TensorFlow caches the constants of Python numbers.
     to_scalar = tf.constant if isinstance(alpha, float) else tf.cast
     alpha = to_scalar(alpha, tf.float32)
-    if activation is not None and activation not in reference.ACTIVATIONS:
+    if activation is not None and activation not in gemm_reference.ACTIVATIONS:
         raise ValueError(
-            f"`activation` must be None or one of {list(reference.ACTIVATIONS)}. "
+            f"`activation` must be None or one of {list(gemm_reference.ACTIVATIONS)}. "
             f"Received: activation={activation!r} for a product of {a.shape} and "
             f"{b.shape}. Call another activation on the result."
         )
@@ -116,7 +116,7 @@ class _Gemm:
         def multiply(
             a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
         ) -> tuple[tf.Tensor, Any]:
-            route = native if is_native else reference
+            route = native if is_native else gemm_reference
             rounded = tf.cast(b, a.dtype)
             c = route.fp16_gemm(a, rounded, alpha, biases, **attributes)
             return c, lambda upstream: self.backward(a, b, alpha, biases, c, upstream)

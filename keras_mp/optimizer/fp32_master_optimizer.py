@@ -25,7 +25,7 @@ from keras_mp.optimizer.shared_loss_scale import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.step_notes import step_notes
-from keras_mp.optimizer.update.cross_replica import (
+from keras_mp.optimizer.update.execution import (
     Execution,
     choose_execution,
     sum_gradients,

@@ -15,7 +15,7 @@ from keras import optimizers
 import keras_mp
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.update import fused_rules
-from keras_mp.optimizer.update.cross_replica import needs_the_sum
+from keras_mp.optimizer.update.execution import needs_the_sum
 
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
 

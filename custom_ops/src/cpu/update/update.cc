@@ -1,6 +1,6 @@
 // The update step of keras_mp/update.h on a CPU: lists of contiguous arrays are cut into
 // chunks, which are distributed over threads, and chunks into blocks, on which the
-// functions of cpu/update/kernel.h compute the formulas.
+// functions of cpu/update/update_kernel.h compute the formulas.
 //
 // Build and test:
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/runtime/parallel.h"
-#include "cpu/update/kernel.h"
+#include "cpu/update/update_kernel.h"
 
 namespace keras_mp {
 namespace {

@@ -1,4 +1,4 @@
-// The functions of cpu/update/kernel.h, which compute the formulas of keras_mp/update.h
+// The functions of cpu/update/update_kernel.h, which compute the formulas of keras_mp/update.h
 // on contiguous blocks of up to kUpdateBlock elements: FP16, bfloat16 or FP32 gradients,
 // FP32 masters and slots, 16-bit weights. They are templates over the vectors of an
 // instruction set, `Simd`, compiled once for each.
@@ -7,14 +7,14 @@
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
 //   cmake --build build/cpp --target update_cpu_test && build/cpp/update_cpu_test
 
-#ifndef KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
-#define KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
+#ifndef KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_SIMD_H_
+#define KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_SIMD_H_
 
 #include <cstdint>
 
 #include "cpu/simd/simd.h"
 #include "common/update_formulas.h"
-#include "cpu/update/kernel.h"
+#include "cpu/update/update_kernel.h"
 #include "cpu/simd/vector_loop.h"
 
 namespace keras_mp {
@@ -197,4 +197,4 @@ constexpr UpdateKernel kUpdateKernel = {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_UPDATE_KERNEL_IMPL_H_
+#endif  // KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_SIMD_H_

@@ -2,8 +2,8 @@
 // blocks of n <= kUpdateBlock elements. They are compiled apart from the other kernels,
 // with -ffp-contract=off: no multiply and add may become one operation.
 
-#ifndef KERAS_MP_SRC_CPU_UPDATE_KERNEL_H_
-#define KERAS_MP_SRC_CPU_UPDATE_KERNEL_H_
+#ifndef KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_H_
+#define KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_H_
 
 #include <cstdint>
 
@@ -42,4 +42,4 @@ const UpdateKernel* UpdateKernelOf(Isa isa);
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_UPDATE_KERNEL_H_
+#endif  // KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_H_
