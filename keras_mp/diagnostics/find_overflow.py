@@ -40,6 +40,11 @@ class Overflow:
         where: `"forward"`, `"loss"` or `"backward"`.
         largest: float or None, the largest finite magnitude of what was computed
             before.
+
+    Example:
+
+    >>> print(keras_mp.Overflow("dense", "backward", 1024.0))
+    The gradient of 'dense' is not finite; the largest magnitude before it: 1024. ...
     """
 
     path: str

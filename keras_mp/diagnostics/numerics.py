@@ -85,6 +85,16 @@ class Numerics:
             gradients, taken as one vector, at that scale.
         notes: tuple of str, what was not seen, and why.
 
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer="sgd", loss=lambda y, p: 2.0**-30 * p[:, 0])
+    >>> report = keras_mp.inspect(model, np.ones((1, 4)), np.ones((1, 1)))
+    >>> report.recovered(1.0), report.recovered(report.suggested_scale())
+    (0.0, 1.0)
+    >>> bool(report.needs_scaling())
+    True
+
     Reference: Mixed Precision Training, sections 3.1 and 3.2, figures 2b and 3.
     """
 

@@ -25,13 +25,14 @@ from keras_mp.optimizer.shared_loss_scale import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.step_notes import step_notes
+from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite, nonfinite_of
 from keras_mp.optimizer.update.execution import (
     Execution,
     choose_execution,
     sum_gradients,
 )
 from keras_mp.optimizer.update.plan import plan
-from keras_mp.optimizer.update.unscaling import find_nonfinite, nonfinite_of, unscale
+from keras_mp.optimizer.update.unscaling import unscale
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

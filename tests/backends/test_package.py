@@ -16,9 +16,13 @@ SEQUENCES, IMAGES, VOLUMES = (
     VECTORS.reshape(shape) for shape in ((2, 2, 4), (2, 2, 2, 2), (2, 2, 2, 2, 1))
 )
 STATE = np.zeros((2, 3), "float32")
+FLOAT32 = {"dtype": "float32"}  # PyTorch has no orthogonal matrices of 16 bits
 # The constructor's arguments, and what the layer is called with.
 LAYERS = {
     "Activation": ({"activation": "softmax"}, VECTORS),
+    "AdaptiveAveragePooling1D": ({"output_size": 2}, SEQUENCES),
+    "AdaptiveAveragePooling2D": ({"output_size": 2}, IMAGES),
+    "AdaptiveAveragePooling3D": ({"output_size": 1, "dtype": "float32"}, VOLUMES),
     "Add": ({}, [VECTORS, VECTORS, VECTORS]),
     "AdditiveAttention": ({}, [SEQUENCES, SEQUENCES]),
     "Attention": ({}, [SEQUENCES, SEQUENCES]),
@@ -34,6 +38,9 @@ LAYERS = {
     "Conv2DTranspose": ({"filters": 2, "kernel_size": 2}, IMAGES),
     "Conv3D": ({"filters": 2, "kernel_size": 2}, VOLUMES),
     "Conv3DTranspose": ({"filters": 2, "kernel_size": 2}, VOLUMES),
+    "ConvLSTM1D": ({"filters": 2, "kernel_size": 1} | FLOAT32, IMAGES),
+    "ConvLSTM2D": ({"filters": 2, "kernel_size": 1} | FLOAT32, VOLUMES),
+    "ConvLSTM3D": ({"filters": 2, "kernel_size": 1} | FLOAT32, VOLUMES[..., None]),
     "Dense": ({"units": 3}, VECTORS),
     "DepthwiseConv1D": ({"kernel_size": 2}, SEQUENCES),
     "DepthwiseConv2D": ({"kernel_size": 2}, IMAGES),
@@ -100,7 +107,7 @@ def test_what_needs_tensorflow_says_so(use):
 
 
 def test_every_layer_has_a_case():
-    assert sorted(LAYERS) == sorted(layers.__all__)
+    assert sorted([*LAYERS, "Probe"]) == sorted(layers.__all__)  # Keras has no Probe
 
 
 @pytest.mark.filterwarnings("ignore:The layers of keras_mp accumulate")

@@ -250,7 +250,7 @@ def test_keras_calls_the_hook_that_a_layer_overrides(name, hook):
 
 def test_the_hooks_are_those_that_the_layers_override():
     found = {}
-    for name in layers.__all__:
+    for name in set(layers.__all__) - {"Probe"}:  # of which Keras has none
         base, ours = getattr(keras.layers, name), getattr(layers, name)
         added = set(ours.__mro__) - set(base.__mro__)
         private = {
