@@ -7,7 +7,12 @@ import keras
 from keras import ops
 
 from keras_mp.diagnostics.expansion import Expansion, is_floating, is_graph, numbered
-from keras_mp.diagnostics.twin import copy_state, paired_variables, twin_of
+from keras_mp.diagnostics.twin import (
+    copy_state,
+    paired_variables,
+    same_random_state,
+    twin_of,
+)
 from keras_mp.layers.probe import recording
 
 
@@ -54,14 +59,15 @@ class Subject:
             return layer if policy is None else twin_of(layer, policy)
 
         self.sees_layers = is_graph(model)
-        if self.sees_layers:
-            expansion = Expansion(model, layer_of)
-            self._model, self._paths = expansion.model, expansion.paths
-            layers, self._positions = expansion.layers, expansion.positions
-        else:
-            self._model, self._paths = layer_of(model), []
-            self._positions = {}
-            layers = [(model, self._model)]
+        with same_random_state():
+            if self.sees_layers:
+                expansion = Expansion(model, layer_of)
+                self._model, self._paths = expansion.model, expansion.paths
+                layers, self._positions = expansion.layers, expansion.positions
+            else:
+                self._model, self._paths = layer_of(model), []
+                self._positions = {}
+                layers = [(model, self._model)]
         self._pairs = [pair for pair in layers if pair[0] is not pair[1]]
 
     def run(self, x: Any, y: Any, sample_weight: Any, scale: float) -> Backpropagation:
@@ -112,7 +118,7 @@ class Subject:
         """Creates the weights of twins that no symbolic call has created."""
         for layer, twin in self._pairs:
             if not twin.built or len(twin.variables) != len(layer.variables):
-                with keras.StatelessScope():
+                with same_random_state():
                     twin.build_from_config(layer.get_build_config())
             copy_state(layer, twin)
 

@@ -1,11 +1,24 @@
 """Twins of layers: the same layer under another dtype policy."""
 
+import contextlib
 import inspect
+import random
+from collections.abc import Iterator
 from typing import Any
 
 from keras_mp.layers.conversion.conversion_report import every_layer
 
 HALF_POLICIES = ("float16", "mixed_float16", "bfloat16", "mixed_bfloat16")
+
+
+@contextlib.contextmanager
+def same_random_state() -> Iterator[None]:
+    """Restores the state of Python's `random`, from which Keras draws default seeds."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def computes_in_16_bits(layer: Any) -> bool:

@@ -345,6 +345,25 @@ def test_misuse_is_explained(name):
         keras_mp.inspect(make(), np.ones((2, 3)), np.ones((2, 1)), **arguments)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_random_numbers_are_those_of_a_run_without_it(name):
+    keras.config.set_dtype_policy("mixed_float16")
+    make, x, y = MODELS[name]
+    drawn = []
+    for inspects in (False, True):
+        keras.utils.set_random_seed(3)
+        model = make()
+        model.compile("sgd", loss="mse")
+        if inspects:
+            keras_mp.inspect(model, x, y)
+        new = keras.layers.Dense(2)
+        new.build((2, 3))
+        model.fit(x, y, verbose=0)
+        drawn.append([w.numpy() for w in [*new.weights, *model.weights]])
+    for without, with_it in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(with_it, without)
+
+
 def test_failure_leaves_the_model_as_it_was():
     make, _, y = MODELS["nested"]
     model = make()
