@@ -147,7 +147,24 @@ IN_MAKE_TEST = {
     "test_damaged_checkpoints.py": {"*": []},
     "test_disk.py": {"*": []},
     "test_downloads.py": {"*": []},
+    "test_diagnosing.py": {
+        "test_gradients_of_a_mean_over_many_numbers_are_lost": [],
+        "test_weights_without_masters_do_not_move": [],
+    },
     "test_hub.py": {"*": []},
+    "test_inspect.py": {
+        "test_models_are_seen_whole_and_left_as_they_were": [
+            "nested-float16",
+            "recurrent-mixed_float16",
+        ],
+        "test_numbers_known_by_hand": ["mixed_float16-graph"],
+        "test_random_numbers_are_those_of_a_run_without_it": ["nested"],
+        "test_report_prints_and_reads_back": ["nested"],
+        "test_scale_that_follows": ["mixed_float16-graph"],
+    },
+    "test_find_overflow.py": {
+        "test_the_planted_layer_is_named": ["nested-*", "loss", "rnn-backward"],
+    },
     "test_killed_runs.py": {"*": []},
     "test_killed_saves.py": {"*": []},
     "test_malformed_configs.py": {"*": []},

@@ -25,6 +25,8 @@ class Expansion:
         paths: list of str, the layers that these come from, in the order of
             computation.
         layers: list of the pairs of a layer and of the one in its place.
+        unseen: list of the names of recurrent layers of which only the last output is
+            shown, since they cannot be made from their config.
         positions: dict from the `id` of a variable of the original to the index in
             `paths` of the layer that uses it, the first time.
     """
@@ -33,6 +35,7 @@ class Expansion:
         self.paths: list[str] = []
         self.layers: list[tuple[Any, Any]] = []
         self.positions: dict[int, int] = {}
+        self.unseen: list[str] = []
         self._layer_of = layer_of
         self._made: dict[int, Any] = {}
         self._outputs: list[Any] = []
@@ -54,8 +57,8 @@ class Expansion:
             outputs, seen, shown = inner.model(*args, **kwargs)
             positions = inner.positions
             paths = [f"{operation.name}/{path}" for path in inner.paths]
-            if not any(pair in self.layers for pair in inner.layers):
-                self.layers += inner.layers
+            self.layers += [pair for pair in inner.layers if pair not in self.layers]
+            self.unseen += [path for path in inner.unseen if path not in self.unseen]
         else:
             layer, over_time = self._once(operation, lambda: self._replace(operation))
             outputs = layer(*args, **kwargs)
@@ -81,18 +84,57 @@ class Expansion:
     def _replace(self, operation: Any) -> tuple[Any, Any]:
         """Returns what computes in the place of an operation, and its time steps."""
         if not isinstance(operation, keras.Layer):
-            return operation, None
+            return made_again(operation), None
         layer = self._layer_of(operation)
         self.layers.append((operation, layer))
+        called = Call(layer, operation.name)
         if not returns_last_output(layer):
-            return layer, None
-        over_time = returning_sequences(layer)
+            return called, None
+        try:
+            over_time = returning_sequences(layer)
+        except (NotImplementedError, TypeError, ValueError):
+            self.unseen.append(operation.name)
+            return called, None
         self.layers.append((operation, over_time))
-        return layer, over_time
+        return called, Call(over_time, over_time.name)
+
+
+class Call(keras.layers.Layer):
+    """Calls a layer, on which Keras then makes no note of the call.
+
+    Such a note would keep the expansion alive for as long as the layer.
+
+    Args:
+        layer: `keras.Layer`.
+        name: str.
+    """
+
+    def __init__(self, layer: Any, name: str) -> None:
+        super().__init__(name=name, dtype="float32", autocast=False)
+        self.layer = layer
+        self.supports_masking = layer.supports_masking
+        self.built = True
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        return self.layer.compute_mask(inputs, previous_mask)
+
+
+def made_again(operation: Any) -> Any:
+    """Returns a copy of an operation that is no layer, for the reason of `Call`."""
+    try:
+        return type(operation).from_config(operation.get_config())
+    except (NotImplementedError, TypeError, ValueError):
+        return operation  # its notes stay, and nothing else is lost
 
 
 def numbered(paths: list[str]) -> list[str]:
-    """Returns the paths, with a number from the second time that one is listed."""
+    """Returns the paths, with a number where one is listed again.
+
+    A layer is listed again for its second output, and where it is called again.
+    """
     seen: Counter[str] = Counter()
     result = []
     for path in paths:
@@ -104,23 +146,25 @@ def numbered(paths: list[str]) -> list[str]:
 def is_graph(layer: Any) -> bool:
     """Tells whether a model is functional or Sequential, and runs as such."""
     if isinstance(layer, keras.Sequential):
-        return bool(layer.built and layer.inputs)
+        is_built = bool(layer.built and layer.inputs)
+        return is_built and type(layer).call is keras.Sequential.call
     has_graph = isinstance(layer, keras.Model) and hasattr(layer, "operations")
     return has_graph and type(layer).call is functional_call()
 
 
 def functional_call() -> Any:
     """Returns the method that runs the graph of a functional model."""
-    x = keras.Input((1,))
-    return type(keras.Model(x, x)).call
+    x = keras.Input((1,), name="x")
+    return type(keras.Model(x, x, name="model")).call
 
 
 def as_functional(model: Any) -> Any:
-    """Returns a functional model on the same layers."""
-    # `clone_model` takes a `call_function` for functional models alone.
+    """Returns a functional model on the same layers that is not compiled."""
+    # `clone_model` takes a `call_function` for functional models alone, and would
+    # make losses and metrics again from their configs.
     if isinstance(model, keras.Sequential):
         return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-    return model
+    return keras.Model(model.input, model.output, name=model.name)
 
 
 def returns_last_output(layer: Any) -> bool:

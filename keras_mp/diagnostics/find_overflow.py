@@ -12,9 +12,17 @@ from keras_mp.diagnostics.arguments import (
     master_values,
     scale_of,
 )
-from keras_mp.diagnostics.subject import Backpropagation, Subject
+from keras_mp.diagnostics.subject import (
+    Backpropagation,
+    Subject,
+    weight_paths,
+)
 
 _ADVICE = {
+    "weight": (
+        "The damage was done before: go back to a checkpoint from before it, and train "
+        "on with keras_mp.wrap(optimizer), which skips a step that overflows."
+    ),
     "forward": (
         "No loss scale helps. Give this layer dtype='float32', or keep its inputs "
         "small: normalize them, clip them, or lower the learning rate."
@@ -37,7 +45,7 @@ class Overflow:
     Attributes:
         path: str, of the layer, or of the weight whose gradient it is; of the model,
             where it is the loss.
-        where: `"forward"`, `"loss"` or `"backward"`.
+        where: `"weight"`, `"forward"`, `"loss"` or `"backward"`.
         largest: float or None, the largest finite magnitude of what was computed
             before.
 
@@ -58,6 +66,7 @@ class Overflow:
 
     def __str__(self) -> str:
         what = {
+            "weight": f"The weight {self.path!r} is not finite",
             "forward": f"The output of {self.path!r} is not finite",
             "loss": "The loss is not finite, and all outputs are",
             "backward": f"The gradient of {self.path!r} is not finite",
@@ -75,11 +84,12 @@ def find_overflow(
 ) -> Overflow | None:
     """Finds the layer where the numbers of a batch first overflow.
 
-    The batch is run under the model's own dtype policy. First come the outputs of the
-    layers, in the order of computation, then the loss, then the gradients of the scaled
-    loss, in the order of back-propagation: of the outputs of a layer before those of
-    its weights, and those before the layer that comes before it. Nothing of the model,
-    its optimizer, metrics or seeds is changed.
+    The batch is run under the model's own dtype policy. First come the weights
+    themselves, then the outputs of the layers, in the order of computation, then the
+    loss, then the gradients of the scaled loss, in the order of back-propagation: of
+    the outputs of a layer before those of its weights, and those before the layer that
+    comes before it. Where the loss is finite, -inf in an output is taken for that of a
+    mask. Nothing of the model, its optimizer, metrics or seeds is changed.
 
     Args:
         model: `keras.Model`, built and compiled.
@@ -109,16 +119,25 @@ def find_overflow(
     """
     check_model(model)
     scale = scale_of(model, loss_scale)
-    subject = Subject(model, None, master_values(model))
+    for weight in model.variables:
+        if "float" in weight.dtype and not _is_finite(weight):
+            return Overflow(weight.path, "weight", _largest([weight]))
+    subject = Subject(model, lambda layer: layer, master_values(model))
     run = subject.run(*as_batch(x, y, sample_weight), scale)
     before: list[Any] = []
     for path, activation in run.activations:
-        if not _is_finite(activation):
+        if not _is_finite(activation) and not _is_masked(activation, run.loss):
             return Overflow(path, "forward", _largest([*before, activation]))
         before.append(activation)
     if not _is_finite(run.loss):
         return Overflow(model.name, "loss", _largest(before))
     return _in_gradients(model, subject, run, scale)
+
+
+def _is_masked(activation: Any, loss: Any) -> bool:
+    """Tells whether all that is not finite is -inf, and the loss is finite with it."""
+    numbers = _in_float64(activation)
+    return _is_finite(loss) and _is_finite(numbers[numbers != -np.inf])
 
 
 def _in_gradients(
@@ -127,25 +146,33 @@ def _in_gradients(
     """Returns the first overflow in the order of back-propagation."""
     order = {path: i for i, (path, _) in enumerate(run.activations)}
     steps = [(order[path], 1, path, g) for path, g in run.activation_gradients]
-    positions = {v.path: subject.position_of(v) for v in model.trainable_variables}
-    for path, gradient in run.weight_gradients:
+    weights = zip(weight_paths(model), model.trainable_variables, strict=True)
+    positions = {path: subject.position_of(variable) for path, variable in weights}
+    # The last weight of a layer first: within it, they are in the order of their use.
+    for path, gradient in reversed(run.weight_gradients):
         position = positions[path]
         steps.append((-1 if position is None else position, 0, path, gradient))
     before: list[Any] = []
     for _, _, path, gradient in sorted(steps, key=lambda s: s[:2], reverse=True):
-        scaled = np.asarray(gradient, np.float64) * scale
+        scaled = _in_float64(gradient) * scale
         if not np.all(np.isfinite(scaled)):
             return Overflow(path, "backward", _largest([*before, scaled]))
         before.append(scaled)
     return None
 
 
+def _in_float64(tensor: Any) -> Any:
+    if isinstance(tensor, np.ndarray):
+        return tensor.astype(np.float64)
+    return keras.ops.convert_to_numpy(tensor).astype(np.float64)
+
+
 def _is_finite(tensor: Any) -> bool:
-    return bool(np.all(np.isfinite(np.asarray(tensor, np.float64))))
+    return bool(np.all(np.isfinite(_in_float64(tensor))))
 
 
 def _largest(tensors: list[Any]) -> float | None:
     """Returns the largest finite magnitude of all tensors."""
-    arrays = [np.abs(np.asarray(tensor, np.float64)) for tensor in tensors]
+    arrays = [np.abs(_in_float64(tensor)) for tensor in tensors]
     finite = [float(a[np.isfinite(a)].max()) for a in arrays if np.isfinite(a).any()]
     return max(finite, default=None)

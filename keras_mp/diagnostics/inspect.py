@@ -16,8 +16,13 @@ from keras_mp.diagnostics.arguments import (
 )
 from keras_mp.diagnostics.numerics import Entry, Numerics
 from keras_mp.diagnostics.statistics import TensorStatistics
-from keras_mp.diagnostics.subject import Backpropagation, Subject
-from keras_mp.diagnostics.twin import computes_in_16_bits
+from keras_mp.diagnostics.subject import (
+    Backpropagation,
+    Subject,
+    overrides,
+    weight_paths,
+)
+from keras_mp.diagnostics.twin import NoTwinError, to_fp16, to_fp32
 from keras_mp.diagnostics.updates import Difference, updates_of
 
 OWN_CALL = (
@@ -56,7 +61,8 @@ def inspect(
             Defaults to that of the model's optimizer, or 1.
         as_is: bool, default False: whether the numbers are to be those of the model
             under its own policy, at `loss_scale` and divided by it, instead of those of
-            the twin.
+            the twin. Layers that cannot be made from their config are then no error;
+            but nothing is compared.
 
     Returns:
         `Numerics`. Printed, it is a table, the worst layers first.
@@ -64,7 +70,8 @@ def inspect(
     Raises:
         TypeError: `model` is not a `keras.Model`.
         ValueError: it is not built, not compiled, or has no trainable weights; a layer
-            cannot be made from its config; `loss_scale` is not positive.
+            cannot be made from its config; `loss_scale` is not positive; the batch or
+            its loss is not finite.
         RuntimeError: Keras is on another backend than TensorFlow.
 
     Example:
@@ -81,29 +88,68 @@ def inspect(
     scale = scale_of(model, loss_scale)
     batch = as_batch(x, y, sample_weight)
     masters = master_values(model)
-    is_16_bit = computes_in_16_bits(model)
-    in_fp32 = Subject(model, "float32", masters).run(*batch, 1.0)
-    fp16 = Subject(model, None if is_16_bit else "mixed_float16", masters)
-    in_fp16 = {each: fp16.run(*batch, each) for each in {1.0, scale}}
-    shown = in_fp32
-    if as_is:
-        own = Subject(model, None, masters)
-        shown = in_fp16[scale] if is_16_bit else own.run(*batch, 1.0)
+    own = Subject(model, lambda layer: layer, masters)
+    shown = own.run(*batch, scale) if as_is else None
+    notes = _notes(model, own)
+    in_fp16: dict[float, Backpropagation] = {}
+    try:
+        in_fp32 = Subject(model, to_fp32, masters).run(*batch, 1.0)
+        fp16 = Subject(model, to_fp16(model), masters)
+        in_fp16 = {each: fp16.run(*batch, each) for each in {1.0, scale}}
+    except NoTwinError as error:
+        if shown is None:
+            raise
+        in_fp32 = shown
+        notes.append(f"FP16 is not compared with FP32. {error}")
+    shown = shown or in_fp32
+    _check_run(shown)
     report = Numerics(
         entries=(
             *_activations(shown),
-            *_weights(model, shown, in_fp32, in_fp16[scale], masters),
+            *_weights(model, shown, in_fp32, in_fp16.get(scale), masters),
         ),
         loss=float(shown.loss),
         loss_scale=scale,
         gradient_errors={},
-        notes=() if fp16.sees_layers else (OWN_CALL,),
+        notes=tuple(notes),
     )
+    if not in_fp16:
+        return report
     suggested = report.suggested_scale()
     if suggested not in in_fp16:
         in_fp16[suggested] = fp16.run(*batch, suggested)
     errors = {each: _error(run, in_fp32) for each, run in in_fp16.items()}
     return dataclasses.replace(report, gradient_errors=errors)
+
+
+def _notes(model: Any, own: Subject) -> list[str]:
+    """Returns what the report does not see, or sees otherwise than training does."""
+    notes = [] if own.sees_layers else [OWN_CALL]
+    notes += [
+        f"of {name!r} only the last output is seen: it cannot be made from its config"
+        for name in own.unseen
+    ]
+    if overrides(model, "train_step"):
+        notes.append("the model's own `train_step` is not run, only `compute_loss`")
+    if overrides(model, "compute_loss"):
+        notes.append(
+            "layers that the model's own `compute_loss` calls run under their policy"
+        )
+    return notes
+
+
+def _check_run(run: Backpropagation) -> None:
+    if not np.isfinite(run.loss):
+        raise ValueError(
+            "The loss of the batch must be finite. Received: "
+            f"{float(run.loss)}. keras_mp.find_overflow(model, x, y) tells where the "
+            "first infinity or NaN comes from."
+        )
+    if not run.weight_gradients:
+        raise ValueError(
+            "The loss must depend on the trainable weights. Received: no gradient for "
+            "any of them. Is the loss computed from the outputs of the model?"
+        )
 
 
 def _activations(run: Backpropagation) -> Iterator[Entry]:
@@ -119,28 +165,28 @@ def _weights(
     model: Any,
     shown: Backpropagation,
     in_fp32: Backpropagation,
-    in_fp16: Backpropagation,
+    in_fp16: Backpropagation | None,
     masters: dict[int, Any],
 ) -> Iterator[Entry]:
     """Yields the entries of each weight that has a gradient."""
+    paths, weights = weight_paths(model), model.trainable_variables
     references = dict(in_fp32.weight_gradients)
-    weights = [v for v in model.trainable_variables if v.path in references]
+    shown_gradients = dict(shown.weight_gradients)
+    halves = dict(in_fp16.weight_gradients) if in_fp16 else {}
     values = [fp32_value(weight, masters) for weight in weights]
-    gradients = [references[weight.path] for weight in weights]
-    updates = updates_of(model.optimizer, weights, values, gradients)
-    shown_gradients, halves = (
-        dict(shown.weight_gradients),
-        dict(in_fp16.weight_gradients),
+    updates = updates_of(
+        model.optimizer, weights, values, [references.get(path) for path in paths]
     )
-    for weight, value, update in zip(weights, values, updates, strict=True):
-        path = weight.path
+    for path, value, update in zip(paths, values, updates, strict=True):
+        if path not in references:
+            continue
         yield Entry(path, "weight", TensorStatistics.of(value))
-        yield Entry(
-            path,
-            "weight_gradient",
-            TensorStatistics.of(shown_gradients[path]),
-            *_parts(Difference.between(halves[path], references[path])),
-        )
+        gradient = TensorStatistics.of(shown_gradients[path])
+        if path in halves:
+            difference = Difference.between(halves[path], references[path])
+            yield Entry(path, "weight_gradient", gradient, *_parts(difference))
+        else:
+            yield Entry(path, "weight_gradient", gradient)
         yield Entry(
             path,
             "update",

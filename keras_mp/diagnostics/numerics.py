@@ -172,7 +172,12 @@ class Numerics:
         FP32 by more than a tenth of their length, and by less than half as much at
         `suggested_scale()`.
         """
-        without = self.gradient_errors.get(1.0, 0.0)
+        if not self.gradient_errors:
+            raise ValueError(
+                "The verdict rests on gradients in FP32 and in FP16. Received: a "
+                "report without a comparison. Let all layers have `get_config`."
+            )
+        without = self.gradient_errors[1.0]
         suggested = self.suggested_scale()
         with_scale = self.gradient_errors.get(suggested, without)
         return Verdict(
@@ -208,12 +213,19 @@ class Numerics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as what JSON can hold; `from_dict` reads it."""
+        """Returns the report as what JSON can hold; `from_dict` reads it.
+
+        An infinite error is the text `"inf"`, which JSON has no number for.
+        """
         entries = [
-            {**vars(entry), "statistics": entry.statistics.to_dict()}
+            {
+                **vars(entry),
+                "statistics": entry.statistics.to_dict(),
+                "relative_error": _to_json(entry.relative_error),
+            }
             for entry in self.entries
         ]
-        errors = {str(scale): error for scale, error in self.gradient_errors.items()}
+        errors = {str(s): _to_json(error) for s, error in self.gradient_errors.items()}
         return {
             **vars(self),
             "entries": entries,
@@ -225,9 +237,14 @@ class Numerics:
     def from_dict(cls, data: Mapping[str, Any]) -> "Numerics":
         """Returns the report that `to_dict` described."""
         entries = tuple(
-            Entry(**{**entry, "statistics": TensorStatistics.from_dict(statistics)})
+            Entry(
+                **{
+                    **entry,
+                    "statistics": TensorStatistics.from_dict(entry["statistics"]),
+                    "relative_error": _from_json(entry["relative_error"]),
+                }
+            )
             for entry in data["entries"]
-            if (statistics := entry["statistics"]) is not None
         )
         errors = {float(s): float(e) for s, e in data["gradient_errors"].items()}
         return cls(
@@ -271,6 +288,7 @@ class Numerics:
 
     def __str__(self) -> str:
         scale = self.suggested_scale()
+        scaling = self.needs_scaling() if self.gradient_errors else "not compared"
         lines = [
             f"loss {self.loss:.6g}; FP16 gradients at the loss scale "
             f"{_power(self.loss_scale)}",
@@ -284,7 +302,7 @@ class Numerics:
                 lines.append(f"{kind:<19} and {len(entries) - _ROWS} more")
         lines += [
             "",
-            f"loss scaling needed? {self.needs_scaling()}",
+            f"loss scaling needed? {scaling}",
             f"suggested scale      {_power(scale)}, which recovers "
             f"{self.recovered(scale):.2%} of the lost gradients",
             f"masters needed?      {self.needs_masters()}",
@@ -345,6 +363,14 @@ def _folded(lines: Iterable[str]) -> Iterable[str]:
 
     for line in lines:
         yield from textwrap.wrap(line, _WIDTH, subsequent_indent="    ") or [""]
+
+
+def _to_json(error: float | None) -> Any:
+    return error if error is None or math.isfinite(error) else str(error)
+
+
+def _from_json(error: Any) -> float | None:
+    return None if error is None else float(error)
 
 
 def _damage(entry: Entry) -> tuple[float, float]:

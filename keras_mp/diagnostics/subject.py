@@ -1,5 +1,6 @@
 """A model, or its twin under another dtype policy, run forward and backward once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ from keras_mp.diagnostics.twin import (
     copy_state,
     paired_variables,
     same_random_state,
-    twin_of,
 )
 from keras_mp.layers.probe import recording
 
@@ -42,28 +42,31 @@ class Subject:
 
     Args:
         model: `keras.Model`, built and compiled.
-        policy: str, that of the twin; None runs the layers of the model itself.
+        layer_of: returns the layer that computes in the place of a layer: itself, or
+            its twin.
         values: dict from the `id` of a variable to the value it is to have instead of
             its own.
 
     Attributes:
         sees_layers: bool, whether the outputs of its layers are seen, and not only what
             passes through a `keras_mp.layers.Probe`.
+        unseen: list of the names of recurrent layers of which only the last output is
+            seen.
     """
 
-    def __init__(self, model: Any, policy: str | None, values: dict[int, Any]) -> None:
+    def __init__(
+        self, model: Any, layer_of: Callable[[Any], Any], values: dict[int, Any]
+    ) -> None:
         self._original = model
         self._values = values
-
-        def layer_of(layer: Any) -> Any:
-            return layer if policy is None else twin_of(layer, policy)
-
+        self.unseen: list[str] = []
         self.sees_layers = is_graph(model)
         with same_random_state():
             if self.sees_layers:
                 expansion = Expansion(model, layer_of)
                 self._model, self._paths = expansion.model, expansion.paths
                 layers, self._positions = expansion.layers, expansion.positions
+                self.unseen = expansion.unseen
             else:
                 self._model, self._paths = layer_of(model), []
                 self._positions = {}
@@ -81,7 +84,7 @@ class Subject:
         """
         import tensorflow as tf
 
-        self._build(x)
+        self._build()
         mapping = self._mapping()
         values = {id(old): value for old, _, value in mapping}
         weights = [(v, values[id(v)]) for v in self._original.trainable_variables]
@@ -90,23 +93,24 @@ class Subject:
             # So that layers before the first weight have gradients, too.
             tape.watch([each for each in keras.tree.flatten(x) if is_floating(each)])
             with (
-                keras.StatelessScope([(new, value) for _, new, value in mapping]),
+                keras.StatelessScope(
+                    [(new, value) for _, new, value in mapping], collect_losses=True
+                ),
                 recording() as probes,
             ):
                 y_pred, outputs, shown = self._forward(x)
                 loss = self._loss(x, y, y_pred, sample_weight)
                 scaled = ops.cast(loss, "float32") * scale
-        paths = self._paths
-        if not self.sees_layers:
-            probes = [(path, x) for path, x in probes if hasattr(x, "numpy")]
-            paths, outputs = [path for path, _ in probes], [x for _, x in probes]
-            shown = outputs
-        paths = numbered(paths)
+        # Inside a tf.function there are no numbers to be seen.
+        probes = [(path, x) for path, x in probes if hasattr(x, "numpy")]
+        paths = numbered([*self._paths, *(path for path, _ in probes)])
+        outputs += [x for _, x in probes]
+        shown += [x for _, x in probes]
         gradients = tape.gradient(scaled, [[x for _, x in weights], outputs])
         return Backpropagation(
             list(zip(paths, shown, strict=True)),
             _unscaled(paths, gradients[1], scale),
-            _unscaled([variable.path for variable, _ in weights], gradients[0], scale),
+            _unscaled(weight_paths(self._original), gradients[0], scale),
             ops.cast(loss, "float32"),
         )
 
@@ -114,7 +118,7 @@ class Subject:
         """Returns the index of the layer of a variable among the activations."""
         return self._positions.get(id(variable))
 
-    def _build(self, x: Any) -> None:
+    def _build(self) -> None:
         """Creates the weights of twins that no symbolic call has created."""
         for layer, twin in self._pairs:
             if not twin.built or len(twin.variables) != len(layer.variables):
@@ -152,15 +156,30 @@ class Subject:
 
     def _forward(self, x: Any) -> tuple[Any, list[Any], list[Any]]:
         outputs = self._model(x, training=True)
-        return tuple(outputs) if self.sees_layers else (outputs, [], [])
+        if not self.sees_layers:
+            return outputs, [], []
+        y_pred, seen, shown = outputs
+        return y_pred, list(seen), list(shown)
 
     def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
         original = self._original
+        if original.loss is None and not overrides(original, "compute_loss"):
+            return _sum(self._model.losses)
         loss = original.compute_loss(
             x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
         )
         # Penalties are those of the weights that compute, not of the original ones.
         return loss - _sum(original.losses) + _sum(self._model.losses)
+
+
+def overrides(model: Any, method: str) -> bool:
+    """Tells whether the class of a model has a method of its own."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def weight_paths(model: Any) -> list[str]:
+    """Returns the paths of the trainable weights, each another one, in their order."""
+    return numbered([variable.path for variable in model.trainable_variables])
 
 
 def _sum(losses: Any) -> Any:

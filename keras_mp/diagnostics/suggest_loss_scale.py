@@ -1,16 +1,18 @@
 """`suggest_loss_scale`: a constant loss scale from the gradients of some batches."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
 
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.numerics import scale_below_overflow
 from keras_mp.diagnostics.subject import Subject
+from keras_mp.diagnostics.twin import to_fp32
 from keras_mp.loss_scale import ConstantLossScale
 
 
@@ -55,15 +57,21 @@ def suggest_loss_scale(
     check_model(model)
     batches = whole_number("batches", batches, "Try 10.")
     margin = positive_number("margin", margin, "Try 2.")
-    subject = Subject(model, "float32", master_values(model))
+    subject = Subject(model, to_fp32, master_values(model))
     largest, count = 0.0, 0
     for batch in itertools.islice(dataset, batches):
         run = subject.run(*as_batch(*keras.utils.unpack_x_y_sample_weight(batch)), 1.0)
         gradients = [*run.activation_gradients, *run.weight_gradients]
-        sizes = [
-            float(ops.max(ops.abs(g))) for _, g in gradients if g.shape.num_elements()
-        ]
-        largest, count = max([largest, *sizes]), count + 1
+        for path, gradient in gradients:
+            size = float(np.max(np.abs(gradient), initial=0.0))
+            if not math.isfinite(size):
+                raise ValueError(
+                    "Gradients in FP32 must be finite. Received: a largest magnitude "
+                    f"of {size} for {path!r} in batch {count}. "
+                    "keras_mp.find_overflow(model, x, y) tells where it comes from."
+                )
+            largest = max(largest, size)
+        count += 1
     if not count:
         raise ValueError(
             "`dataset` must have at least one batch. Received: none. An iterator may "

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.diagnostics.expansion import numbered
 from keras_mp.optimizer.master_weights import create_master
 
 
@@ -81,18 +82,29 @@ def updates_of(
         optimizer: `keras.optimizers.Optimizer`, wrapped or not; nothing of it changes.
         weights: list of variables.
         values: list of their float32 values.
-        gradients: list of float32 tensors.
+        gradients: list of float32 tensors, or None.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    copy = type(inner).from_config(inner.get_config())
+    # The update is that of this batch, not that of several at every n-th step.
+    config = {**inner.get_config(), "gradient_accumulation_steps": None}
+    copy = type(inner).from_config(config)
     masters = [create_master(weight) for weight in weights]
     for master, value in zip(masters, values, strict=True):
         master.assign(value)
     copy.build(masters)
-    if inner.built and len(inner.variables) == len(copy.variables):
-        for new, old in zip(copy.variables, inner.variables, strict=True):
-            new.assign(old)
+    if inner.built:
+        state = _state_of(inner)
+        for name, variable in _state_of(copy).items():
+            variable.assign(state[name])
     before = [keras.ops.convert_to_numpy(master) for master in masters]
-    copy.apply(gradients, masters)
+    pairs = zip(gradients, masters, strict=True)
+    given = [(g, master) for g, master in pairs if g is not None]
+    copy.apply([g for g, _ in given], [master for _, master in given])
     after = [keras.ops.convert_to_numpy(master) for master in masters]
     return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]
+
+
+def _state_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the variables of an optimizer by path, without the optimizer's name."""
+    paths = [variable.path.partition("/")[2] for variable in optimizer.variables]
+    return dict(zip(numbered(paths), optimizer.variables, strict=True))
