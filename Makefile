@@ -52,7 +52,7 @@ test: packages-and-test-cpp $(NATIVE)
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not full' $(ARGS)
 
 # `make test test-all` runs no test twice.
-MARKED := $(if $(filter test,$(MAKECMDGOALS)),full,not slow)
+MARKED := $(if $(filter test,$(MAKECMDGOALS)),full and not slow,not slow)
 
 # Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
 # XLA compiles and how models are converted and trained is the same both times. The tests

@@ -116,7 +116,7 @@ def test_a_missing_library_is_an_error_that_names_no_other_reason(
     [
         (["test"], ["not slow and not full"]),
         (["test-all"], ["not slow"]),
-        (["test", "test-all"], ["not slow and not full", "full"]),
+        (["test", "test-all"], ["not slow and not full", "full and not slow"]),
     ],
     ids=["test", "test-all", "both"],
 )
