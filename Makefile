@@ -45,7 +45,7 @@ help:
 	@echo 'make clean          remove .venv, build outputs and caches'
 
 demo: $(VENV)/.installed-examples $(NATIVE)
-	@$(TF_QUIET) $(RUN) examples/nmt_seq2seq/compare.py
+	@$(TF_QUIET) $(RUN) examples/translation/compare.py
 
 # tests/rings.py says which tests are left to test-all.
 test: packages-and-test-cpp $(NATIVE)

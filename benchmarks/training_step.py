@@ -1,7 +1,7 @@
 """How long is a training step of whole models, and how much memory does it take?
 
 `python benchmarks/training_step.py` prints a Markdown table: the translator of
-examples/nmt_seq2seq, ResNet-50 on small images and a small Transformer, each in FP32,
+examples/translation, ResNet-50 on small images and a small Transformer, each in FP32,
 in mixed precision as Keras has it, and in ours. A step is `train_on_batch` of the
 compiled model, its time the median of many; in each round the variants step one after
 the other, so that what else the machine does slows all of them. The memory is what a
@@ -28,10 +28,10 @@ from machine import instruction_set, machine, marked, medians
 
 import keras_mp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "nmt_seq2seq"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import step_time
-import train
+from experiments.flags import parse
+from translation import step_time, train
 
 # The dtype policy, and whether layers and optimizer are ours.
 VARIANTS = {
@@ -46,9 +46,9 @@ VARIANTS = {
 
 
 def translator():
-    args = train.parse_args(["--preset=demo", "--precision=fp32"])
+    args = parse(train.HERE, ["--preset=demo", "--precision=fp32"], train.CHOICES)
     [batch], *sizes = step_time.make_batches(args, 1)
-    model = train.make_model(args, *sizes)
+    model = train.make_model(args, "sgd", *sizes)
     return model, train.make_optimizer(args), None, batch
 
 

@@ -21,7 +21,7 @@ PROMISES = {
             "test_package.py::test_one_line_is_enough",
             "test_callbacks.py::test_the_scale_is_logged_in_every_way_to_train",
         ],
-        "FP16 alone": ["test_nmt_seq2seq.py::test_optimizer_of_a_precision"],
+        "FP16 alone": ["test_experiments.py::test_precisions"],
         "or stops with the reason if that fails": [
             "test_build.py::test_a_build_that_fails_is_an_error",
             "test_build.py::test_without_what_it_needs_the_package_has_no_library",
@@ -37,7 +37,7 @@ PROMISES = {
     },
     "The translator of the paper, section 4.4, made small": {
         "English to French, LSTM with attention": [
-            "test_nmt_seq2seq.py::test_train_in_mixed_precision_and_resume"
+            "test_translation.py::test_train_in_mixed_precision_and_resume"
         ],
     },
     "What is different from Keras's `mixed_float16`": {

@@ -271,8 +271,8 @@ def test_a_later_checkpoint_that_cannot_be_removed(tmp_path, monkeypatch):
 # The files of the example.
 
 
-def test_a_result_on_a_full_disk(example, tmp_path):
-    from files import write_whole
+def test_a_result_on_a_full_disk(tmp_path):
+    from experiments.files import write_whole
 
     path = tmp_path / "result.json"
     write_whole(path, lambda part: part.write_text("the first"))
@@ -283,8 +283,8 @@ def test_a_result_on_a_full_disk(example, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_output_folder_that_is_read_only(example, read_only):
-    from train import main
+def test_an_output_folder_that_is_read_only(read_only):
+    from translation.train import main
 
     with without_privileges(), pytest.raises(PermissionError, match=str(read_only)):
         main([f"--out={read_only / 'run'}"])

@@ -60,9 +60,9 @@ def server(archive):
 
 
 @pytest.fixture
-def data(example, server, tmp_path, monkeypatch):
+def data(server, tmp_path, monkeypatch):
     """The module that reads data, with the server in place of the real one."""
-    import data
+    from translation import data
 
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(data, "FRA_ENG", url(server))
@@ -119,7 +119,7 @@ def test_a_file_that_the_user_put_there_is_taken(data, archive, server, tmp_path
 
 @pytest.mark.parametrize("served", [0, 1000])
 def test_a_server_that_falls_silent(served, data, server, tmp_path, monkeypatch):
-    import files
+    from experiments import files
 
     monkeypatch.setattr(files, "SILENCE", 0.2, raising=False)
     server.served = served
@@ -188,11 +188,11 @@ def test_a_folder_in_a_zip_is_passed_over(data, tmp_path):
 
 
 @pytest.fixture
-def build_help(example, tmp_path, monkeypatch):
+def build_help(tmp_path, monkeypatch):
     """Runs the script that makes the shipped set, where packages hold given pages."""
-    import files
+    from translation import data
 
-    script = Path(files.__file__).with_name("data") / "build_libreoffice_help.py"
+    script = Path(data.__file__).with_name("data") / "build_libreoffice_help.py"
     out = tmp_path / "help.tsv.xz"
 
     def run(pages):

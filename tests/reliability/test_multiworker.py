@@ -153,7 +153,7 @@ def test_the_translator_goes_on_after_a_kill(tmp_path):
     for name, kills in {"whole": [], "killed": [(0, 2, 0)]}.items():
         out = tmp_path / name
         out.mkdir()
-        script = EXAMPLES / "nmt_seq2seq" / "train.py"
+        script = EXAMPLES / "translation" / "train.py"
         workers = Workers(out, script, *flags, f"--out={out / 'out'}")
         workers.run(kills, lambda out=out: len(saved(out / "out")))
         assert len(workers.ended) == 2 * len(kills)

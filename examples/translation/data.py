@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from files import downloaded
-from vocabulary import tokenize
+from experiments.files import downloaded
+from translation.vocabulary import tokenize
 
 Pair = tuple[str, str]
 TokenPair = tuple[list[str], list[str]]

@@ -12,20 +12,22 @@ import argparse
 import itertools
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import batches
-import data
-import decoder
-import encoder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import keras
 import tensorflow as tf
-import train
-from model import Translator
-from vocabulary import Vocabulary
+from experiments.flags import parse
+from experiments.precision import PRECISIONS
+from translation import batches, data, decoder, encoder, train
+from translation.model import Translator
+from translation.vocabulary import Vocabulary
 
 import keras_mp
 
@@ -51,13 +53,15 @@ def make_batches(args: argparse.Namespace, count: int) -> tuple[list[Any], int, 
 def make_model(args: argparse.Namespace, package: Any, *sizes: int) -> Translator:
     """Returns the compiled model, with the LSTMs and Denses of `package`."""
     keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("float32" if args.precision == "fp32" else "float16")
+    precision = PRECISIONS[args.precision]
+    keras.config.set_dtype_policy(precision.dtype_policy)
+    optimizer = precision.wrap(train.make_optimizer(args))
     layers = SimpleNamespace(layers=package)
     with (
         mock.patch.object(encoder, "keras_mp", layers),
         mock.patch.object(decoder, "keras_mp", layers),
     ):
-        return train.make_model(args, *sizes)
+        return train.make_model(args, optimizer, *sizes)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -66,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     options, flags = parser.parse_known_args(argv)
     models = {}
     for name, (precision, package) in RUNS.items():
-        args = train.parse_args(["--precision", precision, *flags])
+        args = parse(train.HERE, ["--precision", precision, *flags], train.CHOICES)
         if not models:
             steps, *sizes = make_batches(args, options.steps + 1)
         models[name] = make_model(args, package, *sizes)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from model import Translator
-from vocabulary import EOS, GO
+from translation.model import Translator
+from translation.vocabulary import EOS, GO
 
 # Maps (what goes from step to step, the last word of each row) to (log probabilities
 # [rows, words], the next carry).

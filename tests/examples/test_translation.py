@@ -1,28 +1,15 @@
 """The translation example: its parts, and all of it on 200 sentence pairs."""
 
 import gzip
+import json
 import lzma
 import math
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "nmt_seq2seq"
-MODULES = [path.stem for path in EXAMPLE.glob("*.py")]
-
-
-@pytest.fixture(autouse=True)
-def example_modules(monkeypatch):
-    """Imports the example as its scripts do, and leaves no module behind."""
-    monkeypatch.syspath_prepend(EXAMPLE)
-    yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
 
 # --- data.py ---------------------------------------------------------------
 
@@ -43,7 +30,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_reads_plain_and_compressed_files(tmp_path, name):
-    from data import load_pairs
+    from translation.data import load_pairs
 
     content = "Go.\tVa !\nRun!\tCours\u202f!\tCC-BY 2.0\n".encode()
     WRITERS[name](tmp_path / name, content)
@@ -63,7 +50,7 @@ def test_reads_plain_and_compressed_files(tmp_path, name):
     ],
 )
 def test_a_bad_file_is_refused(tmp_path, content, message):
-    from data import load_pairs
+    from translation.data import load_pairs
 
     path = tmp_path / "pairs.tsv"
     if content is not None:
@@ -73,7 +60,7 @@ def test_a_bad_file_is_refused(tmp_path, content, message):
 
 
 def test_tfds_says_what_to_install(monkeypatch):
-    from data import load_pairs
+    from translation.data import load_pairs
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
@@ -85,21 +72,21 @@ def test_tfds_says_what_to_install(monkeypatch):
     [("drop", [(["b"], ["c"])]), ("truncate", [(["A"], ["x", "y"]), (["b"], ["c"])])],
 )
 def test_overlong_pairs(overlong, expected):
-    from data import prepare
+    from translation.data import prepare
 
     pairs = [("A a", "x y z"), ("b", "c")]
     assert prepare(pairs, 1, 2, overlong, lowercase=False) == expected
 
 
 def test_all_pairs_overlong():
-    from data import prepare
+    from translation.data import prepare
 
     with pytest.raises(ValueError, match="max_source=1, max_target=1, 1 pair"):
         prepare([("a b", "c d")], 1, 1, "drop", lowercase=True)
 
 
 def test_split_shares_no_english_sentence():
-    from data import split
+    from translation.data import split
 
     pairs = [([f"e{i // 3}"], [f"f{i}"]) for i in range(300)]
     train, test = split(pairs, held_out=30, seed=0)
@@ -110,7 +97,7 @@ def test_split_shares_no_english_sentence():
 
 
 def test_split_leaves_pairs_to_train_on():
-    from data import split
+    from translation.data import split
 
     with pytest.raises(ValueError, match="Received: held_out=5 of 2 pair"):
         split([(["a"], ["b"]), (["c"], ["d"])], held_out=5, seed=0)
@@ -120,7 +107,7 @@ def test_split_leaves_pairs_to_train_on():
 
 
 def test_tokenize_and_detokenize():
-    from vocabulary import detokenize, tokenize
+    from translation.vocabulary import detokenize, tokenize
 
     tokens = tokenize("Ouvre l'outil (Find), d\u2019accord.", lowercase=True)
     assert " ".join(tokens) == "ouvre l' outil ( find ) , d\u2019 accord ."
@@ -128,7 +115,7 @@ def test_tokenize_and_detokenize():
 
 
 def test_vocabulary():
-    from vocabulary import EOS, PAD, UNK, Vocabulary
+    from translation.vocabulary import EOS, PAD, UNK, Vocabulary
 
     words = Vocabulary([["b", "a", "a"], ["c", "b", "a"]], size=6)
     assert words.words[4:] == ["a", "b"]
@@ -141,8 +128,8 @@ def pairs_of_length(*lengths):
 
 
 def test_batches_come_from_one_bucket():
-    from batches import encode, training_batches
-    from vocabulary import EOS, GO, Vocabulary
+    from translation.batches import encode, training_batches
+    from translation.vocabulary import EOS, GO, Vocabulary
 
     pairs = pairs_of_length(*[1, 2, 5, 6] * 8)
     words = Vocabulary([["x", "y"]], size=6)
@@ -161,7 +148,7 @@ def test_batches_come_from_one_bucket():
     ("machine", "expected"), [(0, [[0, 1], [4, 5]]), (1, [[2, 3]])]
 )
 def test_a_batch_is_cut_into_shares(machine, expected):
-    from batches import shares
+    from translation.batches import shares
 
     x = np.arange(8).reshape(1, 8, 1)
     batches = tf.data.Dataset.from_tensor_slices(((x, x), x + 10)).repeat()
@@ -174,8 +161,8 @@ def test_a_batch_is_cut_into_shares(machine, expected):
 
 
 def test_source_is_reversed():
-    from batches import encode
-    from vocabulary import EOS, Vocabulary
+    from translation.batches import encode
+    from translation.vocabulary import EOS, Vocabulary
 
     words = Vocabulary([["a", "b", "c"]], size=7)
     examples = encode([(["a", "b", "c"], ["a"])], words, words, reverse=True)
@@ -188,7 +175,7 @@ def test_source_is_reversed():
 
 
 def test_perplexity_by_hand():
-    from model import Perplexity
+    from translation.model import Perplexity
 
     metric = Perplexity()
     entropy = tf.math.log([[2.0, 8.0], [4.0, 1e9]])
@@ -198,7 +185,7 @@ def test_perplexity_by_hand():
 
 
 def make_model(**changes):
-    from model import Translator
+    from translation.model import Translator
 
     options = {
         "units": 8,
@@ -271,7 +258,7 @@ def test_loss_is_summed_over_a_sentence():
 
 def test_decay_on_worse():
     import keras
-    from schedules import DecayOnWorse
+    from translation.schedules import DecayOnWorse
 
     callback = DecayOnWorse(factor=0.5)
     callback.set_model(keras.Sequential([keras.layers.Dense(1)]))
@@ -289,7 +276,7 @@ def test_decay_on_worse():
 
 
 def test_beam_of_one_is_greedy():
-    from decoding import beam_search, greedy_search, translate
+    from translation.decoding import beam_search, greedy_search, translate
 
     model = make_model(num_layers=2)
     for variable in model.trainable_variables:
@@ -308,8 +295,8 @@ def test_beam_of_one_is_greedy():
 
 
 def test_beam_finds_what_greedy_misses():
-    from decoding import beam_search, greedy_search
-    from vocabulary import EOS
+    from translation.decoding import beam_search, greedy_search
+    from translation.vocabulary import EOS
 
     # Word 4 is the better first word, but only word 5 has a good second one.
     after = {1: {4: 0.6, 5: 0.4}, 4: {4: 0.4, 5: 0.3, EOS: 0.3}, 5: {EOS: 1.0}}
@@ -327,7 +314,7 @@ def test_beam_finds_what_greedy_misses():
 
 
 def test_bleu_counts_a_sentence_once_with_all_its_references():
-    from evaluation import bleu
+    from translation.evaluation import bleu
 
     english = ["the cat sleeps", "the cat sleeps", "go now"]
     french = ["le chat dort bien .", "le chat noir dort .", "va t' en vite !"]
@@ -353,28 +340,35 @@ def corpus(tmp_path):
     return [f"--data={path}"]
 
 
-def check(result):
-    assert len(result["held_out_perplexity"]) == 2
-    assert result["held_out_perplexity"][-1] < result["train_perplexity"][0]
-    assert result["bleu"].keys() == {"greedy", "beam"}
-    assert len(result["translations"]["beam"]) == 20
+def check(result, folder):
+    log = result["log"]
+    assert len(log) == 2
+    assert log[-1]["val_perplexity"] < log[0]["perplexity"]
+    assert result["measures"]["held-out perplexity"] == log[-1]["val_perplexity"]
+    assert result["measures"].keys() >= {"BLEU greedy", "BLEU beam 2"}
     assert result["peak_mb"] > 0
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert len(translations(folder)["beam 2"]) == 20
+
+
+def translations(folder):
+    return json.loads((folder / "translations.json").read_text())
 
 
 def test_train_in_fp32(corpus, tmp_path):
-    from train import main
+    from translation.train import main
 
     result = main([*TINY, *corpus, "--precision=fp32", f"--out={tmp_path}"])
-    check(result)
+    check(result, tmp_path)
     assert result["loss_scale"] is None
 
 
 def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
-    from train import main
+    from translation.train import main
 
     flags = [*TINY, *corpus, "--precision=mixed", "--dropout=0.2"]
     whole = main([*flags, f"--out={tmp_path / 'whole'}"])
-    check(whole)
+    check(whole, tmp_path / "whole")
     assert whole["loss_scale"] > 1
     folder = tmp_path / "parts"
     main([*flags, f"--out={folder}", "--steps=2"])
@@ -383,15 +377,20 @@ def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     row = log.splitlines(keepends=True)[-1]
     (folder / "log.csv").write_text(f"{log}{row}{row[:9]}")
     parts = main([*flags, f"--out={folder}", "--resume"])
-    for key in ("train_perplexity", "held_out_perplexity", "loss_scale"):
-        assert parts[key] == whole[key]
-    assert parts["translations"] == whole["translations"]
+    assert parts["measures"] == whole["measures"]
+    assert parts["loss_scale"] == whole["loss_scale"]
+    assert perplexities(parts) == perplexities(whole)
+    assert translations(folder) == translations(tmp_path / "whole")
+
+
+def perplexities(result):
+    return [(row["perplexity"], row["val_perplexity"]) for row in result["log"]]
 
 
 @pytest.fixture
 def mirrored(strategy, monkeypatch):
     """Has `--strategy=mirrored` mean the replicas of all other tests."""
-    import strategies
+    from translation import strategies
 
     monkeypatch.setitem(strategies.STRATEGIES, "mirrored", lambda: strategy)
     return "--strategy=mirrored"
@@ -399,21 +398,22 @@ def mirrored(strategy, monkeypatch):
 
 @pytest.mark.slow
 def test_train_on_replicas(corpus, tmp_path, mirrored, monkeypatch):
-    import train
+    from translation import train
 
     monkeypatch.setattr(train, "translate", lambda *_: [[]] * 21)
     flags = [*TINY, *corpus, "--precision=mixed", "--held-out=21", "--no-bidirectional"]
     alone = train.main([*flags, f"--out={tmp_path / 'alone'}"])
     both = train.main([*flags, mirrored, f"--out={tmp_path / 'both'}"])
     # The same but for roundings of 2^-11, which is far from 1% of what is learned.
-    learned = alone["held_out_perplexity"][0] - alone["held_out_perplexity"][-1]
-    for key in ("train_perplexity", "held_out_perplexity"):
-        np.testing.assert_allclose(both[key], alone[key], rtol=0, atol=0.01 * learned)
+    learned = alone["log"][0]["val_perplexity"] - alone["log"][-1]["val_perplexity"]
+    np.testing.assert_allclose(
+        perplexities(both), perplexities(alone), rtol=0, atol=0.01 * learned
+    )
     assert both["loss_scale"] == alone["loss_scale"]
 
 
 def test_a_batch_that_replicas_cannot_share(mirrored):
-    from train import main
+    from translation.train import main
 
     with pytest.raises(ValueError, match=r"multiple of .*: --batch 15, 2 replicas"):
         main(["--batch=15", mirrored])
@@ -421,30 +421,30 @@ def test_a_batch_that_replicas_cannot_share(mirrored):
 
 @pytest.mark.slow
 def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_path):
-    from train import main
+    from translation.train import main
 
     flags = [*TINY, *corpus, "--precision=mixed", f"--out={tmp_path}"]
     first = main(flags)
     # It may have been killed before it wrote the result.
     (tmp_path / "result.json").unlink()
     again = main([*flags, "--resume"])
-    assert again["translations"] == first["translations"]
+    assert again["measures"] == first["measures"]
     assert (tmp_path / "result.json").is_file()
     anew = main(flags)
-    assert anew["train_perplexity"] == first["train_perplexity"]
+    assert perplexities(anew) == perplexities(first)
 
 
 @pytest.mark.slow
 def test_legacy_preset_runs(corpus, tmp_path):
-    from train import main
+    from translation.train import main
 
     flags = ["--preset=legacy", *TINY, *corpus, "--sampled-softmax=8"]
     result = main([*flags, "--precision=mixed", f"--out={tmp_path}"])
-    assert math.isfinite(result["held_out_perplexity"][-1])
+    assert math.isfinite(result["measures"]["held-out perplexity"])
 
 
 def test_step_time(corpus, capsys):
-    from step_time import RUNS, main
+    from translation.step_time import RUNS, main
 
     main(["--steps=1", "--units=8", "--batch=16", *corpus])
     rows = capsys.readouterr().out.splitlines()[-len(RUNS) :]
@@ -452,54 +452,21 @@ def test_step_time(corpus, capsys):
     assert rows[0].endswith("| 1.00 |")
 
 
-@pytest.mark.parametrize(
-    ("flags", "scale"),
-    [
-        (["--precision=mixed"], 2.0**15),
-        (["--precision=mixed", "--loss-scale=128"], 128.0),
-        (["--precision=mixed-no-scaling"], 1.0),
-        (["--precision=fp16-no-master"], None),
-        (["--precision=fp32"], None),
-    ],
-    ids=str,
-)
-def test_optimizer_of_a_precision(flags, scale):
-    from train import make_optimizer, parse_args
+def test_translations_are_shown_side_by_side():
+    from translation.compare import translations
 
-    optimizer = make_optimizer(parse_args(flags))
-    optimizer.build([])
-    found = getattr(optimizer, "loss_scale", None)
-    assert found == scale if scale is None else float(found) == scale
-
-
-def test_report(tmp_path):
-    import report
-
-    result = {
-        "args": {"eval_every": 10},
-        "train_perplexity": [9.0, 4.0],
-        "held_out_perplexity": [8.0, 5.0],
-        "bleu": {"greedy": 30.0, "beam": 31.04},
-        "step_seconds": 0.25,
-        "peak_mb": 900.4,
-        "loss_scale": None,
-        "skipped_steps": None,
-        "english": ["go."],
-        "french": ["va !"],
-        "translations": {"greedy": ["va."]},
-    }
-    results = {"fp32": result, "mixed": result | {"loss_scale": 2.0**15}}
-    lines = report.table(results).splitlines()
-    assert lines[2] == "| fp32 | 5.00 | 30.0 | 31.0 | 0.250 | 900 | - | - |"
-    assert lines[3].startswith("| mixed | 5.00 ")
-    assert "32768" in lines[3]
-    assert "mixed    va." in report.translations(results, count=1)
-    report.curves(results, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    sample = {"english": ["go."], "french": ["va !"], "greedy": ["va."]}
+    results = {"fp32": {"translations": sample}, "mixed": {"translations": sample}}
+    assert translations(results, None).splitlines() == [
+        "English  go.",
+        "French   va !",
+        "fp32     va.",
+        "mixed    va.",
+    ]
 
 
 def test_shipped_sentences():
-    from data import load_pairs, prepare
+    from translation.data import load_pairs, prepare
 
     pairs = load_pairs("libreoffice-help")
     assert len(pairs) > 10_000

@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-from files import write_whole  # noqa: E402
-from vocabulary import tokenize  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments.files import write_whole
+from translation.vocabulary import tokenize
+
+HERE = Path(__file__).parent
 HELP = Path("usr/share/libreoffice/help")
 BLOCKS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[\"'(A-ZÀ-Ý])")

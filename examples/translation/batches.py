@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from data import TokenPair
-from vocabulary import EOS, GO, Vocabulary
+from translation.data import TokenPair
+from translation.vocabulary import EOS, GO, Vocabulary
 
 Buckets = Sequence[Sequence[int]]
 

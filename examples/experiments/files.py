@@ -1,10 +1,12 @@
 """Files that are whole or not there."""
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.error import ContentTooShortError
 from urllib.request import urlopen
 
@@ -27,6 +29,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise OSError(f"{path} could not be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes what JSON can hold, as a whole."""
+    text = json.dumps(content, indent=1) + "\n"
+    write_whole(path, lambda part: part.write_text(text))
 
 
 def downloaded(url: str) -> Path:

@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from decoder import AdditiveDecoder, LuongDecoder, dense
-from encoder import Encoder, uniform
 from keras import layers, ops
-from vocabulary import PAD
+from translation.decoder import AdditiveDecoder, LuongDecoder, dense
+from translation.encoder import Encoder, uniform
+from translation.vocabulary import PAD
 
 DECODERS = {"luong": LuongDecoder, "additive": AdditiveDecoder}
 

@@ -7,8 +7,8 @@ why the steps are a loop over cells and not one `keras.layers.LSTM`.
 from typing import Any
 
 import tensorflow as tf
-from encoder import uniform
 from keras import layers, ops
+from translation.encoder import uniform
 
 import keras_mp
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from batches import shares
+from translation.batches import shares
 
 STRATEGIES = {
     "none": tf.distribute.get_strategy,

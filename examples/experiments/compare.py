@@ -1,0 +1,139 @@
+"""Trains one experiment in several settings, each in a process of its own."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import report
+
+# What most experiments are measured with; a constant scale comes with each of them.
+SETTINGS = {
+    "fp32": ["--precision", "fp32"],
+    "fp32 seed 1": ["--precision", "fp32", "--seed", "1"],
+    "fp32 seed 2": ["--precision", "fp32", "--seed", "2"],
+    "mixed": ["--precision", "mixed"],
+    "mixed, no scaling": ["--precision", "mixed-no-scaling"],
+    "fp16, no masters": ["--precision", "fp16-no-master"],
+}
+
+
+def constant(scale: int) -> dict[str, list[str]]:
+    """Returns the setting of mixed precision with a constant loss scale."""
+    flags = ["--precision", "mixed", "--loss-scale", str(scale)]
+    return {f"mixed, scale {scale}": flags}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared of an experiment.
+
+    Attributes:
+        folder: that of the experiment, with train.py.
+        settings: the flags of train.py, by the name of the setting.
+        demo: the names of those that are trained by default.
+        measures: names of measures in result.json, the columns of the table.
+        curve: the column of the log that is drawn.
+        log_scale: whether it is drawn on a logarithmic scale.
+        show: called with the results by setting and the folder of the comparison; what
+            it returns is printed before the table.
+    """
+
+    folder: Path
+    settings: Mapping[str, Sequence[str]]
+    demo: Sequence[str]
+    measures: Sequence[str]
+    curve: str = "loss"
+    log_scale: bool = False
+    show: Callable[[report.Results, Path], str] | None = None
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """Trains the settings that the flags name, and prints and draws the results.
+
+        Every setting runs in its own process, so that peak memory is its own. Flags
+        that are not of this script are handed on to train.py.
+        """
+        args, flags = self._parse(argv)
+        start = time.perf_counter()
+        files = {name: self._out(args, name) / "result.json" for name in args.settings}
+        todo = [n for n in files if not (args.keep and files[n].is_file())]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda name: self._train(name, args, flags), todo))
+        results = {name: json.loads(file.read_text()) for name, file in files.items()}
+        if args.record:
+            for name, file in files.items():
+                self._record(name, file, args.preset)
+        picture = args.out / f"{self.curve}.png"
+        report.curves(results, picture, self.curve, self.log_scale)
+        if self.show is not None:
+            print("\n" + self.show(results, args.out))
+        print(report.table(results, self.measures))
+        print(f"\nCurves: {picture.resolve()}")
+        print(f"{time.perf_counter() - start:.0f} s")
+
+    def _parse(
+        self, argv: Sequence[str] | None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        parser = argparse.ArgumentParser(
+            description=f"Compares precisions of {self.folder.name}.",
+            epilog="Other flags are those of train.py, and are handed on to it.",
+            allow_abbrev=False,
+        )
+        parser.add_argument("--preset", default="demo")
+        parser.add_argument(
+            "--settings",
+            nargs="+",
+            default=["demo"],
+            metavar="NAME",
+            help=f"'demo' ({'; '.join(self.demo)}), 'all', or names: "
+            + "; ".join(self.settings),
+        )
+        parser.add_argument("--out", type=Path, help="a folder")
+        parser.add_argument("--jobs", type=int, default=1, help="settings at a time")
+        parser.add_argument(
+            "--keep", action="store_true", help="train only settings without a result"
+        )
+        parser.add_argument(
+            "--record", action="store_true", help="copy the results to results/"
+        )
+        args, flags = parser.parse_known_args(argv)
+        args.out = args.out or Path("build") / self.folder.name / args.preset
+        known = {"demo": list(self.demo), "all": list(self.settings)}
+        chosen = [n for name in args.settings for n in known.get(name, [name])]
+        unknown = [name for name in chosen if name not in self.settings]
+        if unknown:
+            parser.error(
+                f"--settings must be 'demo', 'all' or of {list(self.settings)}. "
+                f"Received: {unknown}."
+            )
+        args.settings = chosen
+        return args, flags
+
+    def _out(self, args: argparse.Namespace, setting: str) -> Path:
+        return args.out / slug(setting)
+
+    def _train(self, name: str, args: argparse.Namespace, flags: list[str]) -> None:
+        command = [sys.executable, str(self.folder / "train.py")]
+        command += ["--preset", args.preset, *self.settings[name], *flags]
+        command += ["--out", str(self._out(args, name))]
+        # A run that was interrupted goes on; one that is there begins anew.
+        if (self._out(args, name) / "checkpoints").is_dir() and args.keep:
+            command.append("--resume")
+        print("\n$ python", " ".join(command[1:]), flush=True)
+        subprocess.run(command, check=True)
+
+    def _record(self, setting: str, file: Path, preset: str) -> None:
+        folder = self.folder / "results" / preset
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / f"{slug(setting)}.json")
+
+
+def slug(setting: str) -> str:
+    """Returns the name of a setting as that of a file."""
+    return setting.replace(", ", "-").replace(" ", "-")

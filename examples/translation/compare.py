@@ -1,0 +1,43 @@
+"""Trains the same translator in several precisions and compares them.
+
+python compare.py
+python compare.py --settings all --data fra-eng --out build/fra-eng
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments.compare import SETTINGS, Comparison, constant
+from experiments.report import Results
+
+
+def translations(results: Results, out: Path) -> str:
+    """Returns some held-out sentences with the translation of every setting."""
+    width = max(len(name) for name in ("English", *results))
+    first = next(iter(results.values()))["translations"]
+    lines = []
+    for i, (english, french) in enumerate(
+        zip(first["english"], first["french"], strict=True)
+    ):
+        lines.append(f"{'English':{width}}  {english}")
+        lines.append(f"{'French':{width}}  {french}")
+        for name, result in results.items():
+            lines.append(f"{name:{width}}  {result['translations']['greedy'][i]}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+COMPARISON = Comparison(
+    folder=Path(__file__).resolve().parent,
+    settings=SETTINGS | constant(128),
+    demo=["fp32", "mixed", "fp16, no masters"],
+    measures=["held-out perplexity", "BLEU greedy", "BLEU beam 5"],
+    curve="perplexity",
+    log_scale=True,
+    show=translations,
+)
+
+if __name__ == "__main__":
+    COMPARISON.main()

@@ -1,0 +1,241 @@
+"""What the experiments share: flags, precisions, folders, comparisons."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from experiments import report
+from experiments.compare import Comparison, slug
+from experiments.flags import parse
+from experiments.run import Run
+
+import keras_mp
+
+PRESET = {"data": "numbers.csv", "batch": 4, "steps": 6, "eval_every": 2, "sizes": [1]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An experiment with one preset."""
+    presets = tmp_path / "lines" / "presets"
+    presets.mkdir(parents=True)
+    (presets / "demo.json").write_text(json.dumps(PRESET | {"shuffles": True}))
+    return presets.parent
+
+
+@pytest.fixture(autouse=True)
+def route(monkeypatch):
+    """Has the route of the ops be that of before."""
+    monkeypatch.setenv("KERAS_MP_OPS", os.environ.get("KERAS_MP_OPS", "auto"))
+
+
+def test_flags_are_those_of_the_preset(folder):
+    flags = ["--batch=8", "--sizes=[2, 3]", "--no-shuffles"]
+    args = parse(folder, [*flags, "--precision=mixed", "--loss-scale=128"])
+    assert args.batch == 8
+    assert args.sizes == [2, 3]
+    assert args.shuffles is False
+    assert args.data == "numbers.csv"
+    assert args.loss_scale == 128.0
+    assert args.out == Path("build/lines/demo")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(["--preset=large"], "invalid choice: 'large'", id="preset"),
+        pytest.param(["--batch=many"], "invalid int value: 'many'", id="type"),
+        pytest.param(["--loss-scale=high"], "invalid .* value: 'high'", id="scale"),
+        pytest.param(["--widths=3"], "unrecognized arguments: --widths", id="name"),
+        pytest.param(["--data=a.csv"], "--data: invalid choice", id="choice"),
+        pytest.param(
+            ["--precision=fp32", "--loss-scale=8"],
+            "--precision mixed. Received: --precision fp32 --loss-scale 8.0",
+            id="scale in FP32",
+        ),
+    ],
+)
+def test_bad_flags(folder, capsys, flags, message):
+    with pytest.raises(SystemExit):
+        parse(folder, flags, {"data": ["numbers.csv", "b.csv"]})
+    assert message.split(".*")[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy", "scale", "route"),
+    [
+        (["--precision=fp32"], "float32", None, None),
+        (["--precision=mixed"], "float16", 2.0**15, None),
+        (["--precision=mixed", "--loss-scale=128"], "float16", 128.0, None),
+        (["--precision=mixed-no-scaling"], "float16", 1.0, None),
+        (["--precision=fp16-no-master"], "float16", None, None),
+        (["--precision=pseudo-fp16"], "float16", 2.0**15, "reference"),
+    ],
+    ids=lambda flags: " ".join(flags) if isinstance(flags, list) else "",
+)
+def test_precisions(folder, tmp_path, flags, policy, scale, route):
+    before = os.environ["KERAS_MP_OPS"]
+    run = Run(folder, [*flags, f"--out={tmp_path / 'out'}"])
+    assert run.dtype_policy == policy
+    assert os.environ["KERAS_MP_OPS"] == (route or before)
+    optimizer = run.wrap(keras.optimizers.SGD())
+    assert isinstance(optimizer, keras_mp.FP32MasterOptimizer) == (scale is not None)
+    if scale is not None:
+        optimizer.build([])
+        assert float(optimizer.loss_scale) == scale
+
+
+def train(folder, out, *flags, precision="mixed"):
+    """Fits a line and returns the result."""
+    run = Run(folder, [f"--precision={precision}", f"--out={out}", *flags])
+    keras.config.set_dtype_policy(run.dtype_policy)
+    x = np.linspace(-1, 1, 24, dtype="float32")[:, None]
+    batches = tf.data.Dataset.from_tensor_slices((x, x / 4)).repeat()
+    batches = batches.shuffle(24, seed=run.args.seed).batch(run.args.batch)
+    model = keras.Sequential([keras.Input((1,)), keras_mp.layers.Dense(1)])
+    optimizer = run.wrap(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    log = run.fit(model, batches, validation_data=(x, x / 4))
+    return run.finish({"error": log[-1]["val_loss"]}, kernel=[[1.0]])
+
+
+def numbers(result):
+    """Returns what does not depend on the time of day."""
+    rows = [(row["loss"], row["val_loss"]) for row in result["log"]]
+    return rows, result["measures"], result["loss_scale"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_a_run_leaves_its_result(folder, tmp_path, precision):
+    out = tmp_path / "out"
+    result = train(folder, out, "--verbose=0", precision=precision)
+    assert json.loads((out / "result.json").read_text()) == result
+    assert result["experiment"] == "lines"
+    assert result["flags"]["data"] == "numbers.csv"
+    assert result["flags"].keys() == PRESET.keys() | {
+        *("shuffles", "preset", "precision", "loss_scale", "seed")
+    }
+    assert len(result["log"]) == 3
+    assert result["measures"] == {"error": result["log"][-1]["val_loss"]}
+    assert result["kernel"] == [[1.0]]
+    assert result["weights"] == 2
+    assert 0 < result["step_seconds"] < result["seconds"]
+    assert result["loss_scale"] == (None if precision == "fp32" else 2.0**15)
+
+
+def test_the_path_of_the_data_is_not_in_the_result(folder, tmp_path):
+    flags = ["--verbose=0", f"--data={tmp_path / 'own.csv'}"]
+    result = train(folder, tmp_path / "out", *flags)
+    assert result["flags"]["data"] == "own.csv"
+    assert str(tmp_path) not in (tmp_path / "out" / "result.json").read_text()
+
+
+def test_a_run_goes_on_where_it_was_interrupted(folder, tmp_path):
+    whole = train(folder, tmp_path / "whole", "--verbose=0")
+    parts = tmp_path / "parts"
+    train(folder, parts, "--verbose=0", "--steps=2")
+    # What a kill before the next checkpoint, and one inside of a row, leave there.
+    log = (parts / "log.csv").read_text()
+    row = log.splitlines(keepends=True)[-1]
+    (parts / "log.csv").write_text(f"{log}{row}{row[:9]}")
+    resumed = train(folder, parts, "--verbose=0", "--resume")
+    assert numbers(resumed) == numbers(whole)
+
+
+def test_a_run_without_resume_begins_anew(folder, tmp_path):
+    first = train(folder, tmp_path / "out", "--verbose=0")
+    again = train(folder, tmp_path / "out", "--verbose=0")
+    assert numbers(again) == numbers(first)
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]], ids=["anew", "resume"])
+def test_a_folder_of_another_run_is_refused(folder, tmp_path, resume):
+    out = tmp_path / "out"
+    train(folder, out, "--verbose=0")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    message = r"holds one run. Received: --out .*\(batch: 4 there, 8; seed: 0 there, 1"
+    with pytest.raises(ValueError, match=message):
+        train(folder, out, "--verbose=0", "--batch=8", "--seed=1", *resume)
+    after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert after == before
+
+
+SCRIPT = """
+import json, pathlib, sys
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+out = pathlib.Path(flags["--out"])
+out.mkdir(parents=True)
+(out / "result.json").write_text(json.dumps({
+    "flags": {"eval_every": 5},
+    "measures": {"error": float(flags["--seed"]) + 0.5},
+    "step_seconds": 0.25, "peak_mb": 900.4, "loss_scale": None, "skipped_steps": 3.0,
+    "log": [{"loss": 4.0, "val_loss": 5.0}, {"loss": 2.0, "val_loss": 3.0}],
+}))
+"""
+
+
+@pytest.fixture
+def comparison(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    settings = {"fp32": ["--seed", "1"], "fp16, no masters": ["--seed", "2"]}
+    return Comparison(
+        folder,
+        settings,
+        demo=["fp32"],
+        measures=["error"],
+        show=lambda results, out: f"{len(results)} shown",
+    )
+
+
+def test_comparison(comparison, tmp_path, capfd):
+    out = tmp_path / "out"
+    comparison.main(["--settings", "all", "--out", str(out), "--record"])
+    printed = capfd.readouterr().out
+    assert "2 shown" in printed
+    assert "| fp32 | 1.5 | 0.250 | 900 | - | 3 |" in printed
+    assert "| fp16, no masters | 2.5 | 0.250 | 900 | - | 3 |" in printed
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    recorded = sorted((comparison.folder / "results" / "demo").iterdir())
+    assert [path.name for path in recorded] == ["fp16-no-masters.json", "fp32.json"]
+
+
+def test_comparison_keeps_what_is_there(comparison, tmp_path, capfd):
+    out = tmp_path / "out"
+    comparison.main(["--out", str(out)])
+    assert capfd.readouterr().out.count("$ python") == 1
+    comparison.main(["--out", str(out), "--settings", "all", "--keep"])
+    assert capfd.readouterr().out.count("$ python") == 1
+
+
+def test_comparison_of_an_unknown_setting(comparison, capsys):
+    with pytest.raises(SystemExit):
+        comparison.main(["--settings", "fp8"])
+    assert "Received: ['fp8']" in capsys.readouterr().err
+
+
+def test_curves_without_held_out_numbers(tmp_path):
+    log = [{"loss": 2.0}, {"loss": math.nan}]
+    results = {"fp32": {"flags": {"eval_every": 5}, "log": log}}
+    report.curves(results, tmp_path / "curves.png", "loss", log_scale=True)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_setting_names_a_file():
+    assert slug("fp16, no masters") == "fp16-no-masters"
+
+
+def test_scripts_find_the_shared_modules():
+    """A script is started from anywhere, with its own folder alone on the path."""
+    examples = Path(sys.modules["experiments"].__file__).parents[1]
+    scripts = [*examples.glob("*/train.py"), *examples.glob("*/compare.py")]
+    assert scripts
+    for script in scripts:
+        if script.parent.name != "experiments":
+            line = "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))"
+            assert line in script.read_text(), script
