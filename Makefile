@@ -6,6 +6,8 @@ PYTHON ?= python3
 # More arguments for pytest: make test-all ARGS="-k loss_scale"; or, for make bench, names of
 # benchmarks: make bench ARGS="gemm layers"
 ARGS ?=
+# Experiments that make gallery trains; all, if there is none.
+ONLY ?=
 # Those of Keras that make test-backends runs on.
 BACKENDS ?= jax torch
 
@@ -30,12 +32,13 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench clean demo lint packages-and-test-cpp test test-all test-backends
+.PHONY: help bench clean demo gallery lint packages-and-test-cpp test test-all test-backends
 .PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
+	@echo 'make gallery        train all experiments of the paper, made small; one: ONLY=translation'
 	@echo 'make test           every promise of the README; 10 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
@@ -46,6 +49,9 @@ help:
 
 demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/translation/compare.py
+
+gallery: $(VENV)/.installed-examples $(NATIVE)
+	@$(TF_QUIET) $(RUN) examples/gallery.py train $(ONLY)
 
 # tests/rings.py says which tests are left to test-all.
 test: packages-and-test-cpp $(NATIVE)

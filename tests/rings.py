@@ -92,7 +92,6 @@ IN_MAKE_TEST = {
         "test_loss_is_fp32_and_variables_follow_the_policy": [],
         "test_source_padding_changes_nothing": [],
         "test_step_time": [],
-        "test_train_in_fp32": [],
     },
     "test_optimizers.py": {
         "test_constraint_acts_on_the_master": [],

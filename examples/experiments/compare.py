@@ -41,6 +41,7 @@ class Comparison:
         measures: names of measures in result.json, the columns of the table.
         curve: the column of the log that is drawn.
         log_scale: whether it is drawn on a logarithmic scale.
+        short: flags that make it short, for `make gallery`.
         show: called with the results by setting and the folder of the comparison; what
             it returns is printed before the table.
     """
@@ -51,6 +52,7 @@ class Comparison:
     measures: Sequence[str]
     curve: str = "loss"
     log_scale: bool = False
+    short: Sequence[str] = ()
     show: Callable[[report.Results, Path], str] | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> None:

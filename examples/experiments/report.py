@@ -24,8 +24,8 @@ def table(results: Results, measures: Sequence[str]) -> str:
                 *(f"{result['measures'][measure]:.4g}" for measure in measures),
                 f"{result['step_seconds']:.3f}",
                 f"{result['peak_mb']:.0f}",
-                _optional(result["loss_scale"]),
-                _optional(result["skipped_steps"]),
+                optional(result["loss_scale"]),
+                optional(result["skipped_steps"]),
             ]
         )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -60,5 +60,6 @@ def curves(results: Results, path: Path, column: str, log_scale: bool = False) -
     plt.close(figure)
 
 
-def _optional(number: float | None) -> str:
+def optional(number: float | None) -> str:
+    """Returns a whole number, or a dash where there is none."""
     return "-" if number is None else f"{number:.0f}"

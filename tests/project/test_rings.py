@@ -21,7 +21,11 @@ PROMISES = {
             "test_package.py::test_one_line_is_enough",
             "test_callbacks.py::test_the_scale_is_logged_in_every_way_to_train",
         ],
-        "FP16 alone": ["test_experiments.py::test_precisions"],
+        "translator in FP32 and in mixed precision": [
+            "test_experiments.py::test_precisions",
+            "test_translation.py::test_train_in_fp32",
+            "test_translation.py::test_train_in_mixed_precision_and_resume",
+        ],
         "or stops with the reason if that fails": [
             "test_build.py::test_a_build_that_fails_is_an_error",
             "test_build.py::test_without_what_it_needs_the_package_has_no_library",

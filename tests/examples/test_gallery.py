@@ -1,0 +1,81 @@
+"""docs/gallery.md and the results that its tables are made of."""
+
+import json
+
+import gallery
+import pytest
+from experiments.compare import Comparison
+
+MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
+MACHINE |= {"tensorflow": "2.21.0", "keras": "3.15.1", "keras_mp": "0.1.0"}
+
+
+def result(error, **changes):
+    return {
+        "flags": {"steps": 400},
+        "machine": MACHINE,
+        "measures": {"error": error},
+        "seconds": 90.0,
+        "loss_scale": None,
+        "skipped_steps": None,
+    } | changes
+
+
+@pytest.fixture
+def comparison(tmp_path, monkeypatch):
+    settings = {"fp32": [], "mixed, scale 8": [], "fp16, no masters": []}
+    found = Comparison(tmp_path, settings, demo=["fp32"], measures=["error"])
+    monkeypatch.setattr(gallery, "comparison_of", lambda name: found)
+    (tmp_path / "results" / "demo").mkdir(parents=True)
+    return found
+
+
+def test_table(comparison):
+    mixed = result(0.251, loss_scale=8.0, skipped_steps=3.0)
+    folder = comparison.folder / "results" / "demo"
+    (folder / "fp32.json").write_text(json.dumps(result(0.25)))
+    (folder / "mixed-scale-8.json").write_text(json.dumps(mixed))
+    page = "before\n<!-- results: lines/demo -->\nold\n<!-- end -->\nafter\n"
+    assert gallery.with_tables(page) == (
+        "before\n"
+        "<!-- results: lines/demo -->\n"
+        "| setting | error | steps | minutes | loss scale | skipped |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| fp32 | 0.25 | 400 | 1.5 | - | - |\n"
+        "| mixed, scale 8 | 0.251 | 400 | 1.5 | 8 | 3 |\n"
+        "\n"
+        "Made on EPYC, 2 cores, kernels avx2, TensorFlow 2.21.0, Keras 3.15.1: "
+        "fp32; mixed, scale 8.\n"
+        "\n"
+        "Not measured yet: fp16, no masters.\n"
+        "<!-- end -->\n"
+        "after\n"
+    )
+
+
+def test_the_page_agrees_with_the_results():
+    page = gallery.PAGE.read_text()
+    assert gallery.with_tables(page) == page
+
+
+def test_every_experiment_with_results_is_on_the_page():
+    blocks = {(m[2], m[3]) for m in gallery.BLOCK.finditer(gallery.PAGE.read_text())}
+    folders = {
+        (folder.parents[1].name, folder.name)
+        for name in gallery.experiments_here()
+        for folder in (gallery.EXAMPLES / name / "results").glob("*/")
+    }
+    assert folders <= blocks
+
+
+def test_results_tell_no_paths():
+    for name in gallery.experiments_here():
+        for path in (gallery.EXAMPLES / name / "results").rglob("*.json"):
+            flags = json.loads(path.read_text())["flags"]
+            assert not [v for v in flags.values() if str(v).startswith(("/", ".."))]
+
+
+def test_an_unknown_experiment(capsys):
+    with pytest.raises(SystemExit):
+        gallery.main(["train", "chess"])
+    assert "Received: ['chess']" in capsys.readouterr().err
