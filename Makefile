@@ -32,7 +32,7 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench clean demo gallery lint packages-and-test-cpp test test-all test-backends
+.PHONY: help bench clean demo docs docs-serve gallery lint packages-and-test-cpp test test-all test-backends
 .PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow
 .DELETE_ON_ERROR:
 
@@ -43,6 +43,7 @@ help:
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
+	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
 	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
 	@echo 'make lint           check style, format and types'
 	@echo 'make clean          remove .venv, build outputs and caches'
@@ -63,7 +64,7 @@ MARKED := $(if $(filter test,$(MAKECMDGOALS)),full and not slow,not slow)
 # Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
 # XLA compiles and how models are converted and trained is the same both times. The tests
 # of the ops choose the library themselves.
-test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory
+test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m '$(MARKED)' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
@@ -126,6 +127,15 @@ $(NATIVE): $(SOURCES) setup.py
 	  echo >&2; \
 	  echo "error: the native library was not built; what is missing is named above." >&2; \
 	  exit 1; }
+
+# Strict: a broken link, or an argument whose docstring is wrong, is a failure. That every
+# code block runs is tested in tests/docs.
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo 'The site is in build/site.'
+
+docs-serve: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --dev-addr 127.0.0.1:8000
 
 bench: $(VENV)/.keras-hub $(NATIVE)
 	@$(TF_QUIET) $(RUN) benchmarks/all.py $(ARGS)

@@ -161,6 +161,9 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     ...     x, x[:, :1], callbacks=[keras_mp.SwapEMAWeights()], verbose=0)
     """
 
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__(swap_on_epoch=swap_on_epoch)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Swaps back after an epoch, if asked to."""
         with self._weights_following():

@@ -87,6 +87,9 @@ IN_MAKE_TEST = {
     "test_native.py": {
         "test_the_library_is_loaded_when_an_op_is_called": [],
     },
+    "test_code_blocks.py": {
+        "test_code_blocks": ["index.md", "quickstart.md"],
+    },
     "test_translation.py": {
         "test_beam_of_one_is_greedy": [],
         "test_loss_is_fp32_and_variables_follow_the_policy": [],

@@ -1,0 +1,62 @@
+"""Every Python block of the documentation runs, page by page, from top to bottom."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+# `print(x)  # 8.0`, or `8.0: and why`; more than two spaces make it a comment.
+PRINTED = re.compile(r"^print\(.*\)  # ([^:\n]+)", re.MULTILINE)
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks_of(page):
+    """Yields the first line and the code of each Python block."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        indentation = match[1]
+        lines = [line.removeprefix(indentation) for line in match[2].splitlines()]
+        yield text.count("\n", 0, match.start()) + 2, "\n".join(lines) + "\n"
+
+
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(blocks_of(page))]
+
+
+@pytest.fixture
+def names():
+    """What the pages begin with: modules, a compiled model, and data for it."""
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
+    x = rng.normal(size=(32, 4)).astype("float32")
+    return {
+        "__name__": "__main__",
+        "keras": keras,
+        "keras_mp": keras_mp,
+        "np": np,
+        "model": model,
+        "x": x,
+        "y": x.sum(axis=1, keepdims=True),
+        "dataset": [(x, x.sum(axis=1, keepdims=True))],
+    }
+
+
+def test_pages_have_code():
+    assert len(PAGES) > 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_code_blocks(page, names, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for first, code in blocks_of(page):
+        # An error of the code is told with the line of the page.
+        source = compile("\n" * (first - 1) + code, str(page), "exec")
+        exec(source, names)
+        printed = capsys.readouterr().out
+        for shown in PRINTED.findall(code):
+            assert shown in printed, f"{shown!r} is not in {printed!r}"

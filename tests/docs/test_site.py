@@ -1,0 +1,34 @@
+"""The site: its pages, and the names that its API reference has."""
+
+import re
+from pathlib import Path
+
+import keras_mp
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_reference_has_every_public_name():
+    text = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    found = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    public = {f"keras_mp.{name}" for name in keras_mp.__all__} - {
+        *("keras_mp.layers", "keras_mp.ops")
+    }
+    for package in (keras_mp.layers, keras_mp.ops):
+        names = set(package.__all__) - set(keras_mp.__all__)
+        public |= {f"{package.__name__}.{name}" for name in names}
+    assert found == public
+
+
+def test_links_do_not_leave_the_site():
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            path = (page.parent / target).resolve()
+            assert path.is_file() and DOCS in path.parents, f"{page}: {target}"
+
+
+def test_results_of_benchmarks_have_pages():
+    results = DOCS.parent / "benchmarks" / "results"
+    pages = "".join(page.read_text() for page in (DOCS / "performance").glob("*.md"))
+    for table in results.rglob("*.md"):
+        assert f'--8<-- "{table.relative_to(DOCS.parent)}"' in pages, table
