@@ -1,4 +1,4 @@
-"""`make test` runs every promise of the README at least once."""
+"""`make test` runs every promise of the README and the site at least once."""
 
 import collections
 import os
@@ -12,11 +12,11 @@ import rings
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Words of the README, by its section, and the tests that hold what they promise: file
-# and name, in brackets a case. Times are no promises of tests but of `make bench`, and
-# what is said of the CUDA kernels is tested in C++, by `make test-cpp`.
+# Words of the README and of the site, by page, and the tests that hold what they
+# promise: file and name, in brackets a case. Times are no promises of tests but of
+# `make bench`, and what is said of the CUDA kernels is tested in C++, by `make test-cpp`.
 PROMISES = {
-    "keras_mp": {
+    "README.md": {
         'keras_mp.wrap("adam"), loss="mse"': [
             "test_package.py::test_one_line_is_enough",
             "test_callbacks.py::test_the_scale_is_logged_in_every_way_to_train",
@@ -30,21 +30,21 @@ PROMISES = {
             "test_build.py::test_a_build_that_fails_is_an_error",
             "test_build.py::test_without_what_it_needs_the_package_has_no_library",
         ],
-    },
-    "A number to check": {
         "A weight of 1.0 receives 1,000 updates of 1e-4": [
             "test_paper_claims.py::test_a_thousand_small_updates_with_masters"
         ],
         "With `keras.optimizers.SGD(1e-4)` alone it prints": [
             "test_paper_claims.py::test_a_thousand_small_updates_without_masters"
         ],
-    },
-    "The translator of the paper, section 4.4, made small": {
         "English to French, LSTM with attention": [
             "test_translation.py::test_train_in_mixed_precision_and_resume"
         ],
+        "print(keras_mp.inspect(model, x, y))": [
+            "test_inspect.py::test_models_are_seen_whole_and_left_as_they_were[nested-float16]",
+            "test_inspect.py::test_report_prints_and_reads_back[nested]",
+        ],
     },
-    "What is different from Keras's `mixed_float16`": {
+    "docs/index.md": {
         "weights stored in FP16 with FP32 masters": [
             "test_optimizers.py::test_equals_the_bare_optimizer_to_the_bit[adam-float16]"
         ],
@@ -88,29 +88,7 @@ PROMISES = {
             "test_custom_loops.py::test_forgotten_scale_loss_warns_once_and_names_the_fix",
         ],
     },
-    "The paper and the modules": {
-        "round to nearest even, or stochastic rounding": [
-            "test_rounding.py::test_between_two_halves_the_nearest_wins_and_a_tie_goes_to_even",
-            "test_rounding.py::test_stochastic_rounding_is_unbiased",
-        ],
-        "with nothing changed but the scale and its counters": [
-            "test_overflow.py::test_overflows_leave_no_trace"
-        ],
-        "beyond the range of FP16 it becomes ±65504": [
-            "test_paper_claims.py::test_a_master_outside_the_range_of_fp16"
-        ],
-        "for SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion": [
-            "test_fused_update.py::test_the_optimizers_that_are_fused"
-        ],
-        "an option that the kernels do not know": [
-            "test_fused_update.py::test_an_option_that_is_not_known_is_left_to_the_optimizer"
-        ],
-        "in eager mode, in a graph and under XLA": [
-            "test_optimizers.py::test_equals_the_bare_optimizer_in_a_graph",
-            "test_optimizers.py::test_equals_the_bare_optimizer_under_xla",
-        ],
-    },
-    "Use": {
+    "docs/using.md": {
         "dynamic: starts at 2**15": ["test_loss_scale.py::test_dynamic_is_the_default"],
         "loss_scale=128": ["test_loss_scale.py::test_wrap_takes"],
         'rounding="stochastic", seed=1': [
@@ -153,28 +131,29 @@ PROMISES = {
             "test_export.py::test_order_and_dtype_of_every_weight"
         ],
     },
-    "What FP16 does to a model": {
-        "print(keras_mp.inspect(model, x, y))": [
-            "test_inspect.py::test_models_are_seen_whole_and_left_as_they_were[nested-float16]",
-            "test_inspect.py::test_report_prints_and_reads_back[nested]",
-        ],
-        "the layer where numbers overflow": [
-            "test_find_overflow.py::test_the_planted_layer_is_named[nested-backward]"
-        ],
-        "the paper's rule, over 10 batches": [
-            "test_suggest_loss_scale.py::test_rule_of_the_paper"
-        ],
-        "the shares that are zero": [
-            "test_inspect.py::test_numbers_known_by_hand[mixed_float16-graph]"
-        ],
-        "needs loss scaling": ["test_inspect.py::test_verdict_on_scaling"],
-        "whether it needs masters": ["test_inspect.py::test_verdict_on_masters"],
-        'report.plot("report.png")': ["test_inspect.py::test_plot_is_written"],
-        "Three cases, from the symptom": [
-            "test_diagnosing.py::test_attention_is_named"
+    "docs/paper.md": {
+        "round to nearest even, or stochastic rounding": [
+            "test_rounding.py::test_between_two_halves_the_nearest_wins_and_a_tie_goes_to_even",
+            "test_rounding.py::test_stochastic_rounding_is_unbiased",
         ],
     },
-    "FP16 products that accumulate in FP32": {
+    "docs/how_it_works.md": {
+        "with nothing changed but the scale and its counters": [
+            "test_overflow.py::test_overflows_leave_no_trace"
+        ],
+        "beyond the range of FP16 it becomes ±65504": [
+            "test_paper_claims.py::test_a_master_outside_the_range_of_fp16"
+        ],
+        "for SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion": [
+            "test_fused_update.py::test_the_optimizers_that_are_fused"
+        ],
+        "an option that the kernels do not know": [
+            "test_fused_update.py::test_an_option_that_is_not_known_is_left_to_the_optimizer"
+        ],
+        "in eager mode, in a graph and under XLA": [
+            "test_optimizers.py::test_equals_the_bare_optimizer_in_a_graph",
+            "test_optimizers.py::test_equals_the_bare_optimizer_under_xla",
+        ],
         "keras_mp.convert(model)": ["test_convert.py::test_sequential"],
         "the arguments are those of Keras": [
             "test_contract.py::test_weights_config_and_shapes_are_those_of_keras"
@@ -210,8 +189,6 @@ PROMISES = {
         "has FP32 scores, which stay finite beyond 65,504": [
             "test_attention.py::test_scores_beyond_65504"
         ],
-    },
-    "Sums in FP32: normalization, softmax, pooling": {
         "softmax of 100,000 equal logits": [
             "test_softmax.py::test_100_000_equal_logits"
         ],
@@ -250,13 +227,32 @@ PROMISES = {
         "never an FP32 copy": [
             "test_memory.py::test_a_block_holds_at_most_0_55_of_its_bytes_in_fp32"
         ],
+    },
+    "docs/performance.md": {
         "one op in the graph either way": [
             "test_compile_time.py::test_each_layer_adds_as_many_instructions",
             "test_lowering.py::test_xla_computes_what_the_kernels_do",
         ],
     },
+    "docs/diagnosing.md": {
+        "the layer where numbers overflow": [
+            "test_find_overflow.py::test_the_planted_layer_is_named[nested-backward]"
+        ],
+        "the paper's rule, over 10 batches": [
+            "test_suggest_loss_scale.py::test_rule_of_the_paper"
+        ],
+        "the shares that are zero": [
+            "test_inspect.py::test_numbers_known_by_hand[mixed_float16-graph]"
+        ],
+        "needs loss scaling": ["test_inspect.py::test_verdict_on_scaling"],
+        "whether it needs masters": ["test_inspect.py::test_verdict_on_masters"],
+        'report.plot("report.png")': ["test_inspect.py::test_plot_is_written"],
+        "Three cases, from the symptom": [
+            "test_diagnosing.py::test_attention_is_named"
+        ],
+    },
     # What is promised of JAX and PyTorch is tested by `make test-backends`.
-    "Backends": {
+    "docs/guides/jax_and_pytorch.md": {
         "an error that says so": [
             "test_package.py::test_another_backend_is_refused_with_advice"
         ],
@@ -264,7 +260,7 @@ PROMISES = {
             "test_training.py::test_on_another_backend_it_is_the_layer_of_keras"
         ],
     },
-    "Limits": {
+    "docs/limits.md": {
         "the update runs in plain TensorFlow, and a warning says why": [
             "test_update.py::test_a_gpu_that_has_no_kernels_is_told_of"
         ],
@@ -311,28 +307,24 @@ PROMISES = {
         ],
     },
 }
-WITHOUT_PROMISES = ["More"]
-# Sections whose first table promises something in each row.
+# Pages of instructions and of measurements: what they say of the package is promised by
+# the others, and their code blocks are run by tests/docs/test_code_blocks.py.
+WITHOUT_PROMISES = [
+    *("changelog.md", "convert.md", "faq.md", "gallery.md", "quickstart.md"),
+    *("recipes.md", "reliability.md"),
+]
+# Tables whose rows promise something each: the page, and the words before it.
 TABLES = [
-    "What is different from Keras's `mixed_float16`",
-    "Sums in FP32: normalization, softmax, pooling",
+    ("docs/index.md", "What is different from Keras's `mixed_float16`"),
+    ("docs/how_it_works.md", "Normalization, softmax, pooling"),
 ]
 
 
 COLLECT = "-m pytest --collect-only -q -p no:cacheprovider"
 
 
-def sections():
-    """The text of each section of the README by its heading, on one line."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub("```.*?```", without_headings, text, flags=re.S)
-    _, *parts = re.split("^##? (.+)$", text, flags=re.M)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def without_headings(code):
-    """A block of code whose comments are not taken for headings."""
-    return code[0].replace("\n#", "\n #")
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def words(text):
@@ -355,28 +347,32 @@ def in_make_test():
     return {test: rings.runs_in_make_test(*test) for test in found}
 
 
-def test_every_section_has_its_promises():
-    assert [*PROMISES, *WITHOUT_PROMISES] == list(sections())
+def test_every_page_has_its_promises():
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    without = {f"docs/{name}" for name in WITHOUT_PROMISES}
+    assert pages == {page for page in PROMISES if page.count("/") == 1} | without
 
 
-@pytest.mark.parametrize("section", PROMISES)
-def test_the_words_stand_in_the_readme(section):
-    text = words(sections()[section])
-    assert [quote for quote in PROMISES[section] if quote not in text] == []
+@pytest.mark.parametrize("page", PROMISES)
+def test_the_words_stand_on_the_page(page):
+    text = words(text_of(page))
+    assert [quote for quote in PROMISES[page] if quote not in text] == []
 
 
-@pytest.mark.parametrize("section", PROMISES)
-def test_files_that_the_readme_names_hold_its_promises(section):
-    named = set(re.findall(r"`(test_\w+\.py)`", sections()[section]))
-    tests = [test for tests in PROMISES[section].values() for test in tests]
+def test_files_that_a_page_names_hold_its_promises():
+    named = set(re.findall(r"`(test_\w+\.py)`", text_of("docs/index.md")))
+    tests = [
+        t for quotes in PROMISES.values() for each in quotes.values() for t in each
+    ]
     assert named <= {test.partition("::")[0] for test in tests}
 
 
-@pytest.mark.parametrize("section", TABLES)
-def test_every_row_is_a_promise(section):
-    table = re.search(r"(?:^\|.*\n)+", sections()[section], re.M)[0]
+@pytest.mark.parametrize(("page", "heading"), TABLES)
+def test_every_row_is_a_promise(page, heading):
+    section = text_of(page).partition(heading)[2]
+    table = re.search(r"(?:^\|.*\n)+", section, re.M)[0]
     _, _, *rows = re.findall(r"^\| ?([^|]+?) ?\|", table, re.M)
-    quotes = PROMISES[section]
+    quotes = [quote for quotes in PROMISES.values() for quote in quotes]
     assert [row for row in rows if not any(quote in row for quote in quotes)] == []
 
 
