@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Words of the README and of the site, by page, and the tests that hold what they
 # promise: file and name, in brackets a case. Times are no promises of tests but of
-# `make bench`, and what is said of the CUDA kernels is tested in C++, by `make test-cpp`.
+# `make bench`; what is said of the CUDA kernels is tested in C++, by `make test-cpp`.
 PROMISES = {
     "README.md": {
         'keras_mp.wrap("adam"), loss="mse"': [
