@@ -32,7 +32,7 @@ def translations(results: Results, out: Path) -> str:
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
     settings=SETTINGS | constant(128),
-    demo=["fp32", "mixed", "fp16, no masters"],
+    demo=["fp32", "mixed"],
     measures=["held-out perplexity", "BLEU greedy", "BLEU beam 5"],
     curve="perplexity",
     log_scale=True,
