@@ -23,6 +23,7 @@ set(op_sources
   tensorflow/gemm/cpu_op_kernel.cc
   tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
+  tensorflow/histogram/exponent_histogram_cpu.cc
   tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op_definitions.cc
   tensorflow/norm/row_norm_softmax_cpu.cc
@@ -35,6 +36,7 @@ set(op_sources
   tensorflow/update/op_definitions.cc)
 set(xla_sources
   tensorflow/gemm/xla_op_kernel.cc
+  tensorflow/histogram/exponent_histogram_xla.cc
   tensorflow/norm/batch_norm_xla.cc
   tensorflow/norm/row_norm_xla.cc
   tensorflow/norm/softmax_xla.cc

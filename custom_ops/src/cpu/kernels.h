@@ -5,6 +5,7 @@
 #define KERAS_MP_SRC_CPU_KERNELS_H_
 
 #include "cpu/gemm/gemm_kernel.h"
+#include "cpu/histogram/exponent_histogram_kernel.h"
 #include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/norm/row_norm_kernel.h"
 #include "cpu/norm/softmax_kernel.h"
@@ -20,6 +21,7 @@ struct Kernels {
   const RowNormKernel* row_norm;
   const SoftmaxKernel* softmax;
   const AveragePoolKernel* average_pool;
+  const ExponentHistogramKernel* exponent_histogram;
 };
 
 // Null where the library was built without the instruction set.

@@ -4,6 +4,7 @@
 #define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 
 #include "cpu/gemm/gemm_kernel_simd.h"
+#include "cpu/histogram/exponent_histogram_kernel_simd.h"
 #include "cpu/kernels.h"
 #include "cpu/norm/batch_norm_kernel_simd.h"
 #include "cpu/norm/row_norm_kernel_simd.h"
@@ -16,6 +17,7 @@ template <class Simd>
 constexpr Kernels kKernels = {
     &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
     &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
+    &kExponentHistogramKernel<Simd>,
 };
 
 }  // namespace keras_mp

@@ -24,6 +24,7 @@ struct Avx2 {
   typedef std::int32_t Ints __attribute__((vector_size(32)));
   typedef std::uint32_t Words __attribute__((vector_size(32)));
   typedef std::uint16_t Shorts __attribute__((vector_size(16)));
+  typedef std::uint8_t Bytes __attribute__((vector_size(32)));
 
   static Float Sqrt(Float x) { return _mm256_sqrt_ps(x); }
 

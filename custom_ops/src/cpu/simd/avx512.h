@@ -25,6 +25,8 @@ struct Avx512 {
   typedef std::int32_t Ints __attribute__((vector_size(64)));
   typedef std::uint32_t Words __attribute__((vector_size(64)));
   typedef std::uint16_t Shorts __attribute__((vector_size(32)));
+  // AVX-512F alone computes with no vectors of 64 bytes.
+  typedef std::uint8_t Bytes __attribute__((vector_size(32)));
 
   static Float Sqrt(Float x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
 

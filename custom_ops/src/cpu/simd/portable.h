@@ -23,6 +23,7 @@ struct Portable {
   typedef std::int32_t Ints __attribute__((vector_size(16)));
   typedef std::uint32_t Words __attribute__((vector_size(16)));
   typedef std::uint16_t Shorts __attribute__((vector_size(8)));
+  typedef std::uint8_t Bytes __attribute__((vector_size(16)));
 
   static Float Sqrt(Float x) {
     return Float{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]),
