@@ -95,6 +95,7 @@ def calls():
             **POOL,
         },
         "sum": {"x": half(2, 3, 4)},
+        "exponent_histogram": {"x": half(2, 3)},
         "check_gradients": {
             "scale": single(),
             "gradients": gradients,
@@ -234,6 +235,7 @@ FITS = {
     "average_pool": {"x": SIZES, **POOLS},
     "average_pool_gradient": POOLS,
     "sum": {"x": SIZES},
+    "exponent_histogram": {"x": {*SIZES, "one-rank-more", "scalar", "vector"}},
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},
     "unscale_gradients": {"gradients": GRADIENT},
     "cast_masters": {"uniforms": {"none"}},

@@ -126,6 +126,7 @@ FORMULAS = {
     "sum": lambda x: keras_mp.ops.sum(x, 1),
     "mean": lambda x: keras_mp.ops.mean(x, 1),
     "moments": lambda x: keras_mp.ops.moments(x, 1),
+    "exponent_histogram": lambda x: keras_mp.ops.exponent_histogram(x),
     "unit_norm": lambda x: keras_mp.layers.UnitNormalization()(x),
     "pooling": lambda x: keras_mp.layers.AveragePooling1D(2)(x[None]),
 }
