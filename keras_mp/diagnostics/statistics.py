@@ -50,6 +50,7 @@ class TensorStatistics:
         """Returns the statistics of a float16, bfloat16 or float32 tensor."""
         from keras_mp.ops.exponent_histogram import (
             FIRST_BIN,
+            FIRST_NORMAL_BIN,
             INF_BIN,
             MIN_EXPONENT,
             NAN_BIN,
@@ -68,11 +69,16 @@ class TensorStatistics:
             found = counts[FIRST_BIN:INF_BIN]
             return {int(i) + MIN_EXPONENT: int(found[i]) for i in found.nonzero()[0]}
 
-        counts = count(magnitudes)
+        counts = count(tensor)
         mantissas = bits & 0x7FFFFF
-        is_power = (mantissas == 0) & (bits > 0) | _is_subnormal_power(bits)
+        # Zero and infinity, too; `by_exponent` leaves them out.
+        is_power = mantissas == 0
+        if counts[FIRST_BIN:FIRST_NORMAL_BIN].any():
+            is_power |= _is_subnormal_power(bits)
         subnormal = (bits > _bits(2.0**-25)) & (bits < _bits(2.0**-14 - 2.0**-25))
-        finite = bits[(bits > 0) & (bits < _bits(np.inf))]
+        finite = bits
+        if counts[ZERO_BIN] or counts[INF_BIN:].any():
+            finite = bits[(bits > 0) & (bits < _bits(np.inf))]
         ends = [finite.min(), finite.max()] if finite.size else []
         smallest, largest = (
             [float(end.view(np.float32)) for end in ends] if ends else [None, None]

@@ -20,7 +20,7 @@ REGISTER_OP("KerasMp>ExponentHistogram")
       c->set_output(0, c->Vector(kExponentBins));
       return absl::OkStatus();
     })
-    .Doc("How many numbers of x are zero, between each two powers of two, and not finite.");
+    .Doc("How many numbers of x are zero, between two powers of two, or not finite.");
 
 class ExponentHistogramCpuOp : public tensorflow::OpKernel {
  public:

@@ -1,5 +1,5 @@
-// The XLA lowering of KerasMp>ExponentHistogram: the bin of each number, from its bits, and
-// a scatter that adds 1 to each bin.
+// The XLA lowering of KerasMp>ExponentHistogram: the bin of each number, from its bits,
+// and a scatter that adds 1 to it.
 
 #include "common/lowering.h"
 #include "keras_mp/exponent_histogram_cpu.h"

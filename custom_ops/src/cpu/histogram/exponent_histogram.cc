@@ -1,5 +1,5 @@
 // The driver of the histogram of exponents on a CPU: runs the kernel of the instruction
-// set (cpu/histogram/exponent_histogram_kernel_simd.h) on chunks, in parallel, and adds up
+// set (cpu/histogram/exponent_histogram_kernel_simd.h) on chunks, in parallel, and adds
 // their counts.
 //
 //   cmake --build build/cpp-plain --target exponent_histogram_cpu_test &&

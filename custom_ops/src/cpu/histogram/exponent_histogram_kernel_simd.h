@@ -3,12 +3,12 @@
 //
 //   counts[bin of x[i]] += 1   for all i; the bins are those of exponent_histogram_cpu.h
 //
-// A block of 2,048 or 4,096 numbers is read once from memory and becomes an array of bytes
-// in the cache of the first level, its biased exponents in FP32, in any order. The numbers
+// A block of 2,048 or 4,096 numbers is read from memory once, and its biased exponents in
+// FP32 become an array of bytes, in any order, in the cache of the first level. The numbers
 // of a tensor rarely have more than 20 to 40 different exponents, so that it is fastest to
-// compare all bytes with each of these; a block that has more is counted with a table. What
-// is neither, zeros and infinities, NaN and subnormal numbers, is told apart in a second
-// pass over the block, which a block without them does not need.
+// compare all bytes with each of these; a block that has more is counted with a table. The
+// bytes 0 and 255 do not tell zeros from subnormal numbers, nor infinities from NaN; a
+// block with such bytes is read again, from the cache.
 //
 //   cmake --build build/cpp-plain --target exponent_histogram_cpu_test &&
 //     build/cpp-plain/exponent_histogram_cpu_test
