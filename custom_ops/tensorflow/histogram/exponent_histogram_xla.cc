@@ -50,7 +50,7 @@ class ExponentHistogramXlaOp : public tensorflow::XlaOpKernel {
     const XlaOp zero = xla::Zero(ctx->builder(), xla::S64);
     // Each element of `bins` is an index of the one dimension of the counts.
     xla::ScatterDimensionNumbers dimensions;
-    dimensions.set_index_vector_dim(shape->dimensions_size());
+    dimensions.set_index_vector_dim(static_cast<int>(shape->dimensions().size()));
     dimensions.add_inserted_window_dims(0);
     dimensions.add_scatter_dims_to_operand_dims(0);
     ctx->SetOutput(0, xla::Scatter(xla::Broadcast(zero, {kExponentBins}), bins, ones,
