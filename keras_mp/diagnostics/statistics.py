@@ -7,11 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from keras_mp.diagnostics.counting import (
+    ALL,
+    ELEMENTS,
+    LARGEST,
+    POWERS,
+    SMALLEST,
+    SUBNORMALS,
+    TOPS,
+    compiled_counts_of,
+)
+
 # Rounding to nearest even: 2^-25, half of the smallest subnormal number, becomes 0, and
 # 65,520, halfway between the largest number and 2^16, becomes infinity.
 _LAST_ZERO_EXPONENT = -25
 _LAST_FINITE_EXPONENT = 15
-_OVERFLOW_MANTISSA = int((65_520 / 2**15 - 1) * 2**23)
 
 
 @dataclass(frozen=True)
@@ -48,52 +58,37 @@ class TensorStatistics:
     @classmethod
     def of(cls, tensor: Any) -> "TensorStatistics":
         """Returns the statistics of a float16, bfloat16 or float32 tensor."""
+        return cls.from_counts(compiled_counts_of(tensor).numpy())
+
+    @classmethod
+    def from_counts(cls, counts: Any) -> "TensorStatistics":
+        """Returns the statistics of what `counts_of` returned, as an array."""
         from keras_mp.ops.exponent_histogram import (
             FIRST_BIN,
-            FIRST_NORMAL_BIN,
             INF_BIN,
             MIN_EXPONENT,
             NAN_BIN,
             ZERO_BIN,
-            exponent_histogram,
-            magnitude_bits,
         )
 
-        bits = magnitude_bits(tensor).numpy()
-        magnitudes = bits.view(np.float32)
-
-        def count(x: Any) -> Any:
-            return exponent_histogram(x).numpy()
-
-        def by_exponent(counts: Any) -> dict[int, int]:
-            found = counts[FIRST_BIN:INF_BIN]
+        def by_exponent(part: slice) -> dict[int, int]:
+            found = counts[part][FIRST_BIN:INF_BIN]
             return {int(i) + MIN_EXPONENT: int(found[i]) for i in found.nonzero()[0]}
 
-        counts = count(tensor)
-        mantissas = bits & 0x7FFFFF
-        # Zero and infinity, too; `by_exponent` leaves them out.
-        is_power = mantissas == 0
-        if counts[FIRST_BIN:FIRST_NORMAL_BIN].any():
-            is_power |= _is_subnormal_power(bits)
-        subnormal = (bits > _bits(2.0**-25)) & (bits < _bits(2.0**-14 - 2.0**-25))
-        finite = bits
-        if counts[ZERO_BIN] or counts[INF_BIN:].any():
-            finite = bits[(bits > 0) & (bits < _bits(np.inf))]
-        ends = [finite.min(), finite.max()] if finite.size else []
         smallest, largest = (
-            [float(end.view(np.float32)) for end in ends] if ends else [None, None]
+            float(np.int32(counts[i]).view(np.float32)) for i in (SMALLEST, LARGEST)
         )
         return cls(
-            elements=int(bits.size),
-            zeros=int(counts[ZERO_BIN]),
-            infinities=int(counts[INF_BIN]),
-            nans=int(counts[NAN_BIN]),
-            exponents=by_exponent(counts),
-            powers=by_exponent(count(magnitudes[is_power])),
-            tops=by_exponent(count(magnitudes[mantissas >= _OVERFLOW_MANTISSA])),
-            subnormals=int(np.count_nonzero(subnormal)),
-            smallest=smallest,
-            largest=largest,
+            elements=int(counts[ELEMENTS]),
+            zeros=int(counts[ALL][ZERO_BIN]),
+            infinities=int(counts[ALL][INF_BIN]),
+            nans=int(counts[ALL][NAN_BIN]),
+            exponents=by_exponent(ALL),
+            powers=by_exponent(POWERS),
+            tops=by_exponent(TOPS),
+            subnormals=int(counts[SUBNORMALS]),
+            smallest=smallest if largest else None,
+            largest=largest or None,
         )
 
     @property
@@ -172,11 +167,3 @@ def total(statistics: Any) -> TensorStatistics | None:
     """Returns the sum of several statistics, or None if there are none."""
     statistics = list(statistics)
     return reduce(TensorStatistics.__add__, statistics) if statistics else None
-
-
-def _bits(magnitude: float) -> int:
-    return int(np.float32(magnitude).view(np.int32))
-
-
-def _is_subnormal_power(bits: Any) -> Any:
-    return (bits > 0) & (bits < 1 << 23) & (bits & (bits - 1) == 0)

@@ -1,8 +1,8 @@
-"""Probe, an identity whose input `keras_mp.inspect` reports."""
+"""Probe, an identity whose input diagnostics report."""
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,10 +14,12 @@ _RECORD: contextvars.ContextVar[list[tuple[str, Any]] | None] = contextvars.Cont
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Probe(keras.layers.Layer):
-    """Returns its input, and shows it to `keras_mp.inspect`.
+    """Returns its input, and shows it to `inspect` and `NumericsCallback`.
 
     `inspect` sees the output of every layer of a functional or Sequential model. Of a
     layer or model with a `call` of its own it sees what passes through a Probe.
+    `NumericsCallback` sees in `fit` what passes through a Probe, in any model: of a
+    structure its first tensor, of several calls in a step the last.
 
     Args:
         **kwargs: `name` and `dtype`, as for any layer.
@@ -37,16 +39,25 @@ class Probe(keras.layers.Layer):
     Reference: Mixed Precision Training, section 3.2.
     """
 
+    # What `NumericsCallback` passes a tensor through in training, or None.
+    observe: Callable[[Any], Any] | None = None
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.built = True
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         record = _RECORD.get()
+        first, *others = keras.tree.flatten(inputs)
         # A symbolic tensor, of a model that is being built, has no numbers.
-        if record is None or keras.utils.is_keras_tensor(inputs):
+        if keras.utils.is_keras_tensor(first):
             return inputs
+        if record is None:
+            if not training or self.observe is None:
+                return inputs
+            observed = [self.observe(first), *others]
+            return keras.tree.pack_sequence_as(inputs, observed)
         # Another tensor than the input: its gradient is that of what comes after it.
         outputs = keras.tree.map_structure(keras.ops.copy, inputs)
         record.append((self.path or self.name, outputs))

@@ -233,6 +233,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         scale = self._notes.divisor(self.loss_scale)
         if scale is not None:
             self._scaler.warn_if_no_loss_was_scaled()
+        if self.gradient_sampler is not None:
+            self.gradient_sampler.sample(grads, variables, scale)
         if self._execution.is_joint:
             grads = sum_gradients(grads, self.all_reduce_dtype)
         updates = plan(

@@ -15,6 +15,8 @@ class MasterWeightsProperties(LossScaleProperties):
     """The part of `FP32MasterOptimizer` that gives access to its `MasterWeights`."""
 
     _master_weights: MasterWeights
+    # What `NumericsCallback` has `apply` show its gradients to.
+    gradient_sampler: Any = None
 
     @property
     def master_weights(self) -> list[Any]:
