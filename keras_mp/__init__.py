@@ -14,6 +14,7 @@ from keras_mp.checkpoints import Checkpoints
 from keras_mp.diagnostics.find_overflow import Overflow, find_overflow
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.diagnostics.numerics import Numerics
+from keras_mp.diagnostics.numerics_callback import NumericsCallback
 from keras_mp.diagnostics.suggest_loss_scale import suggest_loss_scale
 from keras_mp.export import export_weights
 from keras_mp.layers import (
@@ -47,6 +48,7 @@ __all__ = [
     "LossScaleCollapseError",
     "LossScaleState",
     "Numerics",
+    "NumericsCallback",
     "Overflow",
     "SwapEMAWeights",
     "conversion_report",

@@ -6,7 +6,9 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.arguments import whole_number
+from keras_mp.diagnostics.collapsed_run import describe_overflow
 from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.penalties import check_penalties
@@ -40,8 +42,8 @@ class LossScaleCallback(keras.callbacks.Callback):
             the optimizer's rule keeps the state, so that a run can be resumed. Defaults
             to None: the rule that the optimizer has.
         on_collapse: `"raise"`, `"warn"` or `"continue"`: what to do once `patience`
-            steps in a row overflowed with the scale at its minimum. Defaults to
-            `"raise"`.
+            steps in a row overflowed with the scale at its minimum. The error of
+            `"raise"`, the default, names the layer where the next batch overflows.
         patience: int >= 1, in steps. Defaults to 100.
 
     Raises:
@@ -105,6 +107,17 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._batches = 0
         self._warned = False
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Keeps what names the layer in the error of a collapse."""
+        # Here, since other callbacks may make the train function anew when they begin.
+        if self.on_collapse == "raise" and keras.backend.backend() == "tensorflow":
+            keras_internals.keep_iterator(self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Lets go of it."""
+        if self.on_collapse == "raise" and keras.backend.backend() == "tensorflow":
+            keras_internals.forget_iterator(self.model)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks for a collapse, once in `patience` batches."""
         self._batches += 1
@@ -134,7 +147,11 @@ class LossScaleCallback(keras.callbacks.Callback):
             "inner optimizer); with a constant loss scale, a smaller one."
         )
         if self.on_collapse == "raise":
-            raise LossScaleCollapseError(message)
+            iterator = keras_internals.kept_iterator(self.model)
+            keras_internals.forget_iterator(self.model)
+            raise LossScaleCollapseError(
+                f"{message} {describe_overflow(self.model, iterator)}"
+            )
         if not self._warned:
             self._warned = True
             warnings.warn(message, stacklevel=2)

@@ -7,6 +7,7 @@ function has a test of what it takes for granted (tests/test_keras_internals.py)
 has a default: an attribute that is missing is an AttributeError, not another result.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -153,6 +154,56 @@ def flatten_layers(layer: Any) -> list[Any]:
     is not a model has no list at all.
     """
     return layer._flatten_layers()
+
+
+class IteratorKeeper:
+    """A train function that knows the iterator it was called with.
+
+    Attributes:
+        train_function: the one of the model, which it calls.
+    """
+
+    def __init__(self, train_function: Any) -> None:
+        self.train_function = train_function
+        self._iterator: Any = lambda: None
+
+    def __call__(self, iterator: Any) -> Any:
+        # `fit` owns it: it is not to live on after an exception.
+        self._iterator = weakref.ref(iterator)
+        return self.train_function(iterator)
+
+    @property
+    def iterator(self) -> Any:
+        """That of the last call, or None if it is gone."""
+        return self._iterator()
+
+
+def keep_iterator(model: keras.Model) -> None:
+    """Has a model know the iterator over the batches that `fit` runs on.
+
+    `Model.train_function`, on TensorFlow: the attribute is public; that `fit` reads it
+    for every execution, and passes it the iterator alone, is not said anywhere.
+    """
+    if not isinstance(model.train_function, IteratorKeeper):
+        model.train_function = IteratorKeeper(model.train_function)
+
+
+def kept_iterator(model: keras.Model) -> Any:
+    """Returns that iterator, or None where it is not known.
+
+    As for `keep_iterator`.
+    """
+    function = model.train_function
+    return function.iterator if isinstance(function, IteratorKeeper) else None
+
+
+def forget_iterator(model: keras.Model) -> None:
+    """Undoes `keep_iterator`.
+
+    As for `keep_iterator`.
+    """
+    if isinstance(model.train_function, IteratorKeeper):
+        model.train_function = model.train_function.train_function
 
 
 # Layers.

@@ -62,6 +62,7 @@ def test_every_function_has_its_contract_tested():
         ),
         (keras_mp.LossScaleCallback, keras.callbacks.Callback),
         (keras_mp.Checkpoints, keras.callbacks.Callback),
+        (keras_mp.NumericsCallback, keras.callbacks.Callback),
         (keras_mp.SwapEMAWeights, keras.callbacks.SwapEMAWeights),
         (keras_mp.FP32Regularizer, keras.regularizers.Regularizer),
     ],
@@ -290,3 +291,29 @@ def test_flatten_layers():
     found = keras_internals.flatten_layers(model)
     names = {type(layer).__name__ for layer in found}
     assert names == {"Sequential", "Dense", "Bidirectional", "LSTM", "LSTMCell"}
+
+
+@contract(keras_internals.keep_iterator)
+@contract(keras_internals.kept_iterator)
+@contract(keras_internals.forget_iterator)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_iterator_of_fit_is_kept(steps):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=steps, jit_compile=False)
+    following = []
+
+    class Reader(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            keras_internals.keep_iterator(model)
+            keras_internals.keep_iterator(model)
+
+        def on_train_batch_end(self, batch, logs=None):
+            following.append(next(keras_internals.kept_iterator(model), None))
+
+    x = np.arange(6.0, dtype="float32").reshape(-1, 1)
+    dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(1).repeat()
+    model.fit(dataset, steps_per_epoch=steps, callbacks=[Reader()], verbose=0)
+    assert [float(x) for x, _ in following] == [steps]
+    keras_internals.forget_iterator(model)
+    assert not isinstance(model.train_function, keras_internals.IteratorKeeper)
+    assert keras_internals.kept_iterator(model) is None

@@ -49,6 +49,37 @@ class Entry:
     too_small: int | None = None
     absorbed: int | None = None
 
+    @property
+    def lost(self) -> int:
+        """How many FP16 loses: numbers, or of updates the weights left unchanged."""
+        if self.kind != "update":
+            return self.statistics.lost
+        return (self.too_small or 0) + (self.absorbed or 0)
+
+    @property
+    def lost_share(self) -> float:
+        """The share of `lost` in all elements."""
+        elements = self.statistics.elements
+        return self.lost / elements if elements else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all attributes as what JSON can hold; `from_dict` reads it.
+
+        An infinite error is the text `"inf"`, which JSON has no number for.
+        """
+        return {
+            **vars(self),
+            "statistics": self.statistics.to_dict(),
+            "relative_error": _to_json(self.relative_error),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Entry":
+        """Returns the entry that `to_dict` described."""
+        statistics = TensorStatistics.from_dict(data["statistics"])
+        error = _from_json(data["relative_error"])
+        return cls(**{**data, "statistics": statistics, "relative_error": error})
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -213,18 +244,8 @@ class Numerics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as what JSON can hold; `from_dict` reads it.
-
-        An infinite error is the text `"inf"`, which JSON has no number for.
-        """
-        entries = [
-            {
-                **vars(entry),
-                "statistics": entry.statistics.to_dict(),
-                "relative_error": _to_json(entry.relative_error),
-            }
-            for entry in self.entries
-        ]
+        """Returns the report as what JSON can hold; `from_dict` reads it."""
+        entries = [entry.to_dict() for entry in self.entries]
         errors = {str(s): _to_json(error) for s, error in self.gradient_errors.items()}
         return {
             **vars(self),
@@ -236,16 +257,7 @@ class Numerics:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Numerics":
         """Returns the report that `to_dict` described."""
-        entries = tuple(
-            Entry(
-                **{
-                    **entry,
-                    "statistics": TensorStatistics.from_dict(entry["statistics"]),
-                    "relative_error": _from_json(entry["relative_error"]),
-                }
-            )
-            for entry in data["entries"]
-        )
+        entries = tuple(Entry.from_dict(entry) for entry in data["entries"])
         errors = {float(s): float(e) for s, e in data["gradient_errors"].items()}
         return cls(
             **{
@@ -322,9 +334,7 @@ _ROWS = 12  # of a kind, the worst ones
 
 def _row(entry: Entry) -> str:
     found = entry.statistics
-    changes = (entry.too_small, entry.absorbed)
-    lost = found.lost if entry.kind != "update" else sum(n or 0 for n in changes)
-    parts = (found.zeros, lost, found.subnormals, found.overflows)
+    parts = (found.zeros, entry.lost, found.subnormals, found.overflows)
     shares = [
         _percent(part / found.elements if found.elements else 0) for part in parts
     ]

@@ -1,13 +1,17 @@
-"""The figures of a report: which exponents the gradients have, and FP16's range."""
+"""The figures: which exponents the gradients have, and what FP16 loses of them."""
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_mp.diagnostics.statistics import TensorStatistics
 
 # FP16: everything below is zero; subnormal numbers; normal numbers; above is infinity.
 _ZERO, _NORMAL, _INFINITE = -25, -14, 16
+_SMALLEST_SHARE = 1e-6
 _BLUE, _ORANGE, _RED = "#3b6ea8", "#d98a2b", "#b3392f"
 
 
@@ -26,20 +30,12 @@ def plot_exponents(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "A plot needs matplotlib, which is not installed. Run "
-            "pip install 'keras_mp[plots]'."
-        ) from error
-
     drawn = {title: found for title, found in panels.items() if found is not None}
     seen = [e for found in drawn.values() for e in found.exponents]
     # What the scale brings in, and FP16's whole range.
     first = min([*seen, _ZERO - math.ceil(math.log2(scale))], default=_ZERO) - 2
     last = max([*seen, _INFINITE]) + 1
-    figure = Figure(figsize=(8, 2.6 * max(len(drawn), 1)), layout="constrained")
+    figure = _new_figure(8, 2.6 * max(len(drawn), 1))
     all_axes = figure.subplots(max(len(drawn), 1), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (title, statistics) in zip(all_axes, drawn.items(), strict=False):
         _draw(axes, title, statistics, first - 2)
@@ -52,6 +48,77 @@ def plot_exponents(
     )
     all_axes[-1].set_xlim(first - 3, last + 1)
     figure.savefig(path, dpi=120)
+
+
+def plot_lost(
+    path: str | os.PathLike[str],
+    steps: Sequence[int],
+    panels: Mapping[str, Mapping[str, Sequence[float | None]]],
+) -> None:
+    """Draws heat maps, layer by step, of the share that FP16 loses.
+
+    Args:
+        path: of the file to write; its suffix chooses the format.
+        steps: the numbers of the steps.
+        panels: by the title of a map, and in it by the layer or weight: the share lost
+            at each step, or None where it is not known.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    drawn = {title: rows for title, rows in panels.items() if rows}
+    heights = [max(len(rows), 4) for rows in drawn.values()]
+    figure = _new_figure(8, 1 + 0.22 * sum(heights) + 0.6 * len(heights))
+    all_axes = figure.subplots(
+        max(len(drawn), 1), 1, squeeze=False, height_ratios=heights or None
+    )[:, 0]
+    for axes, (title, rows) in zip(all_axes, drawn.items(), strict=False):
+        _draw_map(figure, axes, title, steps, rows)
+    if drawn:
+        all_axes[-1].set_xlabel("step")
+    figure.savefig(path, dpi=120)
+
+
+def _draw_map(
+    figure: Any,
+    axes: Any,
+    title: str,
+    steps: Sequence[int],
+    rows: Mapping[str, Sequence[float | None]],
+) -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm
+
+    shares = np.array([list(row) for row in rows.values()], dtype=float)
+    colors = colormaps["magma_r"].with_extremes(under="white", bad="0.85")
+    image = axes.imshow(
+        # A log scale has no zero: it is below the smallest share, and white.
+        np.where(shares == 0, _SMALLEST_SHARE / 2, shares),
+        norm=LogNorm(_SMALLEST_SHARE, 1),
+        cmap=colors,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set_yticks(range(len(rows)), [_shortened(row) for row in rows], fontsize=7)
+    shown = sorted({round(i) for i in np.linspace(0, len(steps) - 1, 8)})
+    axes.set_xticks(shown, [str(steps[i]) for i in shown], fontsize=8)
+    axes.set_title(f"{title}: share lost in FP16", loc="left", fontsize=10)
+    figure.colorbar(image, ax=axes, extend="min")
+
+
+def _shortened(path: str, size: int = 32) -> str:
+    return path if len(path) <= size else "..." + path[3 - size :]
+
+
+def _new_figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "A plot needs matplotlib, which is not installed. Run "
+            "pip install 'keras_mp[plots]'."
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _draw(axes: Any, title: str, found: TensorStatistics, zeros_at: int) -> None:

@@ -62,6 +62,8 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"
     for name in ("arguments", "diagnostics", "layers", "loss_scale", "ops", "optimizer")
 ]
+# The error of a collapsed run says what diagnostics find.
+MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
 # What every module may ask of the host; it imports none of keras_mp.
 INTERNALS = "keras_mp.keras_internals"
 MAY_IMPORT[INTERNALS] = []

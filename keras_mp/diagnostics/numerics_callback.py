@@ -1,0 +1,285 @@
+"""`NumericsCallback`: what FP16 does to a model, sampled while it trains."""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp import keras_internals
+from keras_mp.arguments import whole_number
+from keras_mp.diagnostics.arguments import fp32_value, master_values
+from keras_mp.diagnostics.gradient_sampler import GradientSampler
+from keras_mp.diagnostics.numerics import Entry
+from keras_mp.diagnostics.plot import plot_exponents, plot_lost
+from keras_mp.diagnostics.sample_log import Sample, SampleLog
+from keras_mp.diagnostics.statistics import TensorStatistics, total
+from keras_mp.diagnostics.tensorboard import write_summaries
+from keras_mp.diagnostics.updates import Update
+from keras_mp.layers.probe import Probe
+from keras_mp.optimizer import FP32MasterOptimizer
+
+_PANELS = {
+    "activation_gradient": "Activation gradients",
+    "weight_gradient": "Weight gradients",
+    "update": "Updates",
+}
+
+
+class NumericsCallback(keras.callbacks.Callback):
+    """Samples what FP16 does to the numbers of a model while `fit` trains it.
+
+    At every n-th step the un-scaled weight gradients, the weights (their masters), the
+    updates, and what passes through a `keras_mp.layers.Probe` with its gradient are
+    counted by exponent, as by `inspect`: exact zeros, what FP16 would lose, make
+    subnormal or let overflow, and the updates that leave an FP16 weight without a
+    master as it was. Gradients are counted inside of the step, the rest beside it;
+    training is the same to the bit. The step is traced once more, at the beginning.
+
+    With `log_dir` a sample is a line of JSON in `numerics.jsonl`, flushed to the disk;
+    TensorBoard shows it under `numerics/<layer or weight>`; and at the end of training
+    `exponents.png` and `lost.png` are drawn: the exponents of all samples, and the
+    share lost of each layer at each step. A run that is resumed from a checkpoint
+    goes on in the same files, and steps that are trained again are not listed twice; a
+    run that begins anew begins the file anew.
+
+    On several replicas the gradients are those of each replica's share of the batch,
+    before they are summed, counted together. With `steps_per_execution` above 1 there
+    are no updates, which could not be told apart, and of several samples in one
+    execution there is the last.
+
+    Args:
+        every: int >= 1, in steps. The first step has the number 1, so that with the
+            gradients of `every` steps accumulated it is those with an update that are
+            sampled. Defaults to 200.
+        log_dir: str or path, used by one run only. Defaults to None: nothing is
+            written.
+
+    Attributes:
+        samples: list of samples, with `step`, `loss_scale` and `entries`, each of which
+            has `path`, `kind` and `statistics` as those of `Numerics`. Of a resumed run
+            with `log_dir`, those before are there, too.
+
+    Raises:
+        OSError: in `fit`, `log_dir` cannot be written to.
+        RuntimeError: in `fit`, Keras is on another backend than TensorFlow.
+        TypeError: `every` is not an int.
+        ValueError: `every` is below 1; in `fit`, the optimizer is not wrapped.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(keras_mp.wrap("sgd"), loss=lambda y, p: 2.0**-30 * p[:, 0])
+    >>> callback = keras_mp.NumericsCallback(every=2)
+    >>> x = np.ones((4, 4), "float32")
+    >>> history = model.fit(
+    ...     x, x[:, :1], batch_size=1, callbacks=[callback], verbose=0)
+    >>> [sample.step for sample in callback.samples]
+    [2, 4]
+    >>> [(e.kind, e.lost_share) for e in callback.samples[0].entries][:3]
+    [('weight', 0.0), ('weight_gradient', 1.0), ('update', 1.0)]
+
+    Reference: Mixed Precision Training, sections 3.1 and 3.2, figures 2b and 3.
+    """
+
+    def __init__(
+        self, every: int = 200, log_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        super().__init__()
+        self.every = whole_number("every", every, "Try 200.")
+        self.log_dir = None if log_dir is None else Path(log_dir)
+        self.samples: list[Sample] = []
+        self._log: SampleLog | None = None
+        self._writer: Any = None
+        self._sampler: GradientSampler
+        self._step: int | None = None
+        self._before: list[Any] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks what it needs, and has the step traced with the counting in it."""
+        optimizer = self._optimizer()
+        probes = [
+            layer
+            for layer in keras_internals.flatten_layers(self.model)
+            if isinstance(layer, Probe)
+        ]
+        self._warn()
+        if self.log_dir is not None:
+            self._log = SampleLog(self.log_dir)
+        self._sampler = GradientSampler(optimizer, probes, self.every)
+        # Another callback may restore the state of training after this one has begun.
+        self._step = None
+        self._sampler.attach(step=0)
+        self.model.make_train_function(force=True)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Copies the weights before a step that is sampled."""
+        if self._step is None:
+            self._step = self._begin()
+        is_sampled = (self._step + 1) % self.every == 0
+        if is_sampled and self.model.steps_per_execution == 1:
+            self._before = self._weights()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collects a sample, after a step or an execution that has one."""
+        before = self._step or 0
+        self._step = before + self.model.steps_per_execution
+        if before // self.every < self._step // self.every:
+            self._collect()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts the steps anew: the last execution may have had less."""
+        if self._step is not None and self.model.steps_per_execution > 1:
+            self._step = self._sampler.step
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Takes the counting out of the step, and draws the pictures."""
+        self._sampler.detach()
+        self.model.make_train_function(force=True)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self.log_dir is not None and self.samples and _has_matplotlib():
+            self._plot(self.log_dir)
+
+    def _optimizer(self) -> FP32MasterOptimizer:
+        if keras.backend.backend() != "tensorflow":
+            raise RuntimeError(
+                "NumericsCallback needs Keras on the TensorFlow backend. Received: "
+                f"backend={keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
+                "before Keras is imported, or leave the callback out."
+            )
+        optimizer = getattr(self.model, "optimizer", None)
+        if not isinstance(optimizer, FP32MasterOptimizer):
+            raise ValueError(
+                "NumericsCallback needs a wrapped optimizer. Received: "
+                f"optimizer={optimizer!r}. Compile with "
+                "model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
+            )
+        if not optimizer.built:
+            with self.model.distribute_strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+        return optimizer
+
+    def _warn(self) -> None:
+        """Says before the first step what this run will not show."""
+        if self.model.steps_per_execution > 1:
+            warnings.warn(
+                "NumericsCallback tells updates apart where an execution is one step. "
+                f"Received: steps_per_execution={self.model.steps_per_execution}. "
+                "Gradients and weights are sampled, updates are not; for them compile "
+                "with steps_per_execution=1.",
+                stacklevel=2,
+            )
+        if self.log_dir is not None and not _has_matplotlib():
+            warnings.warn(
+                "The pictures of NumericsCallback need matplotlib, which is not "
+                "installed; the other files are written. Run pip install "
+                "'keras_mp[plots]'.",
+                stacklevel=2,
+            )
+
+    def _begin(self) -> int:
+        """Returns how many steps were made before this run, and opens the files."""
+        optimizer = self._optimizer()
+        counters = (optimizer.iterations, optimizer.skipped_steps)
+        step = sum(int(keras.ops.convert_to_numpy(each)) for each in counters)
+        self._sampler.attach(step)
+        self.samples = [sample for sample in self.samples if sample.step <= step]
+        if self._log is not None:
+            import tensorflow as tf
+
+            self.samples = self._log.cut(step)
+            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+        return step
+
+    def _weights(self) -> list[Any]:
+        """Returns the float32 values of the trainable weights, as arrays."""
+        masters = master_values(self.model)
+        weights = keras_internals.trainable_variables(self.model.optimizer)
+        return [keras.ops.convert_to_numpy(fp32_value(w, masters)) for w in weights]
+
+    def _collect(self) -> None:
+        """Makes a sample of what a step has counted since the last one."""
+        step, before = self._sampler.sampled_step, self._before
+        # Where a `train_step` applies twice or not at all, the two counts differ.
+        is_of_this_step = step == self._step
+        self._step, self._before = self._sampler.step, None
+        if step <= (self.samples[-1].step if self.samples else 0):
+            return
+        entries = (
+            *self._activation_entries(),
+            *self._weight_entries(before if is_of_this_step else None),
+        )
+        sample = Sample(step, self._sampler.loss_scale, entries)
+        self.samples.append(sample)
+        if self._log is not None:
+            self._log.append(sample)
+            write_summaries(self._writer, sample)
+
+    def _activation_entries(self) -> Iterator[Entry]:
+        for path, activation, gradient in self._sampler.activations():
+            if activation is not None:
+                yield Entry(path, "activation", activation)
+            if gradient is not None:
+                yield Entry(path, "activation_gradient", gradient)
+
+    def _weight_entries(self, before: list[Any] | None) -> Iterator[Entry]:
+        """Yields the entries of each weight, its update if it is known from before."""
+        after = self._weights()
+        paths = self._sampler.weight_paths()
+        gradients = self._sampler.weight_gradients()
+        for path, gradient, old, new in zip(
+            paths, gradients, before or after, after, strict=True
+        ):
+            yield Entry(path, "weight", TensorStatistics.of(old))
+            if gradient is not None:
+                yield Entry(path, "weight_gradient", gradient)
+            if before is not None:
+                yield _update_entry(path, Update.of(old, new - old))
+
+    def _plot(self, directory: Path) -> None:
+        entries = [entry for sample in self.samples for entry in sample.entries]
+        panels = {
+            title: total(e.statistics for e in entries if e.kind == kind)
+            for kind, title in _PANELS.items()
+        }
+        scale = self.samples[-1].loss_scale
+        plot_exponents(directory / "exponents.png", panels, scale)
+        steps = [sample.step for sample in self.samples]
+        shares: dict[str, dict[str, list[float | None]]] = {}
+        for kind, title in _PANELS.items():
+            shares[title] = {}
+            for path in dict.fromkeys(e.path for e in entries if e.kind == kind):
+                found = [_share(sample, path, kind) for sample in self.samples]
+                shares[title][path] = found
+        plot_lost(directory / "lost.png", steps, shares)
+
+
+def _update_entry(path: str, update: Update) -> Entry:
+    return Entry(
+        path,
+        "update",
+        TensorStatistics.of(update.values),
+        update.difference.relative_error,
+        update.difference.cosine,
+        update.too_small,
+        update.absorbed,
+    )
+
+
+def _share(sample: Sample, path: str, kind: str) -> float | None:
+    """Returns the share lost of one tensor in a sample, None if it is not there."""
+    shares = [
+        entry.lost_share
+        for entry in sample.entries
+        if entry.path == path and entry.kind == kind
+    ]
+    return shares[0] if shares else None
+
+
+def _has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
