@@ -218,6 +218,7 @@ def test_training_is_the_same_to_the_bit(way):
 
 def test_nothing_is_left_behind():
     model = make_model(probe=True)
+    model.optimizer.build(model.trainable_variables)
     before = [v.path for v in model.optimizer.variables]
     fit(model, keras_mp.NumericsCallback(every=1), 1)
     assert [v.path for v in model.optimizer.variables] == before
