@@ -2,9 +2,9 @@
 
 `python benchmarks/numerics_callback.py` prints a Markdown table for the translator of
 examples/nmt_seq2seq, preset demo, in mixed precision: a step without the callback, what
-is added to one between two samples, and to one that is sampled and written to a log; and
-the cost at `every=200` that follows, bold above its goal of 2%. Two models train in one
-process, one with the callback, and take their steps in turn, so that what else the
+is added to one between two samples, and to one that is sampled and written to a log,
+and the cost at `every=200` that follows, bold above its goal of 2%. Two models train in
+one process, one with the callback, and take their steps in turn, so that what else the
 machine does slows both; a cost is the median of the differences of such pairs.
 """
 

@@ -312,7 +312,8 @@ def test_the_iterator_of_fit_is_kept(steps):
 
     x = np.arange(6.0, dtype="float32").reshape(-1, 1)
     dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(1).repeat()
-    model.fit(dataset, steps_per_epoch=steps, callbacks=[Reader()], verbose=0)
+    options = {"steps_per_epoch": steps, "shuffle": False, "verbose": 0}
+    model.fit(dataset, callbacks=[Reader()], **options)
     assert [float(x) for x, _ in following] == [steps]
     keras_internals.forget_iterator(model)
     assert not isinstance(model.train_function, keras_internals.IteratorKeeper)
