@@ -314,7 +314,7 @@ def test_the_iterator_of_fit_is_kept(steps):
     dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(1).repeat()
     options = {"steps_per_epoch": steps, "shuffle": False, "verbose": 0}
     model.fit(dataset, callbacks=[Reader()], **options)
-    assert [float(x) for x, _ in following] == [steps]
+    assert [x.numpy().item() for x, _ in following] == [steps]
     keras_internals.forget_iterator(model)
     assert not isinstance(model.train_function, keras_internals.IteratorKeeper)
     assert keras_internals.kept_iterator(model) is None

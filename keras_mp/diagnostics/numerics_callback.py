@@ -22,10 +22,16 @@ from keras_mp.diagnostics.updates import Update
 from keras_mp.layers.probe import Probe
 from keras_mp.optimizer import FP32MasterOptimizer
 
+# What is drawn, with the titles of both pictures.
 _PANELS = {
     "activation_gradient": "Activation gradients",
     "weight_gradient": "Weight gradients",
     "update": "Updates",
+}
+_MAPS = {
+    "activation_gradient": "Activation gradients that FP16 makes zero, share",
+    "weight_gradient": "Weight gradients that FP16 makes zero, share",
+    "update": "Weights that FP16 without masters leaves as they were, share",
 }
 
 
@@ -250,13 +256,17 @@ class NumericsCallback(keras.callbacks.Callback):
         scale = self.samples[-1].loss_scale
         plot_exponents(directory / "exponents.png", panels, scale)
         steps = [sample.step for sample in self.samples]
-        shares: dict[str, dict[str, list[float | None]]] = {}
-        for kind, title in _PANELS.items():
-            shares[title] = {}
-            for path in dict.fromkeys(e.path for e in entries if e.kind == kind):
-                found = [_share(sample, path, kind) for sample in self.samples]
-                shares[title][path] = found
+        shares = {title: self._shares(kind) for kind, title in _MAPS.items()}
         plot_lost(directory / "lost.png", steps, shares)
+
+    def _shares(self, kind: str) -> dict[str, list[float | None]]:
+        """Returns the share lost of each layer or weight in each sample."""
+        found = [
+            {e.path: _share(e) for e in sample.entries if e.kind == kind}
+            for sample in self.samples
+        ]
+        paths = dict.fromkeys(path for shares in found for path in shares)
+        return {path: [shares.get(path) for shares in found] for path in paths}
 
 
 def _update_entry(path: str, update: Update) -> Entry:
@@ -271,14 +281,9 @@ def _update_entry(path: str, update: Update) -> Entry:
     )
 
 
-def _share(sample: Sample, path: str, kind: str) -> float | None:
-    """Returns the share lost of one tensor in a sample, None if it is not there."""
-    shares = [
-        entry.lost_share
-        for entry in sample.entries
-        if entry.path == path and entry.kind == kind
-    ]
-    return shares[0] if shares else None
+def _share(entry: Entry) -> float | None:
+    """Returns the share lost, None where all are zeros, as in a skipped step."""
+    return None if entry.statistics.largest is None else entry.lost_share
 
 
 def _has_matplotlib() -> bool:

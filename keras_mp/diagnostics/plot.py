@@ -57,11 +57,13 @@ def plot_lost(
 ) -> None:
     """Draws heat maps, layer by step, of the share that FP16 loses.
 
+    White is a share below 1e-6, and grey where there was nothing to lose.
+
     Args:
         path: of the file to write; its suffix chooses the format.
         steps: the numbers of the steps.
         panels: by the title of a map, and in it by the layer or weight: the share lost
-            at each step, or None where it is not known.
+            at each step, or None where there was nothing to lose.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -100,13 +102,13 @@ def _draw_map(
         interpolation="nearest",
     )
     axes.set_yticks(range(len(rows)), [_shortened(row) for row in rows], fontsize=7)
-    shown = sorted({round(i) for i in np.linspace(0, len(steps) - 1, 8)})
+    shown = range(0, len(steps), math.ceil(len(steps) / 8))
     axes.set_xticks(shown, [str(steps[i]) for i in shown], fontsize=8)
-    axes.set_title(f"{title}: share lost in FP16", loc="left", fontsize=10)
+    axes.set_title(title, loc="left", fontsize=10)
     figure.colorbar(image, ax=axes, extend="min")
 
 
-def _shortened(path: str, size: int = 32) -> str:
+def _shortened(path: str, size: int = 40) -> str:
     return path if len(path) <= size else "..." + path[3 - size :]
 
 

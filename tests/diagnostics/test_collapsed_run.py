@@ -14,7 +14,7 @@ ONES = np.ones((8, 4), "float32")
 
 
 def huge(y_true, y_pred):
-    return keras.ops.sum(keras.ops.cast(y_pred, "float16") * 60_000.0, axis=-1)
+    return keras.ops.sum(keras.ops.cast(y_pred, "float16") * 60_000.0, axis=-1) * 2
 
 
 def mean_output(y_true, y_pred):
