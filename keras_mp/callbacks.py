@@ -115,8 +115,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Lets go of it."""
-        if self.on_collapse == "raise" and keras.backend.backend() == "tensorflow":
-            keras_internals.forget_iterator(self.model)
+        keras_internals.forget_iterator(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks for a collapse, once in `patience` batches."""

@@ -7,7 +7,6 @@ function has a test of what it takes for granted (tests/test_keras_internals.py)
 has a default: an attribute that is missing is an AttributeError, not another result.
 """
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -161,21 +160,20 @@ class IteratorKeeper:
 
     Attributes:
         train_function: the one of the model, which it calls.
+        iterator: that of the last call, or None.
     """
 
     def __init__(self, train_function: Any) -> None:
         self.train_function = train_function
-        self._iterator: Any = lambda: None
+        self.iterator: Any = None
 
     def __call__(self, iterator: Any) -> Any:
-        # `fit` owns it: it is not to live on after an exception.
-        self._iterator = weakref.ref(iterator)
-        return self.train_function(iterator)
-
-    @property
-    def iterator(self) -> Any:
-        """That of the last call, or None if it is gone."""
-        return self._iterator()
+        self.iterator = iterator
+        try:
+            return self.train_function(iterator)
+        except BaseException:
+            self.iterator = None  # it is not to outlive an interrupted `fit`
+            raise
 
 
 def keep_iterator(model: keras.Model) -> None:
@@ -184,8 +182,10 @@ def keep_iterator(model: keras.Model) -> None:
     `Model.train_function`, on TensorFlow: the attribute is public; that `fit` reads it
     for every execution, and passes it the iterator alone, is not said anywhere.
     """
-    if not isinstance(model.train_function, IteratorKeeper):
-        model.train_function = IteratorKeeper(model.train_function)
+    function = model.train_function
+    # There is none yet in a loop that calls `train_on_batch` and callbacks by itself.
+    if function is not None and not isinstance(function, IteratorKeeper):
+        model.train_function = IteratorKeeper(function)
 
 
 def kept_iterator(model: keras.Model) -> Any:

@@ -43,7 +43,8 @@ class GradientSampler:
             self._scale = _one_of_each_replica((), "float32")
             self._gradients = _one_of_each_replica((len(self._weights), LENGTH))
             self._activations, self._activation_gradients = (
-                [_one_of_each_replica((LENGTH,)) for _ in self._probes] for _ in "ab"
+                [_one_of_each_replica((LENGTH,)) for _ in probes]
+                for probes in (self._probes, self._probes)
             )
 
     def attach(self, step: int) -> None:

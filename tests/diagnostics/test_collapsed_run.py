@@ -124,3 +124,15 @@ def test_the_train_function_is_left_as_it_was():
     callback = keras_mp.LossScaleCallback(patience=100)
     model.fit(ONES, ONES[:, :1], callbacks=[callback], **options)
     assert model.train_function is first
+
+
+def test_a_loop_that_calls_the_callback_by_itself():
+    model = make_model(planted())
+    callback = keras_mp.LossScaleCallback(patience=2)
+    callback.set_model(model)
+    callback.on_train_begin()
+    with pytest.raises(COLLAPSED, match="since no batch was left"):
+        for batch in range(2):
+            callback.on_train_batch_begin(batch)
+            model.train_on_batch(ONES, ONES[:, :1])
+            callback.on_train_batch_end(batch)
