@@ -1,5 +1,6 @@
 """`GradientSampler`: counts gradients inside of a training step, at some steps."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -148,7 +149,21 @@ class GradientSampler:
 
             return tf.identity(x), gradient
 
-        return observe
+        def observe_outside_of_loops(x: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            if tf.executing_eagerly() or not keras_internals.graph_around(graph):
+                return observe(x)
+            # TensorFlow cannot differentiate a loop whose gradient writes a variable.
+            path = self._probes[index].path or self._probes[index].name
+            warnings.warn(
+                "NumericsCallback samples a Probe outside of loops and branches. "
+                f"Received: {path!r} inside of one, as in a cell of a recurrent layer. "
+                "It is left out; put it behind the layer.",
+                stacklevel=2,
+            )
+            return x
+
+        return observe_outside_of_loops
 
     def _if_sampled(self, act: Callable[[], Any]) -> None:
         import tensorflow as tf

@@ -19,7 +19,8 @@ class Probe(keras.layers.Layer):
     `inspect` sees the output of every layer of a functional or Sequential model. Of a
     layer or model with a `call` of its own it sees what passes through a Probe.
     `NumericsCallback` sees in `fit` what passes through a Probe, in any model: of a
-    structure its first tensor, of several calls in a step the last.
+    structure its first tensor, of several calls in a step the last; not inside of a
+    loop, as in a cell of a recurrent layer.
 
     Args:
         **kwargs: `name` and `dtype`, as for any layer.

@@ -181,6 +181,30 @@ def test_sparse_gradients_and_weights_without_any():
     assert vars(gradients[0].statistics) == counts(36, {-9: 4})
 
 
+class ProbedCell(keras.layers.SimpleRNNCell):
+    def __init__(self, units):
+        super().__init__(units)
+        self.seen = keras_mp.layers.Probe(name="seen")
+
+    def call(self, x, states, training=False):
+        output, _ = super().call(x, states, training=training)
+        output = self.seen(output, training=training)
+        return output, [output]
+
+
+def test_a_probe_in_a_loop_is_left_out():
+    layers = [keras.Input((5, 3)), keras.layers.RNN(ProbedCell(4))]
+    model = keras.Sequential([*layers, keras_mp.layers.Probe(name="behind")])
+    model.compile(keras_mp.wrap("sgd", SCALE), "mse", jit_compile=False)
+    callback = keras_mp.NumericsCallback(every=1)
+    x = np.ones((1, 5, 3), "float32")
+    with pytest.warns(UserWarning, match=r"outside of loops.*Received: '.*seen'"):
+        model.fit(x, x[:, :1, :1], callbacks=[callback], verbose=0)
+    (sample,) = callback.samples
+    seen = [e.path for e in sample.entries if e.kind == "activation_gradient"]
+    assert seen == ["behind"]
+
+
 def test_an_overflow_is_counted():
     callback = keras_mp.NumericsCallback(every=1)
     model = make_model("float16")
