@@ -10,8 +10,8 @@ from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 
 MIN_EXPONENT, MAX_EXPONENT = -149, 127
 EXPONENTS = range(MIN_EXPONENT, MAX_EXPONENT + 1)
-# Of zero, of 2^-149 and of 2^-126; those of infinity and NaN come after that of 2^127.
-ZERO_BIN, FIRST_BIN, FIRST_NORMAL_BIN = 0, 1, 24
+# Of zero and of 2^-149; those of infinity and NaN come after that of 2^127.
+ZERO_BIN, FIRST_BIN = 0, 1
 INF_BIN, NAN_BIN = len(EXPONENTS) + 1, len(EXPONENTS) + 2
 BINS = len(EXPONENTS) + 3
 
