@@ -33,6 +33,7 @@ from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
+from keras_mp.statistical_loss_scale import StatisticalLossScale
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "Numerics",
     "NumericsCallback",
     "Overflow",
+    "StatisticalLossScale",
     "SwapEMAWeights",
     "conversion_report",
     "convert",

@@ -15,7 +15,7 @@ from keras_mp.serialization import deserialize
 
 
 class LossScaleState(NamedTuple):
-    """The state of a loss scale between two steps: five scalars.
+    """The state of a loss scale between two steps: five scalars, and its rule's own.
 
     Attributes:
         scale: float32. The factor that multiplies the loss.
@@ -24,12 +24,14 @@ class LossScaleState(NamedTuple):
         skipped_steps: int. Number of all overflows.
         skips_at_minimum: int. Number of overflows in a row at which the scale had the
             smallest value that its rule allows.
+        statistics: dict of scalars by name, what the rule has learned of the gradients;
+            empty for most rules.
 
     Example:
 
     >>> keras_mp.ConstantLossScale(128).initial_state()
     LossScaleState(scale=128.0, finite_steps=0, consecutive_skips=0, skipped_steps=0, \
-skips_at_minimum=0)
+skips_at_minimum=0, statistics={})
     """
 
     scale: Any
@@ -37,13 +39,15 @@ skips_at_minimum=0)
     consecutive_skips: Any
     skipped_steps: Any
     skips_at_minimum: Any
+    statistics: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
 
 
 class LossScale:
     """A rule for the loss scale: maps `(state, finite)` to the next state.
 
     A subclass implements `next_scale` and `get_config`; the counters are the same
-    for every rule.
+    for every rule. One that chooses the scale by the size of the gradients implements
+    `initial_statistics` and `next_statistics`, too.
 
     Args:
         initial_scale: float > 0. The scale of the first step.
@@ -67,14 +71,38 @@ class LossScale:
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""
-        return LossScaleState(self.initial_scale, 0, 0, 0, 0)
+        return LossScaleState(self.initial_scale, 0, 0, 0, 0, self.initial_statistics())
+
+    def initial_statistics(self) -> dict[str, float]:
+        """Returns the statistics before the first step, by name: none.
+
+        A rule that returns some is told the largest gradient of every step. The
+        optimizer saves them: a float as float32, an int as an int.
+        """
+        return {}
+
+    def next_statistics(
+        self, state: LossScaleState, finite: Any, largest: Any
+    ) -> dict[str, Any]:
+        """Returns the statistics after a step: those of `state`, unchanged.
+
+        Args:
+            state: `LossScaleState` as in `next_scale`, with the old statistics.
+            finite: scalar bool tensor. Whether every gradient was finite.
+            largest: scalar float32 tensor, the largest absolute un-scaled gradient of
+                the step, if that was finite; else any number, inf or NaN.
+
+        Returns:
+            Dict like that of `initial_statistics`, of scalar tensors.
+        """
+        return state.statistics
 
     def next_scale(self, state: LossScaleState, finite: Any) -> Any:
         """Returns the scale of the next step.
 
         Args:
             state: `LossScaleState` of scalar tensors. `scale` is still the old one;
-                the counters already count this step.
+                the counters and the statistics already count this step.
             finite: scalar bool tensor. Whether every gradient was finite.
 
         Returns:
@@ -85,17 +113,30 @@ class LossScale:
             f"Received: {type(self).__name__}, which does not."
         )
 
-    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
+    def update(
+        self, state: LossScaleState, finite: Any, largest: Any = None
+    ) -> LossScaleState:
         """Returns the state after a step.
 
         Args:
             state: `LossScaleState` of scalars, tensors or Python numbers.
             finite: scalar bool, tensor or Python. Whether every gradient of the
                 step was finite.
+            largest: scalar float32, tensor or Python, as for `next_statistics`. Only a
+                rule that has statistics needs it. Defaults to None.
 
         Returns:
             `LossScaleState` of scalar tensors, `scale` float32.
+
+        Raises:
+            ValueError: the rule has statistics, and `largest` is None.
         """
+        if largest is None and self.initial_statistics():
+            raise ValueError(
+                "A rule that has statistics must be told the largest gradient of the "
+                f"step. Received: largest=None for {self!r}. Write "
+                "rule.update(state, finite, largest)."
+            )
         scale = ops.cast(state.scale, "float32")
         finite = ops.cast(finite, "bool")
         stuck = ops.logical_and(ops.logical_not(finite), scale <= self.min_scale)
@@ -105,7 +146,12 @@ class LossScale:
             ops.where(finite, 0, state.consecutive_skips + 1),
             ops.where(finite, state.skipped_steps, state.skipped_steps + 1),
             ops.where(stuck, state.skips_at_minimum + 1, 0),
+            state.statistics,
         )
+        if largest is not None:
+            largest = ops.cast(largest, "float32")
+            statistics = self.next_statistics(counted, finite, largest)
+            counted = counted._replace(statistics=statistics)
         return counted._replace(scale=self.next_scale(counted, finite))
 
     def get_config(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ void Row(const List& list, const Rule& rule, double bandwidth, cudaStream_t stre
   }
   const Memory hyperparameters(sizeof(UpdateHyperparameters));
   const Memory scale(sizeof(float)), finite(sizeof(bool));
-  const Memory nonfinite(static_cast<std::size_t>(list.count));
+  const Memory largest(static_cast<std::size_t>(list.count) * sizeof(float));
   UpdateHyperparameters host_hyperparameters;
   host_hyperparameters.scale = 32768;
   host_hyperparameters.epsilon = 1e-7f;
@@ -157,7 +157,7 @@ void Row(const List& list, const Rule& rule, double bandwidth, cudaStream_t stre
   check.count = list.count;
   check.gradients = list_of_gradients.data();
   check.scale = scale.As<float>();
-  check.nonfinite = nonfinite.As<bool>();
+  check.largest = largest.As<float>();
   Update update;
   update.count = list.count;
   update.parameters = parameters.data();

@@ -36,7 +36,7 @@ def parse(
         "--loss-scale",
         type=_loss_scale,
         default="dynamic",
-        help="'dynamic' or a number, for mixed",
+        help="'dynamic', 'statistical' or a number, for mixed",
     )
     parser.add_argument("--seed", type=int, default=0)
     default = Path("build") / folder.name / preset.preset
@@ -64,4 +64,4 @@ def parse(
 
 
 def _loss_scale(text: str) -> str | float:
-    return text if text == "dynamic" else float(text)
+    return text if text in ("dynamic", "statistical") else float(text)

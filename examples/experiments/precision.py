@@ -41,13 +41,16 @@ PRECISIONS = {
 }
 
 
-def precision_of(name: str, loss_scale: str) -> Precision:
+def precision_of(name: str, loss_scale: str | float) -> Precision:
     """Returns the precision that the flags name.
 
     Args:
         name: a key of `PRECISIONS`.
-        loss_scale: `"dynamic"` or a number; the others than `mixed` have their own.
+        loss_scale: `"dynamic"`, `"statistical"` or a number, for `mixed`; the others
+            have their own.
     """
-    if name == "mixed" and loss_scale != "dynamic":
-        return Precision("float16", loss_scale=float(loss_scale))
-    return PRECISIONS[name]
+    if name != "mixed":
+        return PRECISIONS[name]
+    if loss_scale == "statistical":
+        return Precision("float16", loss_scale=keras_mp.StatisticalLossScale())
+    return Precision("float16", loss_scale=loss_scale)

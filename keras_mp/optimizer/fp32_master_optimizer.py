@@ -25,12 +25,13 @@ from keras_mp.optimizer.shared_loss_scale import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.step_notes import step_notes
-from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite, nonfinite_of
+from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
 from keras_mp.optimizer.update.execution import (
     Execution,
     choose_execution,
     sum_gradients,
 )
+from keras_mp.optimizer.update.gradient_check import Wanted, joined
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.optimizer.update.unscaling import unscale
 
@@ -202,8 +203,11 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             known = keras_internals.trainable_variables(self)
             trainable_variables = known or [None] * len(gradients)
         validation.check_one_to_one(gradients, trainable_variables)
-        self._notes.take(scale, unscaled=True)
-        return unscale(self, gradients, trainable_variables, scale)[0]
+        unscaled, check = unscale(
+            self, gradients, trainable_variables, scale, self._wanted
+        )
+        self._notes.take(scale, check)
+        return unscaled
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Does a step, unless a gradient is not finite.
@@ -246,32 +250,27 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             backend.replicas_in(backend.strategy_of(self)),
             self._execution.run,
         )
-        self._notes.use()
         # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
-        nonfinite = ops.concatenate([update.check() for update in updates])
+        check = joined(update.check(self._wanted) for update in updates)
         given = [master for update in updates for master in update.given]
-        finite, first = find_nonfinite(self.inner_optimizer, nonfinite, given)
+        finite, first = find_nonfinite(self.inner_optimizer, check.nonfinite, given)
+        # What `unscale_gradients` returned may have been clipped since.
+        largest = (check if scale is not None else self._notes.check).largest
+        self._notes.use()
         # Steps 3 to 6.
         for update in updates:
             update.apply(finite)
         # Step 7.
-        self._scaler.advance(finite, self._last_round)
+        if largest is not None:
+            largest = backend.max_over_replicas(largest)
+        self._scaler.advance(finite, largest, self._last_round)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, first))
 
-    def check_finite(self, grads: Sequence[Any]) -> Any:
-        """Tells whether all gradients of all replicas are finite.
-
-        Args:
-            grads: list of tensors, `tf.IndexedSlices` or None, for the variables
-                that the optimizer was built with.
-
-        Returns:
-            Scalar bool tensor.
-        """
-        given = zip(grads, self._masters, strict=True)
-        masters = [master for gradient, master in given if gradient is not None]
-        return find_nonfinite(self.inner_optimizer, nonfinite_of(grads), masters)[0]
+    @property
+    def _wanted(self) -> Wanted:
+        """What a check of gradients has to compute."""
+        return Wanted(largest=self._scaler.needs_largest)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""

@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
-from keras import ops
+from keras import ops, tree
 
 from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
 from keras_mp.optimizer.step_notes import StepNotes
@@ -17,8 +18,9 @@ class LossScaler:
 
     The steps of optimizers that share a scaler are counted in rounds: a round ends when
     an optimizer that has applied in it applies again. The scale changes once a round,
-    from its value before the round, which counts as finite if all of its steps were.
-    With one optimizer each step is a round, and none are counted.
+    from its value before the round, which counts as finite if all of its steps were;
+    its largest gradient is that of all of them. With one optimizer each step is a round,
+    and none are counted.
 
     Args:
         rule: `LossScale`.
@@ -80,7 +82,7 @@ class LossScaler:
         self.has_scaled = True
         for each in self.notes:
             each.offer(scale)
-        notes.take(scale, unscaled=False)
+        notes.take(scale)
 
     def warn_if_no_loss_was_scaled(self) -> None:
         """Warns, once, if `apply` divides by a scale that multiplied nothing."""
@@ -97,44 +99,81 @@ class LossScaler:
         )
 
     def _create_variables(self, add_variable: Callable[..., Any]) -> None:
-        values = self.rule.initial_state()._asdict().items()
+        first = self.rule.initial_state()
+        names = LossScaleState(
+            *first._fields[:-1], statistics={name: name for name in first.statistics}
+        )
         self.state, self._before = (
-            LossScaleState(
-                *(add_scalar(add_variable, prefix + n, v) for n, v in values)
+            tree.map_structure(
+                lambda name, value, prefix=prefix: add_scalar(
+                    add_variable, prefix + name, value
+                ),
+                names,
+                first,
             )
             for prefix in ("", "before_")
         )
         self._round = add_scalar(add_variable, "round", 0)
-        self.variables = [*self.state, *self._before, self._round]
+        self.variables = [*tree.flatten([self.state, self._before]), self._round]
+        if self.needs_largest:
+            self._largest = add_scalar(add_variable, "largest_of_round", 0.0)
+            self.variables.append(self._largest)
+
+    @property
+    def needs_largest(self) -> bool:
+        """Whether the rule has to know the largest gradient of a step."""
+        return bool(self.rule.initial_statistics())
 
     def restart(self, rule: LossScale) -> None:
-        """Replaces the rule, and starts with its initial state."""
+        """Replaces the rule, and starts with its initial state.
+
+        Raises:
+            ValueError: the rule has other statistics, for which there are no variables.
+        """
+        old, new = (sorted(each.initial_statistics()) for each in (self.rule, rule))
+        if old != new:
+            raise ValueError(
+                "A rule that has statistics of the gradients must be given to the "
+                "optimizer when it is made, which saves them with its variables, and "
+                f"can only be replaced by a rule with the same. Received: {rule!r} "
+                f"for an optimizer with {self.rule!r}. Write "
+                "keras_mp.wrap(optimizer, loss_scale=rule)."
+            )
         self.rule = rule
         for state in (self.state, self._before):
             _assign(state, rule.initial_state())
 
-    def advance(self, finite: Any, last_round: Any) -> None:
+    def advance(self, finite: Any, largest: Any, last_round: Any) -> None:
         """Updates the state after a step.
 
         Args:
             finite: scalar bool tensor. Whether every gradient was finite.
+            largest: scalar float32 tensor, the largest absolute un-scaled gradient; or
+                None where the rule does not need it.
             last_round: the variable that `add_user` returned to the optimizer.
         """
-        state = _copies(self.state)
+        state = tree.map_structure(ops.copy, self.state)
         if not self.is_shared:
-            _assign(self.state, self.rule.update(state, finite))
+            _assign(self.state, self._update(state, finite, largest))
             return
         begins = ops.equal(ops.copy(self._round), ops.copy(last_round))
-        before = _where(begins, state, _copies(self._before))
-        # The first overflow of a round undoes the update by its finite steps.
-        overflows_first = ops.logical_and(
-            ops.logical_not(finite), ops.equal(state.consecutive_skips, 0)
-        )
-        moves = ops.logical_or(begins, overflows_first)
-        _assign(self.state, _where(moves, self.rule.update(before, finite), state))
+        before = _where(begins, state, tree.map_structure(ops.copy, self._before))
+        if largest is not None:
+            of_round = ops.where(begins, 0.0, ops.copy(self._largest))
+            largest = ops.maximum(largest, of_round)
+            self._largest.assign(largest)
+        # An overflow undoes the update by the finite steps of its round, and stays.
+        moves = ops.logical_or(begins, ops.equal(state.consecutive_skips, 0))
+        new = self._update(before, finite, largest)
+        _assign(self.state, _where(moves, new, state))
         _assign(self._before, before)
         self._round.assign_add(ops.cast(begins, self._round.dtype))
         last_round.assign(ops.copy(self._round))
+
+    def _update(self, state: LossScaleState, finite: Any, largest: Any) -> Any:
+        # Rules of users may implement `update(state, finite)`.
+        told = () if largest is None else (largest,)
+        return self.rule.update(state, finite, *told)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
@@ -148,18 +187,13 @@ class LossScaler:
         return cls(as_loss_scale(config["rule"], custom_objects))
 
 
-def _copies(variables: LossScaleState) -> LossScaleState:
-    return LossScaleState(*(ops.copy(variable) for variable in variables))
-
-
-def _where(condition: Any, x: LossScaleState, y: LossScaleState) -> LossScaleState:
-    return LossScaleState(
-        *(ops.where(condition, *each) for each in zip(x, y, strict=True))
-    )
+def _where(condition: Any, x: LossScaleState, y: LossScaleState) -> Any:
+    return tree.map_structure(partial(ops.where, condition), x, y)
 
 
 def _assign(variables: LossScaleState, values: LossScaleState) -> None:
-    for variable, value in zip(variables, values, strict=True):
+    pairs = zip(tree.flatten(variables), tree.flatten(values), strict=True)
+    for variable, value in pairs:
         variable.assign(value)
 
 

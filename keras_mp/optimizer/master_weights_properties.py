@@ -9,6 +9,7 @@ from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.moving_average import keeps_average, overwrite_with_average
+from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite, nonfinite_of
 
 
 class MasterWeightsProperties(LossScaleProperties):
@@ -97,3 +98,17 @@ class MasterWeightsProperties(LossScaleProperties):
         exclude_masters_from_weight_decay(
             self.inner_optimizer, self._master_weights.pairs
         )
+
+    def check_finite(self, grads: Sequence[Any]) -> Any:
+        """Tells whether all gradients of all replicas are finite.
+
+        Args:
+            grads: list of tensors, `tf.IndexedSlices` or None, for the variables
+                that the optimizer was built with.
+
+        Returns:
+            Scalar bool tensor.
+        """
+        given = zip(grads, self._masters, strict=True)
+        masters = [master for gradient, master in given if gradient is not None]
+        return find_nonfinite(self.inner_optimizer, nonfinite_of(grads), masters)[0]

@@ -17,18 +17,23 @@ class StepNotes:
 
     Attributes:
         scale: scalar tensor, or None when there is no note.
-        unscaled: whether `unscale_gradients` was called.
+        check: `GradientCheck` of `unscale_gradients`, or None if it was not called.
     """
 
     scale: Any = None
-    unscaled: bool = False
+    check: Any = None
     _used: bool = False
     _function: Any = None
     _is_own: bool = False
 
-    def take(self, scale: Any, unscaled: bool) -> None:
+    @property
+    def unscaled(self) -> bool:
+        """Whether `unscale_gradients` was called."""
+        return self.check is not None
+
+    def take(self, scale: Any, check: Any = None) -> None:
         """Makes a note in the current function, which replaces any earlier one."""
-        self.scale, self.unscaled = scale, unscaled
+        self.scale, self.check = scale, check
         self._function = backend.current_function()
         self._used, self._is_own = False, True
 
@@ -38,7 +43,7 @@ class StepNotes:
         The loss may be for both; an optimizer that scaled its own keeps that scale.
         """
         if not (self._is_own and self._is_here()):
-            self.take(scale, unscaled=False)
+            self.take(scale)
             self._is_own = False
 
     def scale_of_loss(self, current: Any) -> Any:
@@ -105,7 +110,7 @@ class StepNotes:
         return self.unscaled and not self._used
 
     def _clear(self) -> None:
-        self.scale, self.unscaled, self._used = None, False, False
+        self.scale, self.check, self._used = None, None, False
         self._function, self._is_own = None, False
 
 

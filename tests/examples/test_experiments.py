@@ -73,6 +73,7 @@ def test_bad_flags(folder, capsys, flags, message):
         (["--precision=fp32"], "float32", None, None),
         (["--precision=mixed"], "float16", 2.0**15, None),
         (["--precision=mixed", "--loss-scale=128"], "float16", 128.0, None),
+        (["--precision=mixed", "--loss-scale=statistical"], "float16", 2.0**15, None),
         (["--precision=mixed-no-scaling"], "float16", 1.0, None),
         (["--precision=fp16-no-master"], "float16", None, None),
         (["--precision=pseudo-fp16"], "float16", 2.0**15, "reference"),

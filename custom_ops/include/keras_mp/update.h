@@ -3,7 +3,7 @@
 // Precision Training", Micikevicius et al., 2018, sections 3.1 and 3.2). update_cpu.h and
 // update_cuda.h declare the functions that compute it.
 //
-//   1. CheckGradients   are all elements of all gradients / scale finite?
+//   1. CheckGradients   the largest magnitude of each gradient / scale: is it finite?
 //   2. Update           g = gradient / scale, clipped; weight decay; the slots and the
 //                       FP32 master are updated; the 16-bit weight is its master, rounded
 //
@@ -34,13 +34,14 @@ struct Gradient {
   const void* values = nullptr;
 };
 
-// The arguments and results of a check: nonfinite[i] says whether any element of
-// gradients[i] / scale is inf or NaN.
+// The arguments and results of a check: largest[i] is the largest magnitude of the
+// elements of gradients[i] / scale, and 0 where there are none. NaN counts as larger than
+// inf, so it is finite where all of them are.
 struct GradientCheck {
   std::int64_t count = 0;
   const Gradient* gradients = nullptr;
   const float* scale = nullptr;     // [1]
-  bool* nonfinite = nullptr;        // [count]
+  float* largest = nullptr;         // [count]
   float* sum_of_squares = nullptr;  // [1]: of all elements of gradients / scale; or null
 };
 

@@ -20,7 +20,7 @@ absl::Status ExpectScalar(InferenceContext* c, int input) {
 REGISTER_OP("KerasMp>CheckGradients")
     .Input("scale: float")
     .Input("gradients: T")
-    .Output("nonfinite: bool")
+    .Output("largest: float")
     .Output("sum_of_squares: float")
     .Attr("T: list({half, bfloat16, float}) >= 1")
     .Attr("compute_sum_of_squares: bool")
@@ -30,25 +30,29 @@ REGISTER_OP("KerasMp>CheckGradients")
       c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
-    .Doc("Tells which of gradients / scale are not finite, and computes the sum of the "
-         "squares of all their elements, or 0 without compute_sum_of_squares.");
+    .Doc("Finds the largest magnitude in each of gradients / scale, NaN where it has one, "
+         "and computes the sum of the squares of all their elements, or 0 without "
+         "compute_sum_of_squares.");
 
 REGISTER_OP("KerasMp>UnscaleGradients")
     .Input("scale: float")
     .Input("gradients: T")
     .Output("unscaled: count * float")
-    .Output("nonfinite: bool")
+    .Output("largest: float")
+    .Output("sum_of_squares: float")
     .Attr("T: list({half, bfloat16, float}) >= 1")
     .Attr("count: int >= 1")
+    .Attr("compute_sum_of_squares: bool")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
       const int count = c->num_inputs() - 1;
-      TF_RETURN_IF_ERROR(CheckResultCount(count, c->num_outputs() - 1));
+      TF_RETURN_IF_ERROR(CheckResultCount(count, c->num_outputs() - 2));
       for (int i = 0; i < count; ++i) c->set_output(i, c->input(1 + i));
       c->set_output(count, c->Vector(count));
+      c->set_output(count + 1, c->Scalar());
       return absl::OkStatus();
     })
-    .Doc("Computes gradients / scale in FP32, and tells which of them are not finite.");
+    .Doc("Computes gradients / scale in FP32, and what KerasMp>CheckGradients does.");
 
 REGISTER_OP("KerasMp>SyncMastersFromWeights")
     .Input("masters: count * resource")

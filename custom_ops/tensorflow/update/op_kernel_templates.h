@@ -63,48 +63,36 @@ inline std::vector<TensorSpec> SpecsOfInputs(OpKernelContext* ctx, int first, in
   return specs;
 }
 
-// The base of both ops on gradients: inputs [scale, gradients...].
+// The base of both ops on gradients: inputs [scale, gradients...], and the last outputs
+// [largest, sum_of_squares].
+template <class Backend>
 class GradientOp : public tensorflow::OpKernel {
  public:
-  using OpKernel::OpKernel;
-
- protected:
-  GradientCheck MakeCheck(OpKernelContext* ctx, std::vector<Gradient>* gradients,
-                          Tensor* nonfinite) const {
-    for (int i = 1; i < ctx->num_inputs(); ++i) {
-      gradients->push_back(AsGradient(ctx->input(i)));
-    }
-    GradientCheck check;
-    check.count = static_cast<std::int64_t>(gradients->size());
-    check.gradients = gradients->data();
-    check.scale = ctx->input(0).flat<float>().data();
-    check.nonfinite = nonfinite->flat<bool>().data();
-    return check;
-  }
-};
-
-template <class Backend>
-class CheckGradientsOp : public GradientOp {
- public:
-  explicit CheckGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
+  explicit GradientOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("compute_sum_of_squares", &compute_sum_of_squares_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckScalar("scale", ctx->input(0).shape()));
-    Tensor *nonfinite, *sum;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ctx->num_inputs() - 1}, &nonfinite));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &sum));
-    std::vector<Gradient> gradients;
-    GradientCheck check = MakeCheck(ctx, &gradients, nonfinite);
-    const Backend backend(ctx);
-    float* const sum_of_squares = sum->flat<float>().data();
-    if (compute_sum_of_squares_) {
-      check.sum_of_squares = sum_of_squares;
-    } else {
-      OP_REQUIRES_OK(ctx, ToAbsl(backend.SetZero(sum_of_squares)));
+ protected:
+  // Allocates the last outputs, and sets a sum that is not computed to 0.
+  absl::Status MakeCheck(OpKernelContext* ctx, const Backend& backend,
+                         std::vector<Gradient>* gradients, GradientCheck* check) const {
+    TF_RETURN_IF_ERROR(CheckScalar("scale", ctx->input(0).shape()));
+    for (int i = 1; i < ctx->num_inputs(); ++i) {
+      gradients->push_back(AsGradient(ctx->input(i)));
     }
-    OP_REQUIRES_OK(ctx, ToAbsl(backend.Check(check)));
+    const auto count = static_cast<std::int64_t>(gradients->size());
+    Tensor *largest, *sum;
+    const int last = ctx->num_outputs() - 1;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(last - 1, {count}, &largest));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(last, {}, &sum));
+    check->count = count;
+    check->gradients = gradients->data();
+    check->scale = ctx->input(0).flat<float>().data();
+    check->largest = largest->flat<float>().data();
+    float* const sum_of_squares = sum->flat<float>().data();
+    if (!compute_sum_of_squares_) return ToAbsl(backend.SetZero(sum_of_squares));
+    check->sum_of_squares = sum_of_squares;
+    return absl::OkStatus();
   }
 
  private:
@@ -112,21 +100,34 @@ class CheckGradientsOp : public GradientOp {
 };
 
 template <class Backend>
-class UnscaleGradientsOp : public GradientOp {
+class CheckGradientsOp : public GradientOp<Backend> {
  public:
-  explicit UnscaleGradientsOp(OpKernelConstruction* ctx) : GradientOp(ctx) {
+  using GradientOp<Backend>::GradientOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Backend backend(ctx);
+    std::vector<Gradient> gradients;
+    GradientCheck check;
+    OP_REQUIRES_OK(ctx, this->MakeCheck(ctx, backend, &gradients, &check));
+    OP_REQUIRES_OK(ctx, ToAbsl(backend.Check(check)));
+  }
+};
+
+template <class Backend>
+class UnscaleGradientsOp : public GradientOp<Backend> {
+ public:
+  explicit UnscaleGradientsOp(OpKernelConstruction* ctx) : GradientOp<Backend>(ctx) {
     int count;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count));
     OP_REQUIRES_OK(ctx, CheckResultCount(ctx->num_inputs() - 1, count));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckScalar("scale", ctx->input(0).shape()));
+    const Backend backend(ctx);
     const int count = ctx->num_inputs() - 1;
     std::vector<Gradient> gradients;
-    Tensor* nonfinite;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(count, {count}, &nonfinite));
-    const GradientCheck check = MakeCheck(ctx, &gradients, nonfinite);
+    GradientCheck check;
+    OP_REQUIRES_OK(ctx, this->MakeCheck(ctx, backend, &gradients, &check));
     std::vector<float*> unscaled;
     for (int i = 0; i < count; ++i) {
       Tensor* tensor;
@@ -134,7 +135,7 @@ class UnscaleGradientsOp : public GradientOp {
                               {1 + i}, i, ctx->input(1 + i).shape(), &tensor));
       unscaled.push_back(tensor->flat<float>().data());
     }
-    OP_REQUIRES_OK(ctx, ToAbsl(Backend(ctx).Unscale(check, unscaled.data())));
+    OP_REQUIRES_OK(ctx, ToAbsl(backend.Unscale(check, unscaled.data())));
   }
 };
 

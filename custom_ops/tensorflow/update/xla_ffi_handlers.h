@@ -132,65 +132,68 @@ inline ffi::Error CheckInPlace(const Buffers& operands, int first,
   return ffi::Error::Success();
 }
 
-// The operands are [scale, gradients...].
-inline bool HasCheck(const Buffers& operands) {
-  bool fits = operands.size() >= 1 && operands.Has(0, ffi::F32, 1);
-  for (int i = 1; fits && i < operands.size(); ++i) {
+// The operands are [scale, gradients...], the last results [largest, sum_of_squares].
+inline bool HasCheck(const Buffers& operands, const Buffers& results) {
+  const int count = operands.size() - 1, last = results.size() - 1;
+  bool fits = count >= 0 && last >= 1 && operands.Has(0, ffi::F32, 1) &&
+              results.Has(last - 1, ffi::F32, count) && results.Has(last, ffi::F32, 1);
+  for (int i = 1; fits && i <= count; ++i) {
     fits = operands.HasGradient(i, operands.Size(i));
   }
   return fits;
 }
 
-inline GradientCheck MakeCheck(const Buffers& operands, std::vector<Gradient>* gradients,
-                               bool* nonfinite) {
+// Sets a sum that is not computed to 0.
+template <class Backend>
+Status MakeCheck(const Buffers& operands, const Buffers& results, const Backend& backend,
+                 bool compute_sum_of_squares, std::vector<Gradient>* gradients,
+                 GradientCheck* check) {
   for (int i = 1; i < operands.size(); ++i) {
     gradients->push_back(operands.AsGradient(i));
   }
-  GradientCheck check;
-  check.count = static_cast<std::int64_t>(gradients->size());
-  check.gradients = gradients->data();
-  check.scale = operands.Data<float>(0);
-  check.nonfinite = nonfinite;
-  return check;
+  const int last = results.size() - 1;
+  check->count = static_cast<std::int64_t>(gradients->size());
+  check->gradients = gradients->data();
+  check->scale = operands.Data<float>(0);
+  check->largest = results.Data<float>(last - 1);
+  if (!compute_sum_of_squares) return backend.SetZero(results.Data<float>(last));
+  check->sum_of_squares = results.Data<float>(last);
+  return {};
 }
 
 template <class Context>
 ffi::Error CheckGradients(Context context, ffi::RemainingArgs args,
                           ffi::RemainingRets rets, bool compute_sum_of_squares) {
   const Buffers operands(args), results(rets);
-  if (!HasCheck(operands) || results.size() != 2 ||
-      !results.Has(0, ffi::PRED, operands.size() - 1) || !results.Has(1, ffi::F32, 1)) {
+  if (!HasCheck(operands, results) || results.size() != 2) {
     return Misfit(kCheckGradientsCall);
   }
-  std::vector<Gradient> gradients;
-  GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(0));
   const auto backend = context.backend();
-  float* const sum_of_squares = results.Data<float>(1);
-  if (compute_sum_of_squares) {
-    check.sum_of_squares = sum_of_squares;
-  } else {
-    const Status status = backend.SetZero(sum_of_squares);
-    if (!status.ok()) return ToError(status);
-  }
-  return ToError(backend.Check(check));
+  std::vector<Gradient> gradients;
+  GradientCheck check;
+  const Status status = MakeCheck(operands, results, backend, compute_sum_of_squares,
+                                  &gradients, &check);
+  return ToError(status.ok() ? backend.Check(check) : status);
 }
 
 template <class Context>
 ffi::Error UnscaleGradients(Context context, ffi::RemainingArgs args,
-                            ffi::RemainingRets rets) {
+                            ffi::RemainingRets rets, bool compute_sum_of_squares) {
   const Buffers operands(args), results(rets);
   const int count = operands.size() - 1;
-  bool fits = HasCheck(operands) && results.size() == count + 1 &&
-              results.Has(count, ffi::PRED, count);
+  bool fits = HasCheck(operands, results) && results.size() == count + 2;
   for (int i = 0; fits && i < count; ++i) {
     fits = results.Has(i, ffi::F32, operands.Size(1 + i));
   }
   if (!fits) return Misfit(kUnscaleGradientsCall);
+  const auto backend = context.backend();
   std::vector<Gradient> gradients;
-  const GradientCheck check = MakeCheck(operands, &gradients, results.Data<bool>(count));
+  GradientCheck check;
+  const Status status = MakeCheck(operands, results, backend, compute_sum_of_squares,
+                                  &gradients, &check);
   std::vector<float*> unscaled;
   for (int i = 0; i < count; ++i) unscaled.push_back(results.Data<float>(i));
-  return ToError(context.backend().Unscale(check, unscaled.data()));
+  return ToError(status.ok() ? backend.Unscale(check, unscaled.data()) : status);
 }
 
 // The operands are [masters, weights, uniforms], the results [masters, weights].
@@ -317,7 +320,8 @@ struct Handlers {
 
   XLA_FFI_DEFINE_HANDLER(kCheckGradients, CheckGradients<Context>,
                          Bind().template Attr<bool>("compute_sum_of_squares"));
-  XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients<Context>, Bind());
+  XLA_FFI_DEFINE_HANDLER(kUnscaleGradients, UnscaleGradients<Context>,
+                         Bind().template Attr<bool>("compute_sum_of_squares"));
   XLA_FFI_DEFINE_HANDLER(kSyncMastersFromWeights, SyncMastersFromWeights<Context>,
                          Bind().template Attr<bool>("is_stochastic"));
   XLA_FFI_DEFINE_HANDLER(kCastMasters, CastMasters<Context>,

@@ -100,53 +100,58 @@ absl::Status CheckScalarInput(XlaOpKernelContext* ctx, int input, const char* na
   return CheckScalar(name, shape);
 }
 
-class CheckGradientsXlaOp : public tensorflow::XlaOpKernel {
+// The base of both ops on gradients: inputs [scale, gradients...], and the last outputs
+// [largest, sum_of_squares].
+class GradientXlaOp : public tensorflow::XlaOpKernel {
  public:
-  explicit CheckGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+  explicit GradientXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("compute_sum_of_squares", &compute_sum_of_squares_));
   }
 
-  void Compile(XlaOpKernelContext* ctx) override {
+ protected:
+  // Adds the operands, and the results after those that the call has.
+  void Complete(XlaOpKernelContext* ctx, const char* target, CustomCall* call) const {
     OP_REQUIRES_OK(ctx, CheckScalarInput(ctx, 0, "scale"));
-    CustomCall call(ctx->builder());
-    for (int i = 0; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
-    call.AddResult(xla::PRED, {ctx->num_inputs() - 1});
-    call.AddResult(xla::F32, {});
-    const auto results =
-        call.Make(kCheckGradientsCall,
-                  Attribute("compute_sum_of_squares", compute_sum_of_squares_));
+    for (int i = 0; i < ctx->num_inputs(); ++i) call->AddOperand(ctx->Input(i));
+    call->AddResult(xla::F32, {ctx->num_inputs() - 1});
+    call->AddResult(xla::F32, {});
+    const auto results = call->Make(
+        target, Attribute("compute_sum_of_squares", compute_sum_of_squares_));
     OP_REQUIRES_OK(ctx, results.status());
-    for (int i = 0; i < 2; ++i) ctx->SetOutput(i, (*results)[i]);
+    for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, (*results)[i]);
   }
 
  private:
   bool compute_sum_of_squares_;
 };
 
-class UnscaleGradientsXlaOp : public tensorflow::XlaOpKernel {
+class CheckGradientsXlaOp : public GradientXlaOp {
  public:
-  explicit UnscaleGradientsXlaOp(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+  using GradientXlaOp::GradientXlaOp;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    CustomCall call(ctx->builder());
+    Complete(ctx, kCheckGradientsCall, &call);
+  }
+};
+
+class UnscaleGradientsXlaOp : public GradientXlaOp {
+ public:
+  explicit UnscaleGradientsXlaOp(OpKernelConstruction* ctx) : GradientXlaOp(ctx) {
     int count;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count));
     OP_REQUIRES_OK(ctx, CheckResultCount(ctx->num_inputs() - 1, count));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckScalarInput(ctx, 0, "scale"));
     CustomCall call(ctx->builder());
-    const int count = ctx->num_inputs() - 1;
-    call.AddOperand(ctx->Input(0));
-    for (int i = 0; i < count; ++i) {
+    for (int i = 1; i < ctx->num_inputs(); ++i) {
       TensorShape shape;
-      OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, 1 + i, &shape));
-      call.AddOperand(ctx->Input(1 + i));
+      OP_REQUIRES_OK(ctx, ShapeOfInput(ctx, i, &shape));
       const auto sizes = shape.dim_sizes();
       call.AddResult(xla::F32, {sizes.begin(), sizes.end()});
     }
-    call.AddResult(xla::PRED, {count});
-    const auto results = call.Make(kUnscaleGradientsCall, "");
-    OP_REQUIRES_OK(ctx, results.status());
-    for (int i = 0; i <= count; ++i) ctx->SetOutput(i, (*results)[i]);
+    Complete(ctx, kUnscaleGradientsCall, &call);
   }
 };
 

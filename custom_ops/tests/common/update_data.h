@@ -89,13 +89,6 @@ struct UpdateData {
     std::vector<Number, typename Device::template Allocator<Number>> numbers;
   };
 
-  // The flags of a check.
-  struct Flags {
-    explicit Flags(std::int64_t count) : bytes(count) {}
-    bool* data() { return reinterpret_cast<bool*>(bytes.data()); }
-    Array<char> bytes;
-  };
-
   // The arrays of one variable, with random numbers.
   struct Variable {
     Variable(std::int64_t size, DataType gradient_type, bool has_weight, DataType type,

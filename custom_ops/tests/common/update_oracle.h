@@ -51,6 +51,11 @@ inline float SyncedMaster(DataType type, std::uint16_t weight, float master,
   return IsARounding(type, weight, master, rounding) ? master : From16(type, weight);
 }
 
+// The larger of two magnitudes, of which NaN is the largest.
+inline float LargerMagnitude(float x, float y) {
+  return std::isnan(x) || x > y ? x : y;
+}
+
 // An FP32 number; every operation on it is rounded to FP32.
 struct Fp32 {
   float value;

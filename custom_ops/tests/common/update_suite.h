@@ -31,8 +31,8 @@ class UpdateSuite {
     TestUpdate();
     TestLongArrays();
     TestSkippedStep();
-    TestNonfinite();
-    TestDivisionMayOverflow();
+    TestLargest();
+    TestLargestByHand();
     TestSumOfSquares();
     TestSyncAndCast();
     TestCastByHand();
@@ -47,7 +47,7 @@ class UpdateSuite {
       const UpdateRule rule = RuleAt(static_cast<int>(random() % kUpdateRules));
       CheckUpdate(rule, MakeHyperparameters(random() % 2), rounding,
                   Data::MakeVariables(random() % 6, 1000, random));
-      CheckNonfinite(random() % 6, random);
+      CheckLargest(random() % 6, random);
     }
   }
 
@@ -57,7 +57,6 @@ class UpdateSuite {
   using Array = typename Data::template Array<Number>;
   template <class Number>
   using One = typename Data::template One<Number>;
-  using Flags = typename Data::Flags;
   using Variable = typename Data::Variable;
   using Variables = typename Data::Variables;
 
@@ -172,41 +171,53 @@ class UpdateSuite {
   }
 
   static GradientCheck MakeCheck(std::vector<Gradient>& gradients, Variables& variables,
-                                 const float* scale, bool* nonfinite) {
+                                 const float* scale, float* largest) {
     for (Variable& variable : variables) gradients.push_back(variable.AsGradient());
     GradientCheck check;
     check.count = static_cast<std::int64_t>(gradients.size());
     check.gradients = gradients.data();
     check.scale = scale;
-    check.nonfinite = nonfinite;
+    check.largest = largest;
     return check;
   }
 
-  void CheckNonfinite(std::int64_t count, std::mt19937& random) {
+  void ExpectLargest(const Array<float>& largest, const Variables& variables,
+                     float scale) {
+    EXPECT(largest.is_whole(), "%s wrote behind the magnitudes", device_.Name());
+    for (std::size_t k = 0; k < variables.size(); ++k) {
+      const auto i = static_cast<std::int64_t>(k);
+      float expected = 0;
+      for (std::int64_t j = 0; j < variables[k].size(); ++j) {
+        const float magnitude = std::abs(variables[k].gradient[j] / scale);
+        expected = LargerMagnitude(magnitude, expected);
+      }
+      EXPECT(SameNumber(largest[i], expected), "%s: largest %.9g, expected %.9g",
+             device_.Name(), largest[i], expected);
+    }
+  }
+
+  // Half of the variables have an inf or NaN, or both.
+  void CheckLargest(std::int64_t count, std::mt19937& random) {
     const float kBad[] = {kInf, -kInf, kNaN};
     auto variables = Data::MakeVariables(count, 1, random);
-    std::vector<char> is_bad(count, false);
-    for (std::int64_t k = 0; k < count; ++k) {
-      Variable& variable = variables[k];
-      is_bad[k] = variable.size() > 0 && random() % 2 == 0;
-      if (!is_bad[k]) continue;
-      const std::int64_t i = random() % variable.size();
-      variable.gradient[i] = kBad[random() % 3];
-      if (variable.gradient_type != DataType::kFloat) {
-        variable.halves[i] = To16(variable.gradient_type, variable.gradient[i]);
+    for (Variable& variable : variables) {
+      if (variable.size() == 0) continue;
+      for (unsigned bad = random() % 2 * (1 + random() % 2); bad > 0; --bad) {
+        const std::int64_t i = random() % variable.size();
+        variable.gradient[i] = kBad[random() % 3];
+        if (variable.gradient_type != DataType::kFloat) {
+          variable.halves[i] = To16(variable.gradient_type, variable.gradient[i]);
+        }
       }
     }
     const Variables before = variables;
     One<float> scale(random() % 2 ? 8 : 100);
     std::vector<Gradient> gradients;
-    Flags nonfinite(count);
-    for (std::int64_t k = 0; k < count; ++k) nonfinite.bytes[k] = true;
-    const auto check = MakeCheck(gradients, variables, scale.data(), nonfinite.data());
+    Array<float> largest(count);
+    for (std::int64_t k = 0; k < count; ++k) largest[k] = kNaN;
+    const auto check = MakeCheck(gradients, variables, scale.data(), largest.data());
     ExpectOk(device_.Check(check));
-    for (std::int64_t k = 0; k < count; ++k) {
-      EXPECT(nonfinite.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
-             k, count);
-    }
+    ExpectLargest(largest, before, *scale.data());
 
     // FP32 gradients are un-scaled in place; for others the masters serve as the results.
     std::vector<float*> to;
@@ -215,11 +226,9 @@ class UpdateSuite {
       to.push_back(in_place ? variable.gradient.data() : variable.master.data());
     }
     ExpectOk(device_.Unscale(check, to.data()));
-    EXPECT(nonfinite.bytes.is_whole(), "%s wrote behind the flags", device_.Name());
+    ExpectLargest(largest, before, *scale.data());
     for (std::int64_t k = 0; k < count; ++k) {
       EXPECT(variables[k].is_whole(), "%s wrote behind variable %ld", device_.Name(), k);
-      EXPECT(nonfinite.bytes[k] == is_bad[k], "%s: gradient %ld of %ld", device_.Name(),
-             k, count);
       for (std::int64_t i = 0; i < variables[k].size(); ++i) {
         const float expected = before[k].gradient[i] / *scale.data();
         EXPECT(SameNumber(to[k][i], expected),
@@ -228,28 +237,44 @@ class UpdateSuite {
     }
   }
 
-  void TestNonfinite() {
+  void TestLargest() {
     std::mt19937 random(2);
-    for (int trial = 0; trial < 50; ++trial) CheckNonfinite(random() % 20, random);
-    CheckNonfinite(200, random);
+    for (int trial = 0; trial < 50; ++trial) CheckLargest(random() % 20, random);
+    CheckLargest(200, random);
   }
 
-  // 1e38 is finite, 1e38 / 2^-14 is not.
-  void TestDivisionMayOverflow() {
-    One<float> number(1e38f);
-    Gradient gradient;
-    gradient.size = 1;
-    gradient.values = number.data();
-    for (float value : {0x1p-14f, 1.0f}) {
-      One<float> scale(value);
-      Flags nonfinite(1);
+  struct LargestCase {
+    std::vector<float> numbers;
+    float scale, expected;
+  };
+
+  void TestLargestByHand() {
+    const LargestCase kCases[] = {
+        {{3, -8, 2}, 2, 4},
+        {{0, -0.0f}, 2, 0},
+        {{}, 2, 0},
+        {{-0x1p-149f}, 1, 0x1p-149f},
+        {{1e38f}, 1, 1e38f},
+        {{1e38f}, 0x1p-14f, kInf},  // the quotient overflows
+        {{kNaN, kInf, 1}, 1, kNaN},
+        {{1, -kInf, -kNaN}, 1, kNaN},
+    };
+    for (const LargestCase& one : kCases) {
+      const auto size = static_cast<std::int64_t>(one.numbers.size());
+      Array<float> numbers(size);
+      for (std::int64_t i = 0; i < size; ++i) numbers[i] = one.numbers[i];
+      One<float> scale(one.scale), largest(-1);
+      Gradient gradient;
+      gradient.size = size;
+      gradient.values = numbers.data();
       GradientCheck check;
       check.count = 1;
       check.gradients = &gradient;
       check.scale = scale.data();
-      check.nonfinite = nonfinite.data();
+      check.largest = largest.data();
       ExpectOk(device_.Check(check));
-      EXPECT(nonfinite.bytes[0] == (value < 1), "%s: scale %g", device_.Name(), value);
+      EXPECT(SameNumber(*largest.data(), one.expected), "%s: %.9g, expected %.9g",
+             device_.Name(), *largest.data(), one.expected);
     }
   }
 
@@ -265,9 +290,9 @@ class UpdateSuite {
       }
     }
     One<float> scale(8);
-    Flags nonfinite(static_cast<std::int64_t>(variables.size()));
+    Array<float> largest(static_cast<std::int64_t>(variables.size()));
     std::vector<Gradient> gradients;
-    auto check = MakeCheck(gradients, variables, scale.data(), nonfinite.data());
+    auto check = MakeCheck(gradients, variables, scale.data(), largest.data());
     float first = 0;
     for (int call = 0; call < 3; ++call) {
       One<float> sum_of_squares(0);

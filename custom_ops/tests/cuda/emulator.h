@@ -70,6 +70,7 @@ void StoreWhole(Vector* to, Vector x) {
   emulator::Check(emulator::IsAligned(to, sizeof x), "store: misaligned");
   *to = x;
 }
+inline void AtomicMax(unsigned* to, unsigned x) { *to = std::max(*to, x); }
 inline void SyncThreads() {
   auto& machine = emulator::Machine::Get();
   machine.Wait(machine.all(), [] {});

@@ -55,7 +55,7 @@ def values_of(gradient: Any) -> tf.Tensor:
 def check_gradients(
     gradients: Sequence[Any], scale: Any, compute_sum_of_squares: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tells which of `gradients / scale` have elements that are not finite.
+    """Finds the largest magnitude in each of `gradients / scale`.
 
     Args:
         gradients: list of tensors or `tf.IndexedSlices`.
@@ -63,8 +63,9 @@ def check_gradients(
         compute_sum_of_squares: bool.
 
     Returns:
-        bool tensor, `[len(gradients)]`; scalar float32 tensor: the sum of the squares
-        of all elements of `gradients / scale`, or 0 without `compute_sum_of_squares`.
+        float32 tensor, `[len(gradients)]`: NaN where an element is NaN, and 0 where
+        there is none; scalar float32 tensor: the sum of the squares of all elements of
+        `gradients / scale`, or 0 without `compute_sum_of_squares`.
     """
     return native.library().keras_mp_check_gradients(
         scale=scale,
@@ -74,22 +75,23 @@ def check_gradients(
 
 
 def unscale_gradients(
-    gradients: Sequence[Any], scale: Any
-) -> tuple[list[Any], tf.Tensor]:
-    """Divides gradients by the scale in FP32 and tells which are not finite.
+    gradients: Sequence[Any], scale: Any, compute_sum_of_squares: bool
+) -> tuple[list[Any], tf.Tensor, tf.Tensor]:
+    """Divides gradients by the scale in FP32, and checks them.
 
     Args:
         gradients: as for `check_gradients`.
         scale: as for `check_gradients`.
+        compute_sum_of_squares: bool.
 
     Returns:
-        List like `gradients`, float32; bool tensor, `[len(gradients)]`, True where not
-        finite.
+        List like `gradients`, float32; the two tensors of `check_gradients`.
     """
-    unscaled, nonfinite = native.library().keras_mp_unscale_gradients(
+    unscaled, largest, sum_of_squares = native.library().keras_mp_unscale_gradients(
         scale=scale,
         gradients=[values_of(gradient) for gradient in gradients],
         count=len(gradients),
+        compute_sum_of_squares=compute_sum_of_squares,
     )
 
     def like(gradient: Any, values: tf.Tensor) -> Any:
@@ -97,7 +99,8 @@ def unscale_gradients(
             return values
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
-    return [like(g, v) for g, v in zip(gradients, unscaled, strict=True)], nonfinite
+    pairs = zip(gradients, unscaled, strict=True)
+    return [like(g, v) for g, v in pairs], largest, sum_of_squares
 
 
 def sync_masters_from_weights(

@@ -88,6 +88,13 @@ class Backend(Protocol):
             x: tensor, or a list of tensors and `tf.IndexedSlices`.
         """
 
+    def max_over_replicas(self, x: Any) -> Any:
+        """Returns the largest of a number over all replicas, to each of them.
+
+        Args:
+            x: scalar tensor >= 0. If one is inf or NaN, the result is any number.
+        """
+
     def run_on_each_replica(
         self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
     ) -> None:

@@ -58,6 +58,9 @@ class SingleProgramBackend(Backend):
     def sum_over_replicas(self, x: Any) -> Any:
         return x
 
+    def max_over_replicas(self, x: Any) -> Any:
+        return x
+
     def run_on_each_replica(
         self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
     ) -> None:

@@ -103,6 +103,17 @@ class TensorFlowBackend(Backend):
             return x
         return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
+    def max_over_replicas(self, x: Any) -> Any:
+        """As in `Backend`, by a sum of vectors, as `all_reduce` has no maximum."""
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        replicas = context.num_replicas_in_sync
+        if replicas == 1:
+            return x
+        is_own = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
+        return tf.reduce_max(self.sum_over_replicas(tf.where(is_own, x, 0)))
+
     def run_on_each_replica(
         self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
     ) -> None:

@@ -11,6 +11,11 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
+from keras_mp.optimizer.update.gradient_check import (
+    GradientCheck,
+    Wanted,
+    check_of_kernel,
+)
 
 
 def fused_part(
@@ -90,17 +95,21 @@ class FusedUpdate:
         """The masters that have a gradient, which here are all of them."""
         return list(self.masters)
 
-    def check(self) -> Any:
-        """Tells which gradients are not finite: a bool tensor, `[len(gradients)]`."""
+    def check(self, wanted: Wanted) -> GradientCheck:
+        """Returns the `GradientCheck` of the gradients, in one pass over them.
+
+        Args:
+            wanted: `Wanted`.
+        """
         from keras_mp.ops.kernels import update
 
         clips = self._clip_norm() is not None
         with update.beside(self.masters):
-            nonfinite, sum_of_squares = update.check_gradients(
-                self.gradients, self.scale, clips
+            largest, sum_of_squares = update.check_gradients(
+                self.gradients, self.scale, clips or wanted.sum_of_squares
             )
         self._norm = ops.sqrt(sum_of_squares)
-        return nonfinite
+        return check_of_kernel(largest, sum_of_squares, wanted)
 
     def apply(self, finite: Any) -> None:
         """Updates slots, masters and weights if `finite` is true.

@@ -7,6 +7,7 @@ from typing import Any
 from keras_mp.optimizer.backend import Runner, backend
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
+from keras_mp.optimizer.update.gradient_check import GradientCheck, Wanted
 from keras_mp.optimizer.update.unscaling import unscale
 
 
@@ -38,12 +39,21 @@ class InnerUpdate:
         pairs = zip(self.gradients, self.masters, strict=True)
         return [master for gradient, master in pairs if gradient is not None]
 
-    def check(self) -> Any:
-        """Tells which gradients are not finite: a bool tensor, `[len(given)]`."""
-        self._unscaled, nonfinite = unscale(
-            self.optimizer, self.gradients, self.masters, self.scale, self.replicas
+    def check(self, wanted: Wanted) -> GradientCheck:
+        """Un-scales the gradients, and returns the `GradientCheck` of those `given`.
+
+        Args:
+            wanted: `Wanted`.
+        """
+        self._unscaled, check = unscale(
+            self.optimizer,
+            self.gradients,
+            self.masters,
+            self.scale,
+            wanted,
+            self.replicas,
         )
-        return nonfinite
+        return check
 
     def apply(self, finite: Any) -> None:
         """Updates slots, masters and weights if `finite` is true.

@@ -9,6 +9,13 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import needs_master
 from keras_mp.optimizer.update.all_replicas_finite import nonfinite_of
+from keras_mp.optimizer.update.gradient_check import (
+    GradientCheck,
+    Wanted,
+    check_of_kernel,
+    largest_of,
+    sum_of_squares_of,
+)
 
 
 def unscale(
@@ -16,20 +23,23 @@ def unscale(
     gradients: Sequence[Any],
     variables: Sequence[Any],
     scale: Any,
+    wanted: Wanted,
     replicas: int = 1,
-) -> tuple[list[Any], Any]:
-    """Divides gradients by the scale, in FP32, and tells which are not finite.
+) -> tuple[list[Any], GradientCheck]:
+    """Divides gradients by the scale, in FP32, and checks them.
 
     Args:
         optimizer: the optimizer that tells which variables their gradient replaces.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         variables: list of their variables.
         scale: scalar float32 tensor, or None for gradients that are un-scaled already.
+        wanted: `Wanted`.
         replicas: int, over how many the gradients will be summed. A gradient also
             counts as not finite if the sum of so many of its size would overflow.
 
     Returns:
-        List like `gradients`, float32; bool tensor, one for each that is not None.
+        List like `gradients`, float32; `GradientCheck` of those that are not None. Its
+        `largest` and `sum_of_squares` leave out gradients that replace their variables.
     """
     given = [i for i, gradient in enumerate(gradients) if gradient is not None]
     unscaled = list(gradients)
@@ -37,16 +47,25 @@ def unscale(
         from keras_mp.ops.kernels import update
 
         with update.beside(variables):
-            values, nonfinite = update.unscale_gradients(
-                [gradients[i] for i in given], scale
+            values, largest, sum_of_squares = update.unscale_gradients(
+                [gradients[i] for i in given], scale, wanted.sum_of_squares
             )
         for i, value in zip(given, values, strict=True):
             unscaled[i] = value
-        return unscaled, nonfinite
-    for i in given:
-        if not keras_internals.is_replaced_by_gradient(optimizer, variables[i]):
-            unscaled[i] = _in_fp32(gradients[i], scale)
-    return unscaled, nonfinite_of(unscaled, replicas)
+        return unscaled, check_of_kernel(largest, sum_of_squares, wanted)
+    scaled = [
+        i
+        for i in given
+        if not keras_internals.is_replaced_by_gradient(optimizer, variables[i])
+    ]
+    for i in scaled:
+        unscaled[i] = _in_fp32(gradients[i], scale)
+    values = [unscaled[i] for i in scaled]
+    return unscaled, GradientCheck(
+        nonfinite_of(unscaled, replicas),
+        largest_of(values) if wanted.largest else None,
+        sum_of_squares_of(values) if wanted.sum_of_squares else None,
+    )
 
 
 def _fit_the_kernel(

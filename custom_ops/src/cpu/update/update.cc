@@ -12,6 +12,7 @@
 #include <numeric>
 #include <vector>
 
+#include "common/half.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/update/update_kernel.h"
 
@@ -84,25 +85,30 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
   const auto chunks =
       Cut(check.count, [&](std::int64_t i) { return check.gradients[i].size; });
+  std::vector<std::int32_t> largest(chunks.size());
   std::vector<double> sums(check.sum_of_squares ? chunks.size() : 0);
-  std::fill_n(check.nonfinite, check.count, false);
   ForChunks(parallel, chunks, [&](std::int64_t i) {
     const Chunk& chunk = chunks[i];
     const Gradient& gradient = check.gradients[chunk.array];
     float buffer[kUpdateBlock];
-    bool is_finite = true;
+    std::int32_t most = 0;
     ForBlocks(chunk, [&](std::int64_t at, std::int64_t n) {
       float* given = Offset(to(chunk.array), at);
       float* unscaled = given ? given : buffer;
-      is_finite &=
-          kernel.unscale(At(gradient, at), gradient.type, n, *check.scale, unscaled);
+      most = std::max(most, kernel.unscale(At(gradient, at), gradient.type, n,
+                                           *check.scale, unscaled));
       if (check.sum_of_squares) sums[i] += kernel.sum_of_squares(unscaled, n);
     });
-    // Other threads may write the same flag.
-    if (!is_finite) {
-      __atomic_store_n(&check.nonfinite[chunk.array], true, __ATOMIC_RELAXED);
-    }
+    largest[i] = most;
   });
+  std::vector<std::int32_t> of_array(check.count);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    std::int32_t& most = of_array[chunks[i].array];
+    most = std::max(most, largest[i]);
+  }
+  for (std::int64_t i = 0; i < check.count; ++i) {
+    check.largest[i] = FromBits(static_cast<std::uint32_t>(of_array[i]));
+  }
   if (check.sum_of_squares) {
     *check.sum_of_squares =
         static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));

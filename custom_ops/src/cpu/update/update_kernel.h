@@ -16,8 +16,10 @@ namespace keras_mp {
 constexpr std::int64_t kUpdateBlock = 1024;
 
 struct UpdateKernel {
-  // to = x / scale. Returns whether all quotients are finite.
-  bool (*unscale)(const void* x, DataType type, std::int64_t n, float scale, float* to);
+  // to = x / scale. Returns the bits of the largest magnitude among the quotients: as
+  // integers they have the order of the magnitudes, and those of NaN come last.
+  std::int32_t (*unscale)(const void* x, DataType type, std::int64_t n, float scale,
+                          float* to);
   float (*sum_of_squares)(const float* x, std::int64_t n);
   // master = weight where the weight is not a rounding of the master.
   void (*sync_masters)(float* master, const std::uint16_t* weight, DataType type,

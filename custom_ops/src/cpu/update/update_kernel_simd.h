@@ -10,6 +10,7 @@
 #ifndef KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_UPDATE_UPDATE_KERNEL_SIMD_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/simd/simd.h"
@@ -66,19 +67,20 @@ struct UpdateBlock {
     });
   }
 
-  static bool Unscale(const Element* x, std::int64_t n, float scale, float* to) {
+  static std::int32_t Unscale(const Element* x, std::int64_t n, float scale, float* to) {
     const typename Formulas::Unscaling unscaled(scale);
-    Ints nonfinite = {};
+    Ints largest = {};
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       // The prefetcher of the processor starts later, and stops at the end of each page.
       __builtin_prefetch(x + i + v * Simd::kWidth + kPrefetchDistance);
       const Float g = unscaled(part.Load(x + i, v));
       part.Store(to + i, v, g);
-      nonfinite |= (reinterpret_cast<Ints>(g) & 0x7f800000) == 0x7f800000;
+      const Ints magnitude = reinterpret_cast<Ints>(g) & 0x7fffffff;
+      largest = magnitude > largest ? magnitude : largest;
     });
-    int any = 0;
-    for (int i = 0; i < Simd::kWidth; ++i) any |= nonfinite[i];
-    return any == 0;
+    std::int32_t most = 0;
+    for (int i = 0; i < Simd::kWidth; ++i) most = std::max(most, largest[i]);
+    return most;
   }
 
   static float SumOfSquares(const float* x, std::int64_t n) {
@@ -153,8 +155,8 @@ struct UpdateOf {
   using BfloatBlock = UpdateBlock<Simd, Bfloat16<Simd>>;
   using SingleBlock = UpdateBlock<Simd, Single<Simd>>;
 
-  static bool Unscale(const void* x, DataType type, std::int64_t n, float scale,
-                      float* to) {
+  static std::int32_t Unscale(const void* x, DataType type, std::int64_t n, float scale,
+                              float* to) {
     const auto* halves = static_cast<const std::uint16_t*>(x);
     if (type == DataType::kHalf) return HalfBlock::Unscale(halves, n, scale, to);
     if (type == DataType::kBfloat16) return BfloatBlock::Unscale(halves, n, scale, to);

@@ -1,5 +1,5 @@
-// 16-bit conversions, vector loads and stores, barriers and shared memory of a CUDA
-// device. tests/cuda/emulator.h has the same functions for the host.
+// 16-bit conversions, vector loads and stores, an atomic maximum, barriers and shared
+// memory of a CUDA device. tests/cuda/emulator.h has the same functions for the host.
 
 #ifndef KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
 #define KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
@@ -38,6 +38,11 @@ __device__ __forceinline__ Vector LoadWhole(const Vector* from) {
 template <class Vector>
 __device__ __forceinline__ void StoreWhole(Vector* to, Vector x) {
   __stwb(to, x);
+}
+
+// *to = max(*to, x)
+__device__ __forceinline__ void AtomicMax(unsigned* to, unsigned x) {
+  atomicMax(to, x);
 }
 
 __device__ __forceinline__ void SyncThreads() { __syncthreads(); }

@@ -1,7 +1,7 @@
 // The CUDA kernels of the update step: for the elements of many arrays at once
 //
-//   CheckKernel        to = gradient / scale;  nonfinite = any element of `to` is inf or
-//                      NaN; the sum of its squares by chunk, which SumKernel adds up
+//   CheckKernel        to = gradient / scale;  the largest magnitude of `to`;  the sum of
+//                      its squares by chunk, which SumKernel adds up
 //   SyncMastersKernel  master = weight where the weight is not a rounding of the master
 //   CastKernel         weight = round(master)
 //   UpdateKernel       the rule of keras_mp/update.h on gradient, slots, master, weight
@@ -204,16 +204,29 @@ __device__ __forceinline__ void ForSpans(const TensorList<Entry>& list,
   }
 }
 
-// Adds up `value` of all threads of the block, in the same order each time. Returns the
-// sum to the first thread, and 0 to the others.
-__device__ __forceinline__ double SumOfBlock(double value) {
-  double* const sums = reinterpret_cast<double*>(SharedMemory());
-  sums[threadIdx.x] = value;
+// Combines `value` of all threads of the block, in the same order each time. Returns the
+// result to the first thread.
+template <class Number, class Combine>
+__device__ __forceinline__ Number ReduceBlock(Number value, const Combine& combine) {
+  Number* const values = reinterpret_cast<Number*>(SharedMemory());
+  SyncThreads();  // the first thread has the result of an earlier call
+  values[threadIdx.x] = value;
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     SyncThreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    if (threadIdx.x < half) {
+      values[threadIdx.x] = combine(values[threadIdx.x], values[threadIdx.x + half]);
+    }
   }
-  return threadIdx.x == 0 ? sums[0] : 0;
+  return values[threadIdx.x];
+}
+
+__device__ __forceinline__ double SumOfBlock(double value) {
+  return ReduceBlock(value, [](double x, double y) { return x + y; });
+}
+
+// Of the bits of magnitudes, which have their order; those of NaN come last.
+__device__ __forceinline__ unsigned LargestOfBlock(unsigned bits) {
+  return ReduceBlock(bits, [](unsigned x, unsigned y) { return x > y ? x : y; });
 }
 
 struct CheckArguments {
@@ -225,20 +238,25 @@ struct CheckArguments {
 __global__ void __launch_bounds__(kThreads) CheckKernel(const CheckArguments a) {
   const Formulas::Unscaling unscaled(*a.scale);
   float sum_of_squares = 0;  // of kChunkSize / kThreads elements
+  unsigned largest = 0;
+  float* largest_of_array = nullptr;
   ForSpans(a.list, [&](const CheckEntry& entry, Span span) {
     float g[kFour];
     ReadGradient(entry.gradient, span, g);
-    bool nonfinite = false;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       g[i] = unscaled(g[i]);
-      nonfinite |= (BitsOf(g[i]) & 0x7f800000u) == 0x7f800000u;
+      const unsigned magnitude = BitsOf(g[i]) & 0x7fffffffu;
+      largest = magnitude > largest ? magnitude : largest;
       sum_of_squares += g[i] * g[i];
     }
     if (entry.to != nullptr) Write(entry.to, span, g);
-    // Other threads may write the same flag.
-    if (nonfinite) *entry.nonfinite = true;
+    largest_of_array = entry.largest;
   });
+  largest = LargestOfBlock(largest);
+  // The first thread of a block has an element: no chunk is empty. Other blocks may work
+  // on the same array.
+  if (threadIdx.x == 0) AtomicMax(reinterpret_cast<unsigned*>(largest_of_array), largest);
   if (a.sums == nullptr) return;
   const double sum = SumOfBlock(sum_of_squares);
   if (threadIdx.x == 0) a.sums[blockIdx.x] = sum;

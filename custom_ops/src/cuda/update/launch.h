@@ -31,19 +31,19 @@ inline Index ChunksOf(const GradientCheck& check) {
 template <class Launcher>
 void LaunchCheck(const GradientCheck& check, float* const* to, double* sums,
                  Launcher& launcher) {
-  if (check.count > 0 && !launcher.Clear(check.nonfinite, check.count * sizeof(bool))) {
+  if (check.count > 0 && !launcher.Clear(check.largest, check.count * sizeof(float))) {
     return;
   }
   const std::size_t shared_bytes = kThreads * sizeof(double);
   bool ok = true;
   Index done = 0;
   const auto entry = [&](std::int64_t i) -> CheckEntry {
-    return {check.gradients[i], to ? to[i] : nullptr, check.nonfinite + i};
+    return {check.gradients[i], to ? to[i] : nullptr, check.largest + i};
   };
   ForTensorLists<CheckEntry>(check.count, entry, [&](const auto& list, int chunks) {
     double* const sums_of_list = check.sum_of_squares ? sums + done : nullptr;
     done += chunks;
-    return ok = launcher.Run(CheckKernel, chunks, sums_of_list ? shared_bytes : 0,
+    return ok = launcher.Run(CheckKernel, chunks, shared_bytes,
                              CheckArguments{list, check.scale, sums_of_list});
   });
   if (ok && check.sum_of_squares) {

@@ -21,7 +21,7 @@ constexpr int kChunkSize = 16 * kThreads;
 struct CheckEntry {
   Gradient gradient;
   float* to;  // the un-scaled gradient, or null
-  bool* nonfinite;
+  float* largest;
 };
 
 struct PairEntry {
