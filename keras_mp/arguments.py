@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 import reprlib
 from typing import Any
 
@@ -52,3 +53,13 @@ def whole_number(name: str, value: Any, fix: str, least: int = 1) -> int:
             f"Received: {name}={short_repr(value)}. {fix}"
         )
     return int(number)
+
+
+def folder(name: str, value: Any) -> str:
+    """Returns `value` as a str if it is a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"`{name}` must be a str or a path. Received: {name}={short_repr(value)} "
+            f'of type {type(value).__name__}. Try {name}="logs".'
+        )
+    return os.fspath(value)

@@ -7,11 +7,13 @@ from typing import Any
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import whole_number
+from keras_mp.arguments import folder, whole_number
 from keras_mp.diagnostics.collapsed_run import describe_overflow
 from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizer import FP32MasterOptimizer
+from keras_mp.optimizer.gradient_norm import check_can_keep_norm
 from keras_mp.optimizer.penalties import check_penalties
+from keras_mp.step_log import StepLog
 
 _ON_COLLAPSE = ("raise", "warn", "continue")
 
@@ -35,7 +37,8 @@ class LossScaleCallback(keras.callbacks.Callback):
     Puts `loss_scale`, `skipped_steps` and `consecutive_skips` into the logs of the
     epoch: the progress bar and `History` show them, and so do `CSVLogger` and
     `TensorBoard` if they come after this callback in the list. It waits for the device
-    once in `patience` batches and at the end of an epoch.
+    once in `patience` batches and at the end of an epoch, with `log_dir` after every
+    batch.
 
     Args:
         loss_scale: as for `keras_mp.wrap`: the rule to train with. One that equals
@@ -45,9 +48,15 @@ class LossScaleCallback(keras.callbacks.Callback):
             steps in a row overflowed with the scale at its minimum. The error of
             `"raise"`, the default, names the layer where the next batch overflows.
         patience: int >= 1, in steps. Defaults to 100.
+        log_dir: str or path, a folder to which `loss_scale`, `skipped_steps` and
+            `gradient_norm`, the norm of all un-scaled gradients before any clipping,
+            are written for TensorBoard: after every step, or every
+            `steps_per_execution`. A run that is resumed goes on at its step; skipped
+            steps count. Needs Keras's TensorFlow backend. Defaults to None.
 
     Raises:
-        TypeError: `patience` is not an int.
+        TypeError: `patience` is not an int, or `log_dir` is no path.
+        RuntimeError: there is a `log_dir`, and the backend is not TensorFlow.
         ValueError: the model's optimizer is not wrapped, an argument is out of
             range, or a regularizer computes in 16 bits, where Keras's `fit` fails.
         LossScaleCollapseError: in `fit`, as asked by `on_collapse`.
@@ -66,7 +75,11 @@ class LossScaleCallback(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, loss_scale: Any = None, on_collapse: str = "raise", patience: int = 100
+        self,
+        loss_scale: Any = None,
+        on_collapse: str = "raise",
+        patience: int = 100,
+        log_dir: Any = None,
     ) -> None:
         super().__init__()
         if on_collapse not in _ON_COLLAPSE:
@@ -77,6 +90,10 @@ class LossScaleCallback(keras.callbacks.Callback):
         self.loss_scale = None if loss_scale is None else as_loss_scale(loss_scale)
         self.on_collapse = on_collapse
         self.patience = whole_number("patience", patience, "Try 100.")
+        self.log_dir = None if log_dir is None else folder("log_dir", log_dir)
+        if self.log_dir is not None:
+            check_can_keep_norm()
+        self._step_log: StepLog | None = None
         self._batches = 0
         self._warned = False
 
@@ -85,10 +102,12 @@ class LossScaleCallback(keras.callbacks.Callback):
         super().set_model(model)
         optimizer = self._optimizer
         check_penalties(model)
-        if self.loss_scale is None or self.loss_scale == optimizer.loss_scale_rule:
-            return
-        optimizer.loss_scale = self.loss_scale
-        if model.train_function is not None:
+        changes = self.loss_scale not in (None, optimizer.loss_scale_rule)
+        if changes:
+            optimizer.loss_scale = self.loss_scale
+        if self.log_dir is not None:
+            changes |= optimizer.keep_gradient_norm()
+        if changes and model.train_function is not None:
             model.make_train_function(force=True)
 
     @property
@@ -103,9 +122,11 @@ class LossScaleCallback(keras.callbacks.Callback):
         return optimizer
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Resets the count of batches."""
+        """Resets the count of batches, and opens the log."""
         self._batches = 0
         self._warned = False
+        if self.log_dir is not None:
+            self._step_log = StepLog(self.log_dir, self._optimizer)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Keeps what names the layer in the error of a collapse."""
@@ -118,7 +139,9 @@ class LossScaleCallback(keras.callbacks.Callback):
         keras_internals.forget_iterator(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks for a collapse, once in `patience` batches."""
+        """Logs the step, and checks for a collapse once in `patience` batches."""
+        if self._step_log is not None:
+            self._step_log.write()
         self._batches += 1
         if self._batches % self.patience == 0:
             self._check_collapse()
@@ -130,6 +153,12 @@ class LossScaleCallback(keras.callbacks.Callback):
             logs["skipped_steps"] = int(self._optimizer.skipped_steps.numpy())
             logs["consecutive_skips"] = int(self._optimizer.consecutive_skips.numpy())
         self._check_collapse()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Closes the log."""
+        if self._step_log is not None:
+            self._step_log.close()
+            self._step_log = None
 
     def _check_collapse(self) -> None:
         stuck = int(self._optimizer.skips_at_minimum.numpy())

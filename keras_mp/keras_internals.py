@@ -86,6 +86,14 @@ def add_to_weight_decay_exclusions(optimizer: Any, variable: Any) -> None:
     optimizer._exclude_from_weight_decay.add(optimizer._var_key(variable))
 
 
+def applied_steps(optimizer: Any) -> Any:
+    """Returns the variable that counts the calls of `apply`.
+
+    `iterations` leaves out those that only accumulate gradients.
+    """
+    return optimizer._iterations
+
+
 def slots(optimizer: Any, *names: str) -> list[list[Any]]:
     """Returns lists of the slots of a built optimizer, in the order of its variables.
 

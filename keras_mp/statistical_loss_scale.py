@@ -28,16 +28,16 @@ class StatisticalLossScale(DynamicLossScale):
         log2(scale) + mean + max(n_sigma * std, margin) <= log2(65504)
 
     So it follows the gradients, up and down, where `DynamicLossScale` doubles every
-    `growth_interval` steps until one overflows. `mean` and `std` are those of all steps,
-    and after `window` steps running ones; `std` starts at 2 octaves (factors of two)
-    with the weight of 10 steps. A step whose gradients are all zero teaches nothing.
-    Until there is another one, the scale is that of `DynamicLossScale`.
+    `growth_interval` steps until one overflows. `mean` and `std` are those of all
+    steps, and after `window` steps running ones; `std` starts at 2 octaves (factors of
+    two) with the weight of 10 steps. A step whose gradients are all zero teaches
+    nothing. Until there is another one, the scale is that of `DynamicLossScale`.
 
-    An overflow halves the scale, and does not tell how large the gradients were. From it
-    `margin` learns, which becomes an octave more than the distance between `mean` and
-    `log2(65504 / scale)`. In `growth_interval` finite steps it falls by an octave. It is
-    what keeps steps from being skipped where the gradients of activations, which the
-    optimizer does not see, are larger than those of the weights, and where a few
+    An overflow halves the scale, and does not tell how large the gradients were. From
+    it `margin` learns, which becomes an octave more than the distance between `mean`
+    and `log2(65504 / scale)`. In `growth_interval` finite steps it falls by an octave.
+    It is what keeps steps from being skipped where the gradients of activations, which
+    the optimizer does not see, are larger than those of the weights, and where a few
     batches have much larger gradients than the others.
 
     Args:
@@ -65,8 +65,8 @@ class StatisticalLossScale(DynamicLossScale):
     4096.0
 
     Reference: Mixed Precision Training, section 5 ("automating loss-scaling"). The rule
-    is LogMax of Kuchaiev et al., Mixed-Precision Training for NLP and Speech Recognition
-    with OpenSeq2Seq (2018), with a prior and a margin.
+    is LogMax of Kuchaiev et al., Mixed-Precision Training for NLP and Speech
+    Recognition with OpenSeq2Seq (2018), with a prior and a margin.
     """
 
     def __init__(
@@ -126,7 +126,9 @@ class StatisticalLossScale(DynamicLossScale):
 
     def _next_margin(self, old: dict[str, Any], scale: Any, finite: Any) -> Any:
         narrower = old["margin"] - 1 / self.growth_interval
-        wider = ops.maximum(old["margin"], _LOG2_LARGEST - ops.log2(scale) - old["mean"])
+        wider = ops.maximum(
+            old["margin"], _LOG2_LARGEST - ops.log2(scale) - old["mean"]
+        )
         # Wide enough for the smallest scale: what is never finite cannot widen it more.
         widest = _LOG2_LARGEST - math.log2(self.min_scale) - old["mean"]
         margin = ops.where(finite, narrower, ops.minimum(wider + 1, widest))
@@ -137,7 +139,7 @@ class StatisticalLossScale(DynamicLossScale):
         return ops.cast(ops.minimum(count, self.window), "float32")
 
     def _repaired(self, statistics: dict[str, Any]) -> dict[str, Any]:
-        """Returns the statistics, or the first ones if a damaged file brought others."""
+        """Returns the statistics, or the first ones if a file was damaged."""
         first = self.initial_statistics()
         # The numbers of float32 lie between 2^-149 and 2^128. NaN fails a comparison.
         bounds = {

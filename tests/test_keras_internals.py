@@ -318,3 +318,12 @@ def test_the_iterator_of_fit_is_kept(steps):
     keras_internals.forget_iterator(model)
     assert not isinstance(model.train_function, keras_internals.IteratorKeeper)
     assert keras_internals.kept_iterator(model) is None
+
+
+def test_applied_steps_counts_those_that_accumulate():
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    weight = keras.Variable([1.0])
+    for _ in range(3):
+        optimizer.apply([keras.ops.ones(1)], [weight])
+    assert int(keras_internals.applied_steps(optimizer)) == 3
+    assert int(optimizer.iterations) == 1

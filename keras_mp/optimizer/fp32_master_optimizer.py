@@ -10,6 +10,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer import validation
 from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.gradient_norm import GradientNorm
 from keras_mp.optimizer.inner_optimizer import (
     check_values_to_copy,
     exclude_masters_from_weight_decay,
@@ -100,6 +101,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             [], [], rounding, self._seed_generator, None
         )
         self._execution = Execution()
+        self._norm = GradientNorm()
         self._scaler = scaler_of(loss_scale)
         self._last_round = self._scaler.add_user(self._notes, self.add_variable, track)
         self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
@@ -241,13 +243,14 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             self.gradient_sampler.sample(grads, variables, scale)
         if self._execution.is_joint:
             grads = sum_gradients(grads, self.all_reduce_dtype)
+        replicas = backend.replicas_in(backend.strategy_of(self))
         updates = plan(
             self.inner_optimizer,
             self._master_weights,
             grads,
             self._masters_of(variables),
             scale,
-            backend.replicas_in(backend.strategy_of(self)),
+            replicas,
             self._execution.run,
         )
         # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
@@ -255,22 +258,22 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         given = [master for update in updates for master in update.given]
         finite, first = find_nonfinite(self.inner_optimizer, check.nonfinite, given)
         # What `unscale_gradients` returned may have been clipped since.
-        largest = (check if scale is not None else self._notes.check).largest
+        check = check if scale is not None else self._notes.check
         self._notes.use()
+        is_summed = self._execution.is_joint or replicas == 1
+        self._norm.assign(check, None if is_summed else grads, scale)
         # Steps 3 to 6.
         for update in updates:
             update.apply(finite)
         # Step 7.
-        if largest is not None:
-            largest = backend.max_over_replicas(largest)
-        self._scaler.advance(finite, largest, self._last_round)
+        self._scaler.advance(finite, check.largest, self._last_round)
         last = ops.convert_to_tensor(self._last_overflow)
         self._last_overflow.assign(ops.where(finite, last, first))
 
     @property
     def _wanted(self) -> Wanted:
-        """What a check of gradients has to compute."""
-        return Wanted(largest=self._scaler.needs_largest)
+        is_kept = self.gradient_norm is not None
+        return Wanted(largest=self._scaler.needs_largest, sum_of_squares=is_kept)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""

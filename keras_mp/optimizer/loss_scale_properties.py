@@ -9,6 +9,8 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.arguments import short_repr
 from keras_mp.loss_scale import LossScale, as_loss_scale
+from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.gradient_norm import GradientNorm
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import path_of
 
@@ -20,6 +22,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     """
 
     _scaler: LossScaler
+    _norm: GradientNorm
     _last_overflow: Any
 
     @property
@@ -40,6 +43,32 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     def loss_scale_rule(self) -> LossScale:
         """The `LossScale` that chooses the scale."""
         return self._scaler.rule
+
+    @property
+    def gradient_norm(self) -> Any:
+        """The norm of all un-scaled gradients of the last step, before any clipping.
+
+        A scalar float32 variable, which is not saved; None before `keep_gradient_norm`.
+        Inf or NaN after an overflow.
+        """
+        return self._norm.variable
+
+    def keep_gradient_norm(self) -> bool:
+        """Has the following steps keep the norm of their gradients.
+
+        Where replicas do not sum their gradients before the step, they do so once more
+        for the norm. A train function that was traced before does not keep it.
+
+        Returns:
+            bool, whether it was not kept before.
+
+        Raises:
+            RuntimeError: Keras's backend is not TensorFlow.
+        """
+        is_new = self._norm.variable is None
+        if is_new:
+            self._norm.keep(backend.strategy_of(self))
+        return is_new
 
     @property
     def skipped_steps(self) -> Any:

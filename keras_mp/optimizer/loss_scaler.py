@@ -9,6 +9,7 @@ import keras
 from keras import ops, tree
 
 from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.step_notes import StepNotes
 
 
@@ -19,8 +20,8 @@ class LossScaler:
     The steps of optimizers that share a scaler are counted in rounds: a round ends when
     an optimizer that has applied in it applies again. The scale changes once a round,
     from its value before the round, which counts as finite if all of its steps were;
-    its largest gradient is that of all of them. With one optimizer each step is a round,
-    and none are counted.
+    its largest gradient is that of all of them. With one optimizer each step is a
+    round, and none are counted.
 
     Args:
         rule: `LossScale`.
@@ -100,15 +101,14 @@ class LossScaler:
 
     def _create_variables(self, add_variable: Callable[..., Any]) -> None:
         first = self.rule.initial_state()
-        names = LossScaleState(
-            *first._fields[:-1], statistics={name: name for name in first.statistics}
-        )
+        names: dict[str, Any] = {name: name for name in first._asdict()}
+        names["statistics"] = {name: name for name in first.statistics}
         self.state, self._before = (
             tree.map_structure(
                 lambda name, value, prefix=prefix: add_scalar(
                     add_variable, prefix + name, value
                 ),
-                names,
+                LossScaleState(**names),
                 first,
             )
             for prefix in ("", "before_")
@@ -148,10 +148,12 @@ class LossScaler:
 
         Args:
             finite: scalar bool tensor. Whether every gradient was finite.
-            largest: scalar float32 tensor, the largest absolute un-scaled gradient; or
-                None where the rule does not need it.
+            largest: scalar float32 tensor, the largest absolute un-scaled gradient of
+                this replica; or None where the rule does not need it.
             last_round: the variable that `add_user` returned to the optimizer.
         """
+        if largest is not None:
+            largest = backend.max_over_replicas(largest)
         state = tree.map_structure(ops.copy, self.state)
         if not self.is_shared:
             _assign(self.state, self._update(state, finite, largest))

@@ -101,7 +101,12 @@ def calls():
             "gradients": gradients,
             "compute_sum_of_squares": True,
         },
-        "unscale_gradients": {"scale": single(), "gradients": gradients, "count": 2},
+        "unscale_gradients": {
+            "scale": single(),
+            "gradients": gradients,
+            "count": 2,
+            "compute_sum_of_squares": True,
+        },
         "sync_masters_from_weights": {**pairs, "is_stochastic": False},
         "cast_masters": {**pairs, "uniforms": uniforms},
         "update_variables": {

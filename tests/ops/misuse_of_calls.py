@@ -16,11 +16,16 @@ DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
 CALLS = {
     "check_gradients": (
         ["f32", "3xf16"],
-        ["1xi1", "f32"],
+        ["1xf32", "f32"],
         "compute_sum_of_squares = true",
         None,
     ),
-    "unscale_gradients": (["f32", "3xf16"], ["3xf32", "1xi1"], "", None),
+    "unscale_gradients": (
+        ["f32", "3xf16"],
+        ["3xf32", "1xf32", "f32"],
+        "compute_sum_of_squares = true",
+        None,
+    ),
     "sync_masters_from_weights": (
         ["3xf32", "3xf16"],
         ["3xf32", "3xf16"],

@@ -25,7 +25,8 @@ CHAINS = (
         ("optimizer.inner_optimizer", "optimizer.master_weights"),
         ("optimizer.update",),
         ("optimizer",),
-        ("callbacks", "checkpoints", "export"),
+        ("checkpoints", "export", "step_log"),
+        ("callbacks",),
     ),
     (
         ("dtypes",),

@@ -45,9 +45,7 @@ def joined(checks: Iterable[GradientCheck]) -> GradientCheck:
     )
 
 
-def check_of_kernel(
-    largest: Any, sum_of_squares: Any, wanted: Wanted
-) -> GradientCheck:
+def check_of_kernel(largest: Any, sum_of_squares: Any, wanted: Wanted) -> GradientCheck:
     """Returns the `GradientCheck` for what a native op has found.
 
     Args:

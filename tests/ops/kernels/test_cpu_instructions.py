@@ -44,7 +44,9 @@ calls = {
         x=x[None, None, :, :, None], window=[1] * 3, strides=[1] * 3, padding="valid"
     ),
     "histogram": lambda: ops.keras_mp_exponent_histogram(x=x),
-    "update": lambda: ops.keras_mp_unscale_gradients(scale=1.0, gradients=[x], count=1),
+    "update": lambda: ops.keras_mp_unscale_gradients(
+        scale=1.0, gradients=[x], count=1, compute_sum_of_squares=False
+    ),
 }
 for name, call in calls.items():
     try:

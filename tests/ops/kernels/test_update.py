@@ -92,48 +92,52 @@ def test_gradients_are_checked(run):
         tf.constant([1.0, np.nan]),
         tf.zeros((0, 3), "bfloat16"),
         tf.constant(-np.inf),
-        tf.constant([24.0], "bfloat16"),
+        tf.constant([24.0, -32.0], "bfloat16"),
     ]
-    nonfinite, sum_of_squares = run(
+    largest, sum_of_squares = run(
         lambda: update.check_gradients(gradients, tf.constant(8.0), False)
     )
-    assert_values([nonfinite], [[False, True, False, True, False]], "bool")
+    assert_values([largest], [[2.0, np.nan, 0.0, np.inf, 4.0]], "float32")
     assert_values([sum_of_squares], [0.0], "float32")
 
 
 def test_squares_are_added_up(run):
     gradients = [tf.constant([[8.0, 16.0]], "float16"), tf.constant(24.0)]
-    nonfinite, sum_of_squares = run(
+    largest, sum_of_squares = run(
         lambda: update.check_gradients(gradients, tf.constant(8.0), True)
     )
-    assert_values([nonfinite], [[False, False]], "bool")
+    assert_values([largest], [[2.0, 3.0]], "float32")
     assert_values([sum_of_squares], [1.0 + 4.0 + 9.0], "float32")
 
 
-def test_gradients_are_unscaled(run):
+@pytest.mark.parametrize("squares", [False, True])
+def test_gradients_are_unscaled(run, squares):
     sparse = tf.IndexedSlices(tf.constant([[8.0]], "float16"), tf.constant([2]), None)
     gradients = [
         tf.constant([65504.0, 2.0**-24], "float16"),
         sparse,
         tf.zeros((3, 0)),
-        tf.constant(np.inf),
+        tf.constant(-128.0),
     ]
 
     def unscale():
-        unscaled, nonfinite = update.unscale_gradients(gradients, tf.constant(8.0))
-        return [update.values_of(g) for g in unscaled], nonfinite
+        unscaled, *checked = update.unscale_gradients(
+            gradients, tf.constant(8.0), squares
+        )
+        return [update.values_of(g) for g in unscaled], checked
 
-    values, nonfinite = run(unscale)
-    expected = [[8188.0, 2.0**-27], [[1.0]], np.zeros((3, 0)), np.inf]
+    values, checked = run(unscale)
+    expected = [[8188.0, 2.0**-27], [[1.0]], np.zeros((3, 0)), 16.0]
     assert_values(values, expected, "float32")
-    assert_values([nonfinite], [[False, False, False, True]], "bool")
+    sum_of_squares = 8188.0**2 + 1 + 16**2 if squares else 0.0
+    assert_values(checked, [[8188.0, 1.0, 0.0, 16.0], sum_of_squares], "float32")
 
 
 def test_a_gradient_that_is_used_again_keeps_its_numbers(run):
     gradient = tf.constant([8.0, 16.0])
 
     def unscale():
-        (unscaled,), _ = update.unscale_gradients([gradient], tf.constant(8.0))
+        (unscaled,), *_ = update.unscale_gradients([gradient], tf.constant(8.0), False)
         return unscaled, gradient + 0
 
     assert_values(run(unscale), [[1.0, 2.0], [8.0, 16.0]], "float32")
