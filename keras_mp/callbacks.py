@@ -134,10 +134,6 @@ class LossScaleCallback(keras.callbacks.Callback):
         if self.on_collapse == "raise" and keras.backend.backend() == "tensorflow":
             keras_internals.keep_iterator(self.model)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Lets go of it."""
-        keras_internals.forget_iterator(self.model)
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Logs the step, and checks for a collapse once in `patience` batches."""
         if self._step_log is not None:
@@ -155,7 +151,8 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._check_collapse()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Closes the log."""
+        """Lets go of what was kept, and closes the log."""
+        keras_internals.forget_iterator(self.model)
         if self._step_log is not None:
             self._step_log.close()
             self._step_log = None

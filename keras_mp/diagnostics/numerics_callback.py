@@ -191,7 +191,8 @@ class NumericsCallback(keras.callbacks.Callback):
     def _begin(self) -> int:
         """Returns how many steps were made before this run, and opens the files."""
         optimizer = self._optimizer()
-        counters = (optimizer.iterations, optimizer.skipped_steps)
+        applied = keras_internals.applied_steps(optimizer.inner_optimizer)
+        counters = (applied, optimizer.skipped_steps)
         step = sum(int(keras.ops.convert_to_numpy(each)) for each in counters)
         self._sampler.attach(step)
         self.samples = [sample for sample in self.samples if sample.step <= step]
