@@ -1,0 +1,39 @@
+"""Trains the same network in several precisions and compares them.
+
+python compare.py --data FILE
+python compare.py --data FILE --settings all --record
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments.compare import SETTINGS, Comparison
+from experiments.report import Results
+
+PSEUDO = {"pseudo-fp16": ["--precision", "pseudo-fp16"]}
+
+
+def transcripts(results: Results, out: Path) -> str:
+    """Returns some test utterances with what the network of every setting hears."""
+    width = max(len(name) for name in ("said", *results))
+    lines = []
+    for i, said in enumerate(next(iter(results.values()))["transcripts"]["said"]):
+        lines.append(f"{'said':{width}}  {said}")
+        for name, result in results.items():
+            lines.append(f"{name:{width}}  {result['transcripts']['heard'][i]}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+COMPARISON = Comparison(
+    folder=Path(__file__).resolve().parent,
+    settings=SETTINGS | PSEUDO,
+    demo=["fp32", "mixed", "fp16, no masters"],
+    measures=["CER (%)", "held-out CTC loss"],
+    show=transcripts,
+)
+
+if __name__ == "__main__":
+    COMPARISON.main()
