@@ -32,6 +32,7 @@ COMPARISON = Comparison(
     settings=SETTINGS | PSEUDO,
     demo=["fp32", "mixed", "fp16, no masters"],
     measures=["CER (%)", "held-out CTC loss"],
+    short=["--steps", "300"],
     show=transcripts,
 )
 
