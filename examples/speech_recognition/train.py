@@ -23,18 +23,19 @@ from speech_recognition.data import FEATURES, check_lengths, load
 from speech_recognition.decoding import transcribe
 from speech_recognition.gradients import weight_gradients
 from speech_recognition.model import deep_speech_2
+from speech_recognition.optimizer import SGD
 
 HERE = Path(__file__).resolve().parent
 # So many utterances, with what was heard, are kept in result.json.
 SAMPLE = 10
 
 
-def make_optimizer(args: argparse.Namespace) -> keras.optimizers.Optimizer:
+def make_optimizer(args: argparse.Namespace) -> SGD:
     """Returns Nesterov SGD, whose rate is divided by `anneal` every `anneal_steps`."""
     rate = keras.optimizers.schedules.ExponentialDecay(
         args.learning_rate, args.anneal_steps, 1 / args.anneal, staircase=True
     )
-    return keras.optimizers.SGD(
+    return SGD(
         rate, momentum=args.momentum, nesterov=True, global_clipnorm=args.clip_norm
     )
 

@@ -331,14 +331,15 @@ def route(monkeypatch):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_one_step_in_every_precision(precision, monkeypatch):
+    from speech_recognition.optimizer import SGD
+
     if PRECISIONS[precision].computes_in_fp32:
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(PRECISIONS[precision].dtype_policy)
     model = network(layers=1)
-    optimizer = keras.optimizers.SGD(0.1, 0.9, nesterov=True, global_clipnorm=1.0)
-    model.compile(
-        PRECISIONS[precision].wrap(optimizer), keras.losses.CTC(), jit_compile=False
-    )
+    sgd = SGD(0.1, 0.9, nesterov=True, global_clipnorm=1.0)
+    optimizer = PRECISIONS[precision].wrap(sgd)
+    model.compile(optimizer, keras.losses.CTC(), jit_compile=False)
     before = [weight.numpy() for weight in model.trainable_variables]
     features = np.random.default_rng(0).normal(size=(2, 21, 13)).astype("float32")
     inputs = {"features": features, "lengths": np.array([21, 14])}
@@ -348,6 +349,18 @@ def test_one_step_in_every_precision(precision, monkeypatch):
     for old, weight in zip(before, model.trainable_variables, strict=True):
         assert np.isfinite(weight.numpy()).all()
         assert (weight.numpy() != old).any(), weight.path
+
+
+def test_gradients_of_two_dtypes_are_clipped_together():
+    from speech_recognition.optimizer import SGD
+
+    dtypes = ["float16", "float32"]
+    weights = [keras.Variable([0.0, 0.0], dtype=dtype) for dtype in dtypes]
+    gradients = [tf.constant([3, 0], "float16"), tf.constant([0, 4], "float32")]
+    SGD(1.0, global_clipnorm=2.5).apply(gradients, weights)
+    # Their norm is 5.
+    assert [w.numpy().tolist() for w in weights] == [[-1.5, 0], [0, -2]]
+    assert [w.numpy().dtype for w in weights] == dtypes
 
 
 def test_a_resumed_run_ends_as_one_that_never_stopped(data, tmp_path):
