@@ -38,7 +38,7 @@ class Classifier(keras.Model):
         training: bool = True,
     ) -> Any:
         """Returns the mean cross entropy in FP32."""
-        logits, *auxiliary = y_pred
+        logits, *auxiliary = keras.tree.flatten(y_pred)
         loss = cross_entropy(y, logits)
         if training:
             for head in auxiliary:
@@ -48,7 +48,8 @@ class Classifier(keras.Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
-        return super().compute_metrics(x, y, y_pred[0], sample_weight)
+        logits = keras.tree.flatten(y_pred)[0]
+        return super().compute_metrics(x, y, logits, sample_weight)
 
 
 def cross_entropy(labels: Any, logits: Any) -> Any:
