@@ -16,7 +16,7 @@ import tensorflow as tf
 # So many images are shuffled at a time.
 SHUFFLED = 10_000
 ARRAYS = ("jpeg", "offsets", "label", "is_train", "classes")
-IMAGE_FILES = (".jpeg", ".jpg", ".png", ".bmp", ".gif")
+IMAGE_FILES = (".jpeg", ".jpg", ".png")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def _on_canvas(image: Any, size: int, resize: bool) -> Any:
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), "uint8")
 
 
-def _decode_jpeg(stored: Any) -> Any:
-    return tf.io.decode_jpeg(stored, channels=3)
+def _decode(file: Any) -> Any:
+    # PNG, too.
+    return tf.io.decode_jpeg(file, channels=3)
 
 
 def _cifar10() -> Images:
@@ -154,7 +155,7 @@ def _jpeg_file(path: Path) -> Images:
         tf.data.Dataset.from_tensor_slices((tf.constant(jpeg[chosen]), labels[chosen]))
         for chosen in (is_train, ~is_train)
     ]
-    return Images(*parts, decode=_decode_jpeg, classes=len(arrays["classes"]))
+    return Images(*parts, decode=_decode, classes=len(arrays["classes"]))
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -181,9 +182,7 @@ def _folder(path: Path) -> Images:
     parts = [_listed(path / part, classes) for part in ("train", "val")]
 
     def decode(name: Any) -> Any:
-        return tf.io.decode_image(
-            tf.io.read_file(name), channels=3, expand_animations=False
-        )
+        return _decode(tf.io.read_file(name))
 
     return Images(*parts, decode=decode, classes=len(classes))
 
@@ -225,4 +224,4 @@ def _tfds(name: str) -> Images:
         as_supervised=True,
     )
     classes = builder.info.features["label"].num_classes
-    return Images(*parts, decode=_decode_jpeg, classes=classes)
+    return Images(*parts, decode=_decode, classes=classes)
