@@ -6,6 +6,7 @@ import lzma
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,7 @@ def _jpeg_file(path: Path) -> Images:
             f"Received: {path}, with {len(labels)} labels, {len(offsets)} offsets up "
             f"to {offsets[-1]}, and {len(stored)} bytes. Fetch it again."
         )
-    jpeg = np.array(
-        [stored[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)], object
-    )
+    jpeg = np.array([stored[a:b] for a, b in pairwise(offsets)], object)
     is_train = arrays["is_train"]
     parts = [
         tf.data.Dataset.from_tensor_slices((tf.constant(jpeg[chosen]), labels[chosen]))
@@ -160,9 +159,10 @@ def _jpeg_file(path: Path) -> Images:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        opened = lzma.open(path) if path.suffix == ".xz" else path.open("rb")
-        with opened as file:
-            arrays = dict(np.load(io.BytesIO(file.read())))
+        content = path.read_bytes()
+        if path.suffix == ".xz":
+            content = lzma.decompress(content)
+        arrays = dict(np.load(io.BytesIO(content)))
     except (EOFError, lzma.LZMAError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(
             "A file of images must be .npz or .npz.xz, and whole. Received: "

@@ -44,7 +44,7 @@ def conv(
 
 
 def conv_relu(x: Any, *args: Any, **options: Any) -> Any:
-    """Applies a convolution with a bias, and ReLU; the arguments are those of `conv`."""
+    """Applies a convolution with a bias, and ReLU; arguments as of `conv`."""
     return conv(x, *args, use_bias=True, activation="relu", **options)
 
 

@@ -1,4 +1,4 @@
-"""Pre-activation ResNet-50: He et al., 2016, Identity Mappings in Deep Residual Nets."""
+"""Pre-activation ResNet-50: He et al., 2016, Identity Mappings in Residual Nets."""
 
 from functools import partial
 from typing import Any
