@@ -32,17 +32,14 @@ def googlenet(
 ) -> list[Any]:
     """Returns the logits of images of 224 pixels, and those of the auxiliary heads.
 
-    In the form for small images the first convolution has size 3 and stride 1, the
-    pooling after it is left out, and so are the auxiliary heads, which begin with a
-    pooling over 5 pixels of 14.
+    In the form for small images the first convolution has size 3 and stride 1, and
+    there are no auxiliary heads, which begin with a pooling over 5 pixels of 14.
     """
     conv = partial(conv_relu, width=width)
     pool = partial(keras.layers.MaxPooling2D, 3, strides=2, padding="same")
-    if small_images:
-        x = conv(images, 64, 3, name="conv1")
-    else:
-        x = conv(images, 64, 7, 2, name="conv1")
-        x = pool(name="pool1")(x)
+    size, strides = (3, 1) if small_images else (7, 2)
+    x = conv(images, 64, size, strides, name="conv1")
+    x = pool(name="pool1")(x)
     x = LocalResponseNormalization(name="norm1")(x)
     x = conv(x, 64, 1, name="conv2_reduce")
     x = conv(x, 192, 3, name="conv2")

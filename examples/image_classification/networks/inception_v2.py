@@ -32,16 +32,13 @@ def inception_v2(images: Any, *, classes: int, width: float, small_images: bool)
 
     The 5x5 convolutions of GoogLeNet are two of 3x3, and batch normalization takes the
     place of its dropout, local response normalization and auxiliary heads. In the form
-    for small images the first convolution has size 3 and stride 1, and the pooling
-    after it is left out.
+    for small images the first convolution has size 3 and stride 1.
     """
     conv = partial(conv_bn_relu, width=width)
     pool = partial(keras.layers.MaxPooling2D, 3, strides=2, padding="same")
-    if small_images:
-        x = conv(images, 64, 3, name="conv1")
-    else:
-        x = conv(images, 64, 7, 2, name="conv1")
-        x = pool(name="pool1")(x)
+    size, strides = (3, 1) if small_images else (7, 2)
+    x = conv(images, 64, size, strides, name="conv1")
+    x = pool(name="pool1")(x)
     x = conv(x, 64, 1, name="conv2_reduce")
     x = conv(x, 192, 3, name="conv2")
     x = pool(name="pool2")(x)

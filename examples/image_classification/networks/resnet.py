@@ -15,14 +15,11 @@ STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 def resnet50(images: Any, *, classes: int, width: float, small_images: bool) -> Any:
     """Returns the logits of images of 224 pixels.
 
-    In the form for small images the first convolution has size 3 and stride 1, and the
-    pooling after it is left out.
+    In the form for small images the first convolution has size 3 and stride 1.
     """
-    if small_images:
-        x = conv(images, 64, 3, width=width, name="conv1")
-    else:
-        x = conv(images, 64, 7, 2, width=width, name="conv1")
-        x = keras.layers.MaxPooling2D(3, 2, "same", name="pool1")(x)
+    size, strides = (3, 1) if small_images else (7, 2)
+    x = conv(images, 64, size, strides, width=width, name="conv1")
+    x = keras.layers.MaxPooling2D(3, 2, "same", name="pool1")(x)
     for stage, (channels, blocks) in enumerate(STAGES, start=2):
         for block in range(1, 1 + blocks):
             strides = 2 if stage > 2 and block == 1 else 1
