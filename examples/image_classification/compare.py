@@ -35,10 +35,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compares the precisions of each network that the flags name."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--network", nargs="+", choices=NETWORKS, default=["resnet-50"])
-    parser.add_argument("--out", type=Path, default=Path("build/image_classification"))
+    parser.add_argument("--preset", default="demo")
+    parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args(argv)
+    flags += ["--preset", args.preset]
+    folder = args.out or Path("build") / HERE.name / args.preset
     for network in args.network:
-        comparison(network).main([*flags, "--out", str(args.out / network)])
+        comparison(network).main([*flags, "--out", str(folder / network)])
 
 
 if __name__ == "__main__":

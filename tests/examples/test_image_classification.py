@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from experiments.compare import Comparison
 from experiments.flags import parse
 from experiments.precision import PRECISIONS
 from image_classification import compare, data, train
@@ -343,6 +344,15 @@ def test_settings_name_the_network():
     for name, flags in comparison.settings.items():
         assert name.startswith("vgg-d, ")
         parse(train.HERE, train.with_recipe(flags))
+
+
+def test_each_network_is_compared_in_a_folder_of_its_own(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Comparison, "main", lambda self, argv: calls.append(argv))
+    compare.main(["--network", "alexnet", "vgg-d", "--preset=paper", "--batch=8"])
+    folder = "build/image_classification/paper"
+    shared = ["--batch=8", "--preset", "paper", "--out"]
+    assert calls == [[*shared, f"{folder}/{name}"] for name in ("alexnet", "vgg-d")]
 
 
 def test_a_wrapped_optimizer_decays_the_masters():
