@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from experiments.compare import Comparison
 from experiments.flags import parse
 from experiments.precision import PRECISIONS
 from image_classification import compare, data, train
@@ -338,21 +337,13 @@ def test_train_in_mixed_precision_and_resume(file, tmp_path):
     assert resumed["measures"] == whole["measures"]
 
 
-def test_settings_name_the_network():
-    comparison = compare.comparison("vgg-d")
-    assert set(comparison.demo) <= set(comparison.settings)
-    for name, flags in comparison.settings.items():
-        assert name.startswith("vgg-d, ")
-        parse(train.HERE, train.with_recipe(flags))
-
-
-def test_each_network_is_compared_in_a_folder_of_its_own(monkeypatch):
-    calls = []
-    monkeypatch.setattr(Comparison, "main", lambda self, argv: calls.append(argv))
-    compare.main(["--network", "alexnet", "vgg-d", "--preset=paper", "--batch=8"])
-    folder = "build/image_classification/paper"
-    shared = ["--batch=8", "--preset", "paper", "--out"]
-    assert calls == [[*shared, f"{folder}/{name}"] for name in ("alexnet", "vgg-d")]
+def test_each_setting_trains_its_network():
+    settings = compare.COMPARISON.settings
+    assert set(compare.COMPARISON.demo) <= set(settings)
+    assert len(settings) == 36
+    for name, flags in settings.items():
+        argv = train.with_recipe([*flags, *compare.COMPARISON.short])
+        assert name.startswith(parse(train.HERE, argv).network)
 
 
 def test_a_wrapped_optimizer_decays_the_masters():
