@@ -1,0 +1,61 @@
+"""Compares precisions in fine-tuning, with and without masters.
+
+    python examples/where_it_breaks/fine_tuning/compare.py --settings all
+
+The classifier is pre-trained first, where that has not been done.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiments.compare import SETTINGS, Comparison
+
+HERE = Path(__file__).resolve().parent
+
+FP32 = ["--precision", "fp32"]
+SGD = ["--optimizer", "sgd", "--learning-rate", "1e-3"]
+# At a learning rate of 0 only the statistics of batch normalization change.
+STATISTICS = [*FP32, "--learning-rate", "0"]
+ROUNDED = [*FP32, "--round-weights"]
+
+COMPARISON = Comparison(
+    folder=HERE,
+    settings={
+        **SETTINGS,
+        "statistics alone": STATISTICS,
+        "rounded weights": ROUNDED,
+        "rounded weights, seed 1": [*ROUNDED, "--seed", "1"],
+        **{
+            f"sgd, {name}": [*flags, *SGD]
+            for name, flags in {
+                "fp32": FP32,
+                "fp32 seed 1": [*FP32, "--seed", "1"],
+                "mixed": SETTINGS["mixed"],
+                "rounded weights": ROUNDED,
+                "fp16, no masters": SETTINGS["fp16, no masters"],
+            }.items()
+        },
+    },
+    demo=["fp32", "mixed", "rounded weights", "statistics alone"],
+    measures=["loss", "accuracy", "unmoved", "update error"],
+)
+
+
+def pretrain() -> None:
+    """Trains the weights that all settings begin with, unless they are there."""
+    if Path("build/fine_tuning/pretraining/result.json").is_file():
+        return
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", default="")
+    data = parser.parse_known_args()[0].data
+    command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
+    subprocess.run([*command, *FP32, "--data", data], check=True)
+
+
+if __name__ == "__main__":
+    pretrain()
+    COMPARISON.main()

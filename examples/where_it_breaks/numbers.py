@@ -1,0 +1,39 @@
+"""What FP16 does to the numbers of a model, and which of its weights have moved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_mp
+
+
+def inspected(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
+    """Returns what FP16 makes of one batch.
+
+    Returns:
+        `lost gradients`: the share of the activation gradients that FP16 rounds to zero
+        without a loss scale. `gradient error`: the length of the difference between the
+        weight gradients of FP16, without a scale, and those of FP32, relative to the
+        latter. `update error`: how far the change of FP16 weights without masters is
+        from the update, relative to it.
+    """
+    report = keras_mp.inspect(model, x, y)
+    found = report.total("activation_gradient")
+    return {
+        "lost gradients": found.lost / found.elements,
+        "gradient error": report.gradient_errors[1.0],
+        "update error": report.needs_masters().value,
+    }
+
+
+def weights_of(model: keras.Model) -> list[np.ndarray]:
+    """Returns the trainable weights as they are stored."""
+    return [np.array(weight) for weight in model.trainable_variables]
+
+
+def share_unmoved(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
+    """Returns the share of the weights that have the value that they began with."""
+    same = sum(np.sum(a == b) for a, b in zip(before, after, strict=True))
+    return float(same / sum(a.size for a in before))
