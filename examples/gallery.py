@@ -24,7 +24,7 @@ from experiments.report import Result, optional
 
 EXAMPLES = Path(__file__).resolve().parent
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
-# The order of the paper's section 4.
+# Folders with a compare.py, in the order of the paper's section 4.
 EXPERIMENTS = [
     "image_classification",
     "object_detection",
@@ -32,15 +32,17 @@ EXPERIMENTS = [
     "translation",
     "language_model",
     "image_generation",
-    "where_it_breaks",
+    "where_it_breaks/image_to_image",
+    "where_it_breaks/fine_tuning",
 ]
 # What `tables` writes stands between two such comments.
-BLOCK = re.compile(r"(<!-- results: (\w+)/(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- results: ([\w/]+)/(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def comparison_of(experiment: str) -> Comparison:
     """Returns what is compared of an experiment."""
-    return importlib.import_module(f"{experiment}.compare").COMPARISON
+    module = experiment.replace("/", ".")
+    return importlib.import_module(f"{module}.compare").COMPARISON
 
 
 def experiments_here() -> list[str]:

@@ -22,7 +22,7 @@ def grids(results: Results, out: Path) -> str:
         1, len(results), figsize=(4 * len(results), 4.3), squeeze=False
     )
     for name, axis in zip(results, axes[0], strict=True):
-        axis.imshow(grid(np.load(out / slug(name) / "sample.npy")))
+        axis.imshow(grid(np.load(out / slug(name) / "sample.npz")["images"]))
         axis.set_title(name)
         axis.axis("off")
     figure.tight_layout()

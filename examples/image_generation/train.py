@@ -1,13 +1,16 @@
 """Trains a DCGAN, and measures how far its images are from real ones.
 
     python examples/image_generation/train.py --precision mixed
-    python examples/image_generation/train.py --preset paper --data FOLDER_OF_FACES
+    python examples/image_generation/train.py --preset paper --data FOLDER
 
+The folder has pictures of any size in train/faces, and some in val/faces.
 A preset is a JSON file in presets/, and every value in it is also a flag.
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +18,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
+import tensorflow as tf
 from experiments.files import write_whole
 from experiments.run import Run
-from image_generation.cifar10 import load
-from image_generation.data import batches_of_folder, batches_of_images, scaled
-from image_generation.distance import Judge
+from image_classification.data import Images, load, test_batches, training_batches
 from image_generation.gan import GAN
+from image_generation.judge import Judge
 from image_generation.model import discriminator, generator
 
 import keras_mp
 
 HERE = Path(__file__).resolve().parent
-# So many images are kept of every run, from the same noise.
+# So many images are kept of every run.
 SAMPLE = 64
 
 
@@ -42,27 +45,47 @@ def optimizers(run: Run) -> tuple[Any, Any]:
     return first, second
 
 
+def scaled(images: Any, labels: Any = None) -> Any:
+    """Returns images with numbers from -1 to 1, and their labels, if they have some."""
+    images = keras.ops.cast(images, "float32") / 127.5 - 1
+    return images if labels is None else (images, labels)
+
+
 def generate(model: GAN, count: int) -> np.ndarray:
-    """Returns images, from -1 to 1, of noise that is the same in every run."""
+    """Returns images, from 0 to 255, of noise that is the same in every run."""
     shape = (count, *model.generator.input_shape[1:])
     noise = np.random.default_rng(0).standard_normal(shape, "float32")
-    return model.generator.predict(noise, batch_size=250, verbose=0).astype("float32")
+    images = model.generator.predict(noise, batch_size=250, verbose=0)
+    return np.round((images.astype("float32") + 1) * 127.5).astype("uint8")
 
 
-def keep_sample(images: np.ndarray, path: Path) -> None:
-    """Writes images, not chosen, as numbers from 0 to 255."""
-    sample = np.round((images[:SAMPLE] + 1) * 127.5).astype("uint8")
-    write_whole(path, lambda part: np.save(part.open("wb"), sample))
+def judged(args: Namespace, images: Images, generated: np.ndarray) -> dict[str, float]:
+    """Returns how far images are from real ones, which the generator has not seen."""
+    pixels = {"canvas": args.size, "crop": args.size, "resize": args.resize}
+    train = training_batches(images, batch=128, seed=0, **pixels).map(scaled)
+    count = len(generated)
+    test, seen = (
+        test_batches(replace(images, test=part), batch=250, count=count, **pixels)
+        for part in (images.test, images.train)
+    )
+    judge = Judge(args.size, images.classes)
+    judge.train_or_load(Path(args.judge), train, args.judge_steps)
+    real = test.map(scaled)
+    fakes = tf.data.Dataset.from_tensor_slices(generated).batch(250).map(scaled)
+    return {
+        "FID": judge.distance(real, fakes),
+        # What is not zero for want of more images.
+        "FID of training images": judge.distance(real, seen.map(scaled)),
+        "accuracy of the judge": judge.accuracy(real),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     run = Run(HERE, argv)
     args = run.args
-    if args.judged:
-        train, test = load(args.data)
-        batches = batches_of_images(train[0], args.batch, args.seed)
-    else:
-        batches = batches_of_folder(args.data, args.size, args.batch, args.seed)
+    images = load(args.data)
+    pixels = {"canvas": args.size, "crop": args.size, "resize": args.resize}
+    batches = training_batches(images, batch=args.batch, seed=args.seed, **pixels)
 
     keras.config.set_dtype_policy(run.dtype_policy)  # how numbers are stored
     model = GAN(
@@ -70,23 +93,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         discriminator(args.size, args.width),
     )
     model.compile(*optimizers(run))  # keras_mp.wrap
+    run.fit(model, batches.map(lambda x, label: scaled(x)))
 
-    run.fit(model, batches)
-    images = generate(model, max(args.judged, SAMPLE))
-    keep_sample(images, run.out / "sample.npy")
-    if not args.judged:
-        return run.finish({})
-    judge = Judge(train, test, Path(args.judge), args.judge_epochs)
-    real = scaled(test[0][: args.judged]).numpy()
-    return run.finish(
-        {
-            "FID": judge.distance(real, images),
-            "FID of training images": judge.distance(
-                real, scaled(train[0][: args.judged]).numpy()
-            ),
-            "accuracy of the judge": judge.accuracy,
-        }
+    generated = generate(model, args.generated)
+    sample = {"images": generated[:SAMPLE]}
+    write_whole(
+        run.out / "sample.npz", lambda part: np.savez(part.open("wb"), **sample)
     )
+    # Faces have no labels to train a judge with.
+    return run.finish(judged(args, images, generated) if images.classes > 1 else {})
 
 
 if __name__ == "__main__":

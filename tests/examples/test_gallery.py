@@ -61,7 +61,7 @@ def test_the_page_agrees_with_the_results():
 def test_every_experiment_with_results_is_on_the_page():
     blocks = {(m[2], m[3]) for m in gallery.BLOCK.finditer(gallery.PAGE.read_text())}
     folders = {
-        (folder.parents[1].name, folder.name)
+        (name, folder.name)
         for name in gallery.experiments_here()
         for folder in (gallery.EXAMPLES / name / "results").glob("*/")
     }

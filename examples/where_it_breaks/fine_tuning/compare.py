@@ -50,7 +50,7 @@ def pretrain() -> None:
     if Path("build/fine_tuning/pretraining/result.json").is_file():
         return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--data", default="")
+    parser.add_argument("--data", default="cifar10")
     data = parser.parse_known_args()[0].data
     command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
     subprocess.run([*command, *FP32, "--data", data], check=True)

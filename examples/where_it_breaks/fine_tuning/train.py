@@ -9,6 +9,7 @@ A preset is a JSON file in presets/, and every value in it is also a flag.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import keras
 from experiments.run import Run
-from image_generation.cifar10 import load
-from where_it_breaks.fine_tuning.data import held_out, training_batches
+from image_classification.data import Images, load, test_batches, training_batches
 from where_it_breaks.fine_tuning.model import classifier
 from where_it_breaks.fine_tuning.rounded import RoundWeights
 from where_it_breaks.numbers import inspected, share_unmoved, weights_of
 
 HERE = Path(__file__).resolve().parent
 WEIGHTS = "model.weights.h5"
+SIZE = 32
+
+
+def only(images: Images, part: Sequence[int]) -> Images:
+    """Returns the images whose training images are those from one index to another."""
+    first, last = part
+    count = len(images.train)
+    if not 0 <= first < last <= count:
+        raise ValueError(
+            "--images must be two indices of training images, as in [0, 1000]. "
+            f"Received: {list(part)}, of {count} images. Choose smaller ones."
+        )
+    return replace(images, train=images.train.skip(first).take(last - first))
 
 
 def load_start(model: keras.Model, start: str) -> None:
@@ -48,12 +61,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "--round-weights is for FP32 weights. Received: --precision "
             f"{args.precision}. Choose --precision fp32, or leave it out."
         )
-    train, test = load(args.data)
-    batches = training_batches(train, args.images, args.batch, args.seed)
-    test_batches = held_out(test, args.test_images, args.test_batch)
+    images = only(load(args.data), args.images)
+    pixels = {"canvas": SIZE, "crop": SIZE, "resize": False}
+    batches = training_batches(images, batch=args.batch, seed=args.seed, **pixels)
+    test = test_batches(images, batch=args.test_batch, count=args.test_images, **pixels)
 
     keras.config.set_dtype_policy(run.dtype_policy)  # how numbers are stored
-    model = classifier(args.width)
+    model = classifier(args.width, images.classes)
     load_start(model, args.start)
     optimizer = {
         "adam": keras.optimizers.Adam(args.learning_rate),
@@ -70,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     numbers = inspected(model, *next(iter(batches)))
     before = weights_of(model)
     callbacks = [RoundWeights()] if args.round_weights else []
-    log = run.fit(model, batches, test_batches, callbacks)
+    log = run.fit(model, batches, test, callbacks)
     model.save_weights(run.out / WEIGHTS)
     return run.finish(
         {
