@@ -59,6 +59,16 @@ def generate(model: GAN, count: int) -> np.ndarray:
     return np.round((images.astype("float32") + 1) * 127.5).astype("uint8")
 
 
+def keep(images: np.ndarray, path: Path) -> None:
+    """Writes images for compare.py."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:  # np.savez would give a path another suffix
+            np.savez(file, images=images)
+
+    write_whole(path, write)
+
+
 def judged(args: Namespace, images: Images, generated: np.ndarray) -> dict[str, float]:
     """Returns how far images are from real ones, which the generator has not seen."""
     pixels = {"canvas": args.size, "crop": args.size, "resize": args.resize}
@@ -96,10 +106,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     run.fit(model, batches.map(lambda x, label: scaled(x)))
 
     generated = generate(model, args.generated)
-    sample = {"images": generated[:SAMPLE]}
-    write_whole(
-        run.out / "sample.npz", lambda part: np.savez(part.open("wb"), **sample)
-    )
+    keep(generated[:SAMPLE], run.out / "sample.npz")
     # Faces have no labels to train a judge with.
     return run.finish(judged(args, images, generated) if images.classes > 1 else {})
 
