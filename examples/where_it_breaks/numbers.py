@@ -29,8 +29,8 @@ def inspected(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
 
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:
-    """Returns the trainable weights as they are stored."""
-    return [np.array(weight) for weight in model.trainable_variables]
+    """Returns the trainable weights as FP16 stores them."""
+    return [np.array(weight).astype("float16") for weight in model.trainable_variables]
 
 
 def share_unmoved(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:

@@ -15,8 +15,11 @@ class RoundWeights(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: Any = None) -> None:
-        for weight in self.model.trainable_variables:
-            weight.assign(ops.cast(ops.cast(weight, "float16"), "float32"))
+        self._round()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.on_train_begin()
+        self._round()
+
+    def _round(self) -> None:
+        for weight in self.model.trainable_variables:
+            weight.assign(ops.cast(ops.cast(weight, "float16"), "float32"))
