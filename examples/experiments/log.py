@@ -20,7 +20,8 @@ def read_log(path: Path, rows: int | None = None) -> list[Row]:
         return []
     with path.open() as file:
         found = islice(csv.DictReader(file), rows)
-        return [{k: float(v) for k, v in row.items()} for row in found]
+        # CSVLogger writes "NA" for held-out numbers where there is no held-out data.
+        return [{k: float(v) for k, v in row.items() if v != "NA"} for row in found]
 
 
 def cut_log(path: Path, rows: int) -> None:

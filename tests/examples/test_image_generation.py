@@ -68,27 +68,25 @@ def small_gan(policy="float16"):
 
 def test_two_optimizers_share_a_scale():
     model = small_gan()
-    rule = keras_mp.DynamicLossScale(growth_interval=2)
+    rule = keras_mp.DynamicLossScale(8.0, growth_interval=2)
     first = keras_mp.wrap("adam", loss_scale=rule)
     model.compile(first, keras_mp.wrap("adam", loss_scale=first))
-    scale = float(first.loss_scale)
     images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 3)).astype("float32")
     model.fit(images, batch_size=2, verbose=0)
     # Four joint steps: the scale has doubled twice, not four times.
-    assert float(first.loss_scale) == 4 * scale
-    assert float(model.discriminator_optimizer.loss_scale) == 4 * scale
+    assert float(first.loss_scale) == 32
+    assert float(model.discriminator_optimizer.loss_scale) == 32
     assert int(first.iterations) == int(model.discriminator_optimizer.iterations) == 4
 
 
 def test_an_overflow_of_one_is_seen_by_the_scale_of_both():
     model = small_gan()
-    first = keras_mp.wrap("adam")
+    first = keras_mp.wrap("adam", loss_scale=keras_mp.DynamicLossScale(8.0))
     model.compile(first, keras_mp.wrap("adam", loss_scale=first))
-    scale = float(first.loss_scale)
     before = [np.array(w) for w in model.discriminator.trainable_variables]
     images = np.full((2, 8, 8, 3), np.inf, "float32")
     model.fit(images, batch_size=2, verbose=0)
-    assert float(first.loss_scale) == scale / 2
+    assert float(first.loss_scale) == 4
     for one, other in zip(before, model.discriminator.trainable_variables, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -103,7 +101,7 @@ def test_each_player_is_trained_by_its_own_loss():
         keras.utils.set_random_seed(0)
         model = small_gan("float32")
         model.compile(*(keras.optimizers.Adam(rate) for rate in rates))
-        log = model.fit(images, batch_size=16, epochs=20, verbose=0).history[name]
+        log = model.fit(images, batch_size=16, epochs=60, verbose=0).history[name]
         assert log[-1] < 0.7 * log[0]
 
 
