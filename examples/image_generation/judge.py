@@ -67,7 +67,7 @@ class Judge:
             self.model.load_weights(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.model.fit(batches, steps_per_epoch=steps, verbose=2)
+        self.model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=2)
         self.model.save_weights(path)
 
     def accuracy(self, batches: tf.data.Dataset) -> float:

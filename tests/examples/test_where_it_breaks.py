@@ -264,9 +264,9 @@ def test_inspected():
 
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = keras.Sequential([keras.Input((1,)), dense])
-    model.compile(keras.optimizers.SGD(1.0), lambda y, p: 2.0**-29 * p[:, 0])
+    model.compile(keras.optimizers.SGD(2.0**9), lambda y, p: 2.0**-29 * p[:, 0])
     x = np.ones((2, 1), "float32")
-    # The update, 2^-29, does not change a weight of 1.
+    # The update, 2^-20, changes a weight of 1 in FP32, and not in FP16.
     assert inspected(model, x, x) == {
         "lost gradients": 1.0,
         "gradient error": 1.0,
