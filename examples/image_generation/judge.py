@@ -64,6 +64,8 @@ class Judge:
             steps: how long it is trained.
         """
         if path.is_file():
+            # The file has the state of the optimizer, too.
+            self.model.optimizer.build(self.model.trainable_variables)
             self.model.load_weights(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
