@@ -88,7 +88,9 @@ class ProjectedLSTM(layers.Layer):
         super().__init__(**kwargs)
         self.batch = batch
         self.cell = ProjectedLSTMCell(units, projection, name="cell")
-        self.rnn = layers.RNN(self.cell, return_sequences=True, return_state=True)
+        self.rnn = layers.RNN(
+            self.cell, return_sequences=True, return_state=True, name="rnn"
+        )
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         self.rnn.build(input_shape)

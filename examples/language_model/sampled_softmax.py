@@ -1,4 +1,4 @@
-"""The sampled softmax of training, and the full one that perplexity is measured with."""
+"""The sampled softmax of training, and the full one of held-out text."""
 
 import math
 from typing import Any

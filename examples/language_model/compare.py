@@ -1,0 +1,24 @@
+"""Trains bigLSTM in several precisions and compares them.
+
+python compare.py
+python compare.py --settings all --data FILE --out build/language_model/long
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments.compare import SETTINGS, Comparison, constant
+
+COMPARISON = Comparison(
+    folder=Path(__file__).resolve().parent,
+    settings=SETTINGS | constant(128),
+    demo=["fp32", "mixed", "mixed, scale 128", "mixed, no scaling"],
+    measures=["held-out perplexity"],
+    curve="perplexity",
+    log_scale=True,
+)
+
+if __name__ == "__main__":
+    COMPARISON.main()

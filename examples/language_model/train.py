@@ -1,0 +1,105 @@
+"""Trains bigLSTM in the precision that you name.
+
+    python train.py --preset demo --precision mixed
+
+A preset is a JSON file in presets/, and every value in it is also a flag: --units 512,
+--steps 2000. What each precision means is told in the README.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import numpy as np
+from experiments.run import Run
+from keras import ops
+from language_model.batches import held_out_batch, training_batches
+from language_model.data import TOKENIZERS, Vocabulary, read_sentences, split
+from language_model.model import build
+from language_model.optimizer import LSTMClippingAdagrad
+
+HERE = Path(__file__).resolve().parent
+CHOICES = {"tokenizer": list(TOKENIZERS), "loss": ["sum", "mean"]}
+
+
+class Perplexity(keras.metrics.Mean):
+    """exp(mean cross entropy of a word), the ends of sentences included."""
+
+    def __init__(self) -> None:
+        super().__init__("perplexity", dtype="float32")
+
+    def update_state(
+        self, targets: Any, entropy: Any, sample_weight: Any = None
+    ) -> None:
+        """Adds the cross entropies [batch, time], which the model has computed."""
+        super().update_state(entropy)
+
+    def result(self) -> Any:
+        return ops.exp(super().result())
+
+
+def sum_over_time(targets: Any, entropy: Any) -> Any:
+    """Returns the cross entropy of each text, to be averaged over the batch."""
+    return ops.sum(entropy, axis=-1)
+
+
+def mean_over_time(targets: Any, entropy: Any) -> Any:
+    """Returns the mean cross entropy of a word of each text."""
+    return ops.mean(entropy, axis=-1)
+
+
+def load(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the training and the held-out text as ids [words]."""
+    train, test = split(read_sentences(Path(args.data)), args.held_out, args.seed)
+    tokenize = TOKENIZERS[args.tokenizer]
+    vocabulary = Vocabulary(map(tokenize, train), args.words)
+    return tuple(vocabulary.encode(map(tokenize, text)) for text in (train, test))
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Trains, evaluates, writes result.json and returns what it holds."""
+    run = Run(HERE, argv, CHOICES)
+    args = run.args
+    train, test = load(args)
+
+    # Two lines decide how numbers are stored and updated: this one and `run.wrap`.
+    keras.config.set_dtype_policy(run.dtype_policy)
+    model = build(
+        words=args.words,
+        width=args.width,
+        units=args.units,
+        num_layers=args.layers,
+        dropout=args.dropout,
+        sampled=args.sampled,
+        batch=args.batch,
+        seed=args.seed,
+    )
+    optimizer = LSTMClippingAdagrad(
+        args.learning_rate,
+        args.lstm_clipnorm,
+        initial_accumulator_value=args.initial_accumulator,
+    )
+    model.compile(
+        optimizer=run.wrap(optimizer),
+        loss=sum_over_time if args.loss == "sum" else mean_over_time,
+        metrics=[Perplexity()],
+        jit_compile=False,
+    )
+    print(f"{len(train)} training and {len(test)} held-out words, ", end="")
+    print(f"{model.count_params()} weights")
+
+    log = run.fit(
+        model,
+        training_batches(train, args.batch, args.unrolled),
+        validation_data=held_out_batch(test, args.batch),
+    )
+    return run.finish({"held-out perplexity": log[-1]["val_perplexity"]})
+
+
+if __name__ == "__main__":
+    main()
