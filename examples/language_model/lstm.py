@@ -87,9 +87,14 @@ class ProjectedLSTM(layers.Layer):
     def __init__(self, units: int, projection: int, batch: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.batch = batch
-        self.cell = ProjectedLSTMCell(units, projection, name="cell")
+        policy = self.dtype_policy
+        self.cell = ProjectedLSTMCell(units, projection, name="cell", dtype=policy)
         self.rnn = layers.RNN(
-            self.cell, return_sequences=True, return_state=True, name="rnn"
+            self.cell,
+            return_sequences=True,
+            return_state=True,
+            name="rnn",
+            dtype=policy,
         )
 
     def build(self, input_shape: tuple[Any, ...]) -> None:

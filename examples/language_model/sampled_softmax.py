@@ -16,10 +16,10 @@ class SampledSoftmax(layers.Layer):
     share. They are drawn with replacement from the log-uniform distribution, which
     suits words that are numbered by their frequency:
 
-        p(word) = log((word + 2) / (word + 1)) / log(words + 1)
+        q(word) = log((word + 2) / (word + 1)) / log(words + 1)
 
-    From each logit the logarithm of the expected count, `sampled * p`, is subtracted.
-    A sampled word that is the target itself does not count.
+    The cross entropy is that of the target among all that were drawn and itself: each
+    counts `exp(logit) / q`. As more are drawn, it approaches the full one.
 
     Args:
         words: Integer. The size of the vocabulary.
@@ -81,20 +81,21 @@ class SampledSoftmax(layers.Layer):
         rows = ops.concatenate([targets, drawn], axis=0)
         kernel = ops.take(self.kernel, rows, axis=0)
         bias = ops.cast(ops.take(self.bias, rows, axis=0), "float32")
-        bias = bias - self._log_expected_count(rows)
+        bias = bias - self._log_q(rows)
         count = ops.shape(targets)[0]
         true = bias[:count] + ops.sum(
             ops.cast(features, "float32") * ops.cast(kernel[:count], "float32"), axis=-1
         )
         others = product(features, kernel[count:], bias[count:], transpose_b=True)
-        others = ops.where(drawn == targets[:, None], -1e9, others)
         # -log(exp(true) / (exp(true) + sum(exp(others))))
-        return ops.softplus(ops.logsumexp(others, axis=-1) - true)
+        entropy = ops.softplus(ops.logsumexp(others, axis=-1) - true)
+        # The target may have been drawn, too; then it stands there more than once.
+        drawn_again = ops.cast(ops.equal(drawn, targets[:, None]), "float32")
+        return entropy - ops.log1p(ops.sum(drawn_again, axis=-1))
 
-    def _log_expected_count(self, words: Any) -> Any:
+    def _log_q(self, words: Any) -> Any:
         words = ops.cast(words, "float32")
-        p = ops.log1p(1.0 / (words + 1.0)) / math.log(self.words + 1)
-        return ops.log(self.sampled * p)
+        return ops.log(ops.log1p(1.0 / (words + 1.0)) / math.log(self.words + 1))
 
     def get_config(self) -> dict[str, Any]:
         own = {"words": self.words, "sampled": self.sampled, "seed": self.seed}

@@ -7,6 +7,7 @@ A preset is a JSON file in presets/, and every value in it is also a flag: --uni
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from experiments.run import Run
 from keras import ops
 from language_model.batches import held_out_batch, training_batches
 from language_model.data import TOKENIZERS, Vocabulary, read_sentences, split
-from language_model.model import build
+from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
 
 HERE = Path(__file__).resolve().parent
@@ -61,10 +62,30 @@ def load(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     return tuple(vocabulary.encode(map(tokenize, text)) for text in (train, test))
 
 
+def check_memory(args: argparse.Namespace) -> None:
+    """Refuses a model whose numbers do not fit into the memory of the machine.
+
+    A weight has a master, except in FP32 and without masters, and a sum of Adagrad.
+    """
+    sizes = {"fp32": 4 + 4, "fp16-no-master": 2 + 2}
+    weights = count_weights(
+        words=args.words, width=args.width, units=args.units, num_layers=args.layers
+    )
+    needed = sum(weights.values()) * sizes.get(args.precision, 2 + 4 + 4)
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > found:
+        raise MemoryError(
+            "Weights, masters and the sums of Adagrad must fit into memory. Received: "
+            f"{weights}, which need {needed / 1e9:.1f} GB, on a machine of "
+            f"{found / 1e9:.1f} GB. Take a larger machine, or fewer --words or --units."
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Trains, evaluates, writes result.json and returns what it holds."""
     run = Run(HERE, argv, CHOICES)
     args = run.args
+    check_memory(args)
     train, test = load(args)
 
     # Two lines decide how numbers are stored and updated: this one and `run.wrap`.

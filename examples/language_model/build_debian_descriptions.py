@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments.files import write_whole
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z0-9])")
@@ -48,7 +48,8 @@ def sentences(lines: Iterable[str]) -> list[str]:
     for paragraph in paragraphs(lines):
         for sentence in SENTENCE_END.split(paragraph):
             text = " ".join(sentence.split())
-            if SHORTEST <= len(text.split(" ")) <= LONGEST:
+            # A colon introduces a list, which was left out.
+            if SHORTEST <= len(text.split(" ")) <= LONGEST and text[-1] != ":":
                 found[text] = None
     return list(found)
 
