@@ -9,7 +9,7 @@ A preset is a JSON file in presets/, and every value in it is also a flag: --uni
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,13 @@ def check_memory(args: argparse.Namespace) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Trains, evaluates, writes result.json and returns what it holds."""
-    run = Run(HERE, argv, CHOICES)
-    args = run.args
-    check_memory(args)
-    train, test = load(args)
+def make_model(args: argparse.Namespace, wrap: Callable[[Any], Any]) -> keras.Model:
+    """Returns the compiled model that the flags describe.
 
-    # Two lines decide how numbers are stored and updated: this one and `run.wrap`.
-    keras.config.set_dtype_policy(run.dtype_policy)
+    Args:
+        args: The flags.
+        wrap: Called with the optimizer; returns it, or what is to update the weights.
+    """
     model = build(
         words=args.words,
         width=args.width,
@@ -106,11 +104,24 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         initial_accumulator_value=args.initial_accumulator,
     )
     model.compile(
-        optimizer=run.wrap(optimizer),
+        optimizer=wrap(optimizer),
         loss=sum_over_time if args.loss == "sum" else mean_over_time,
         metrics=[Perplexity()],
         jit_compile=False,
     )
+    return model
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Trains, evaluates, writes result.json and returns what it holds."""
+    run = Run(HERE, argv, CHOICES)
+    args = run.args
+    check_memory(args)
+    train, test = load(args)
+
+    # These two lines decide how numbers are stored, and what updates them.
+    keras.config.set_dtype_policy(run.dtype_policy)
+    model = make_model(args, run.wrap)
     print(f"{len(train)} training and {len(test)} held-out words, ", end="")
     print(f"{model.count_params()} weights")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
-from language_model import build_debian_descriptions, train
+from language_model import build_debian_descriptions, gradients, train
 from language_model.batches import held_out_batch, side_by_side, training_batches
 from language_model.data import (
     SENTENCE_END,
@@ -398,3 +398,13 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(flags, tmp_path):
 def test_too_little_memory_is_told_before_it_is_needed(flags, tmp_path):
     with pytest.raises(MemoryError, match=r"which need .* GB, on a machine of"):
         train.main([*flags, "--words=1000000000000", f"--out={tmp_path / 'run'}"])
+
+
+def test_the_table_of_lost_gradients(flags, capsys):
+    gradients.main([*flags, "--steps=1"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + len(gradients.CASES)
+    # Of so few words FP16 loses nothing that counts.
+    for row in rows[2:]:
+        error = float(row.split("|")[5].strip().rstrip("%"))
+        assert 0 < error < 1
