@@ -22,7 +22,7 @@ from language_model.train import CHOICES, HERE, load, make_model
 import keras_mp
 
 # (loss, how many times the batch of the flags)
-CASES = [("sum", 1), ("mean", 1), ("sum", 16), ("mean", 16)]
+CASES = [("sum", 1), ("mean", 1), ("sum", 16), ("mean", 16), ("mean", 64)]
 COLUMNS = [
     "loss",
     "batch",

@@ -219,9 +219,9 @@ def test_the_paper_preset_has_the_weights_of_its_paper():
 )
 @pytest.mark.parametrize("dtype", POLICIES)
 def test_only_gradients_of_lstms_are_clipped(gradient, clipped, dtype):
-    weight = keras.Variable([0.0, 0.0], dtype=dtype, name="kernel")
+    with keras.name_scope("lstm_1"):
+        weight = keras.Variable([0.0, 0.0], dtype=dtype, name="kernel")
     table = keras.Variable([0.0], dtype=dtype, name="table")
-    weight._path = "lstm_1/kernel"
     optimizer = LSTMClippingAdagrad(1.0, 1.0, initial_accumulator_value=1.0)
     gradients = [np.array(gradient, dtype), np.array([5.0], dtype)]
     optimizer.apply(list(map(tf.constant, gradients)), [weight, table])
