@@ -1,18 +1,31 @@
-"""Adagrad that clips the gradients of the LSTMs, and of nothing else."""
+"""Adagrad that clips the gradients of the LSTMs, and adds up those of a word."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
+
+
+def added_up(gradient: Any) -> Any:
+    """Returns a gradient in which each row occurs once; of a tensor, itself."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 @keras.saving.register_keras_serializable(package="language_model")
 class LSTMClippingAdagrad(keras.optimizers.Adagrad):
     """`keras.optimizers.Adagrad`, with one bound for the gradients of all LSTMs.
 
-    Embedding and softmax are left out: their gradients are `tf.IndexedSlices`, and
-    much longer. Inside `keras_mp.wrap` the gradients are un-scaled, in FP32.
+    Embedding and softmax are left out: their gradients are much longer. They are
+    `tf.IndexedSlices`, in which a word has as many rows as it occurs in a batch. These
+    are added up first; Keras's Adagrad would square each by itself.
+
+    Inside `keras_mp.wrap` the gradients are un-scaled, in FP32.
 
     Args:
         learning_rate: Float, or a schedule.
@@ -39,7 +52,7 @@ class LSTMClippingAdagrad(keras.optimizers.Adagrad):
         norm = ops.sqrt(sum(squares))
         factor = self.lstm_clipnorm / ops.maximum(norm, self.lstm_clipnorm)
         grads = [
-            g * ops.cast(factor, g.dtype) if "lstm" in name else g
+            g * ops.cast(factor, g.dtype) if "lstm" in name else added_up(g)
             for g, name in zip(grads, names, strict=True)
         ]
         return super().apply(grads, trainable_variables)

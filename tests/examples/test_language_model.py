@@ -26,6 +26,8 @@ from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
 from language_model.sampled_softmax import SampledSoftmax
 
+import keras_mp
+
 PRESETS = Path(train.__file__).parent / "presets"
 POLICIES = ["float32", "float16"]
 # The last rounding of a number below 1, and of one that is rounded to FP16.
@@ -230,6 +232,19 @@ def test_only_gradients_of_lstms_are_clipped(gradient, clipped, dtype):
     atol = 4 * HALF[dtype]
     np.testing.assert_allclose(weight, expected, rtol=0, atol=atol)
     np.testing.assert_allclose(table, [-5 / math.sqrt(26)], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, keras_mp.wrap], ids=["bare", "wrapped"])
+def test_rows_of_a_word_are_added_up(wrap):
+    table = keras.Variable([[0.0], [0.0], [7.0]])
+    rows = tf.constant([[1.0], [-2.0], [0.5]]), tf.constant([0, 0, 1])
+    optimizer = wrap(LSTMClippingAdagrad(1.0, 1.0, initial_accumulator_value=1.0))
+    scaled = optimizer.scale_loss(1.0)
+    gradient = tf.IndexedSlices(rows[0] * scaled, rows[1], tf.constant([3, 1]))
+    optimizer.apply([gradient], [table])
+    # -1 and 0.5, g / sqrt(1 + g**2) of each; the third word is not in the batch.
+    expected = [[1 / math.sqrt(2)], [-0.5 / math.sqrt(1.25)], [7.0]]
+    np.testing.assert_allclose(table, expected, rtol=4 * 2**-24)
 
 
 def test_optimizer_is_saved():
