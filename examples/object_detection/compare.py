@@ -1,0 +1,22 @@
+"""Trains the same detector in several precisions and compares them.
+
+python compare.py
+python compare.py --settings all --out build/object_detection/all
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments.compare import SETTINGS, Comparison, constant
+
+COMPARISON = Comparison(
+    folder=Path(__file__).resolve().parent,
+    settings=SETTINGS | constant(8),
+    demo=["fp32", "mixed", "mixed, no scaling"],
+    measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
+)
+
+if __name__ == "__main__":
+    COMPARISON.main()

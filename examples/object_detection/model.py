@@ -1,0 +1,101 @@
+"""Multibox SSD with the backbone VGG-16."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import keras
+from keras import layers
+from object_detection.boxes import boxes_of_a_cell
+
+import keras_mp
+
+# Filters and number of the convolutions in the five blocks of VGG-16.
+_VGG = [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]
+# Filters of the two convolutions behind VGG-16 that lead to the next map.
+_EXTRA = [(256, 512), (128, 256), (128, 256), (128, 256)]
+
+
+def map_sizes(side: int) -> list[int]:
+    """Returns the heights of the feature maps for an image that is so high and wide.
+
+    300 gives 38, 19, 10, 5, 3, 1, those of SSD300.
+    """
+    first = -(-side // 8)
+    sizes = [first, -(-first // 2)]
+    while sizes[-1] > 2 and len(sizes) < 2 + len(_EXTRA):
+        sizes.append(_next_size(sizes[-1]))
+    return sizes
+
+
+def ssd(
+    side: int, classes: int, ratios: Sequence[Sequence[float]], width: float = 1.0
+) -> keras.Model:
+    """Returns SSD for images [batch, side, side, 3].
+
+    Its output [batch, default boxes, 4 + 1 + classes] has the offsets from each default
+    box, and the logits of the background and of every class, in the dtype of the policy
+    of Keras. The convolutions accumulate in FP32.
+
+    Args:
+        side: height and width of the images, pixels.
+        classes: number of classes without the background.
+        ratios: as for `default_boxes`.
+        width: what the number of filters of each layer is multiplied with.
+
+    Reference: SSD, section 3, SSD300.
+    """
+
+    def conv(x: Any, filters: int, size: int, name: str, **kwargs: Any) -> Any:
+        return keras_mp.layers.Conv2D(
+            round(filters * width),
+            size,
+            activation="relu",
+            kernel_initializer="he_normal",
+            name=name,
+            **{"padding": "same", **kwargs},
+        )(x)
+
+    images = x = keras.Input((side, side, 3), name="images")
+    maps = []
+    for block, (filters, number) in enumerate(_VGG, start=1):
+        for i in range(1, number + 1):
+            x = conv(x, filters, 3, f"block{block}_conv{i}")
+        if block == 4:
+            # Normalized to length one and scaled by 20 in SSD: this is the same with
+            # scales that begin at the root of the number of filters, 22.6.
+            normalized = keras_mp.layers.RMSNormalization(name="block4_normalization")
+            maps.append(normalized(x))
+        size, strides = (2, 2) if block < 5 else (3, 1)
+        x = layers.MaxPooling2D(size, strides, "same", name=f"block{block}_pool")(x)
+    x = conv(x, 1024, 3, "conv6", dilation_rate=6)
+    x = conv(x, 1024, 1, "conv7")
+    maps.append(x)
+    steps = zip(_EXTRA, pairwise(map_sizes(side)[1:]), strict=False)
+    for i, ((narrow, wide), (before, _)) in enumerate(steps, start=8):
+        x = conv(x, narrow, 1, f"conv{i}_1")
+        x = conv(x, wide, 3, f"conv{i}_2", **_way_to_next(before))
+        maps.append(x)
+    heads = zip(maps, ratios, strict=True)
+    found = [_head(x, classes, more, f"head{i}") for i, (x, more) in enumerate(heads)]
+    outputs = layers.Concatenate(axis=1, name="default_boxes")(found)
+    return keras.Model(images, outputs, name="ssd")
+
+
+def _next_size(size: int) -> int:
+    return size - 2 if size <= 5 else -(-size // 2)
+
+
+def _way_to_next(size: int) -> dict[str, Any]:
+    """Returns how a 3x3 convolution makes the next map of one of this size."""
+    return {"padding": "valid"} if size <= 5 else {"strides": 2}
+
+
+def _head(x: Any, classes: int, ratios: Sequence[float], name: str) -> Any:
+    """Returns offsets and logits [batch, default boxes, 5 + classes] of a map."""
+    values = 4 + 1 + classes
+    # The two convolutions of SSD, one for offsets and one for logits, as one.
+    conv = keras_mp.layers.Conv2D(
+        boxes_of_a_cell(ratios) * values, 3, padding="same", name=name
+    )
+    return layers.Reshape((-1, values), name=f"{name}_boxes")(conv(x))
