@@ -8,7 +8,7 @@ from object_detection.data import Image
 from object_detection.matching import match
 
 # The mean of the pixels of ImageNet, and half of their range.
-_MEAN, _RANGE = [123.68, 116.779, 103.939], 127.5
+MEAN, HALF_RANGE = [123.68, 116.779, 103.939], 127.5
 # The area and the shape, width by height, of what is cropped of an image, and how much
 # of one of its objects is in there.
 _AREA, _SHAPE, _COVERED = (0.3, 1.0), (0.5, 2.0), 0.5
@@ -47,7 +47,7 @@ def training_batches(
 
     rows = _rows(images).shuffle(len(images), seed=seed).repeat()
     numbered = tf.data.Dataset.zip(tf.data.Dataset.counter(), rows)
-    examples = numbered.map(lambda number, row: example(number, row), _PARALLEL)
+    examples = numbered.map(example, tf.data.AUTOTUNE)
     return examples.batch(batch, drop_remainder=True).prefetch(2)
 
 
@@ -56,11 +56,12 @@ def held_out_batches(
 ) -> tf.data.Dataset:
     """Returns the images as they are, in their own order."""
 
-    def example(jpeg: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor) -> tuple:
+    def example(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        jpeg, boxes, labels = row
         image = tf.io.decode_jpeg(jpeg, channels=3)
         return _resized(image, side), match(boxes, labels, defaults)
 
-    return _rows(images).map(example, _PARALLEL).batch(batch).prefetch(2)
+    return _rows(images).map(example, tf.data.AUTOTUNE).batch(batch).prefetch(2)
 
 
 def crop(image: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> Row:
@@ -89,9 +90,6 @@ def flip(image: tf.Tensor, boxes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reverse(image, axis=[1]), boxes
 
 
-_PARALLEL = tf.data.AUTOTUNE
-
-
 def _rows(images: Sequence[Image]) -> tf.data.Dataset:
     """Returns a dataset of (JPEG, boxes, labels)."""
     lengths = [len(image.labels) for image in images]
@@ -106,9 +104,13 @@ def _rows(images: Sequence[Image]) -> tf.data.Dataset:
 
 
 def _resized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """Returns the image with its shape given up, and its pixels around zero."""
-    image = tf.image.resize(image, [side, side], antialias=True)
-    return (image - _MEAN) / _RANGE
+    """Returns the image as a square, its pixels around zero."""
+    return normalized(tf.image.resize(image, [side, side], antialias=True))
+
+
+def normalized(pixels: tf.Tensor) -> tf.Tensor:
+    """Returns pixels, red, green and blue from 0 to 255, as numbers around zero."""
+    return (pixels - MEAN) / HALF_RANGE
 
 
 def _by_chance(seed: tf.Tensor) -> tf.Tensor:

@@ -97,8 +97,8 @@ def _listed(files: Files, name: str, source: str) -> Iterator[tuple[str, bytes, 
         )
         raise ValueError(
             f"--data must have images in ImageSets/Main/{name}.txt. Received: "
-            f"{source}, with the lists {known}. Give a data set in the layout of Pascal VOC, or "
-            "name another list."
+            f"{source}, with the lists {known}. Give a data set in the layout "
+            "of Pascal VOC, or name another list."
         )
     for found, listed in lists:
         for image in listed:

@@ -29,7 +29,7 @@ def draw(gradients: Mapping[str, Any], path: Path) -> None:
     first, last = min(bars), max(bars)
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    axes.bar(bars, bars.values(), 0.9, align="edge", color="#3b6ea8")
+    axes.bar([*bars], [*bars.values()], 0.9, align="edge", color="#3b6ea8")
     axes.bar(first - 3, share * gradients["zeros"], 0.9, align="edge", color="0.6")
     axes.axvspan(first, _ZERO, color="#b3392f", alpha=0.12, lw=0, label="zero in FP16")
     axes.axvspan(

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 from keras import layers
+from object_detection.batches import HALF_RANGE
 from object_detection.boxes import boxes_of_a_cell
 
 import keras_mp
@@ -80,6 +81,19 @@ def ssd(
     found = [_head(x, classes, more, f"head{i}") for i, (x, more) in enumerate(heads)]
     outputs = layers.Concatenate(axis=1, name="default_boxes")(found)
     return keras.Model(images, outputs, name="ssd")
+
+
+def load_imagenet(model: keras.Model) -> None:
+    """Downloads VGG-16 trained on ImageNet, and has its convolutions be the backbone.
+
+    Those weights are for pixels blue, green and red, less the same mean, not divided.
+    """
+    for layer in keras.applications.VGG16(include_top=False).layers:
+        weights = layer.get_weights()
+        if layer.name == "block1_conv1":
+            weights[0] = weights[0][:, :, ::-1] * HALF_RANGE
+        if weights:
+            model.get_layer(layer.name).set_weights(weights)
 
 
 def _next_size(size: int) -> int:

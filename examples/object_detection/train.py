@@ -20,8 +20,9 @@ from object_detection.batches import held_out_batches, training_batches
 from object_detection.boxes import default_boxes
 from object_detection.data import load
 from object_detection.evaluation import average_precisions, detect
+from object_detection.gradients import measure
 from object_detection.loss import MultiboxLoss
-from object_detection.model import map_sizes, ssd
+from object_detection.model import load_imagenet, map_sizes, ssd
 
 HERE = Path(__file__).resolve().parent
 
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         )
     )
     model = ssd(args.side, len(classes), args.ratios, args.width)
+    if args.pretrained:
+        load_imagenet(model)
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
     print(
         f"{len(train)} training and {len(test)} held-out images of {classes}, ", end=""
@@ -68,8 +71,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     # Results.
     found = detect(model, held_out, defaults)
     precisions = average_precisions(test, found, classes)
-    mean = sum(precisions.values()) / len(precisions)
-    return run.finish({"mAP": mean} | {f"AP {k}": v for k, v in precisions.items()})
+    measures = {"mAP": sum(precisions.values()) / len(classes)}
+    measures |= {f"AP {name}": value for name, value in precisions.items()}
+    more = {}
+    if args.precision == "fp32":
+        more["gradients"] = measure(model, *next(iter(batches)))
+    return run.finish(measures, **more)
 
 
 if __name__ == "__main__":

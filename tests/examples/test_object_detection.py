@@ -1,9 +1,12 @@
 """The object detection example: its parts, and all of it on images of squares."""
 
 import io
+import json
 import math
+import shutil
 import tarfile
 import zipfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -377,9 +380,6 @@ def test_paper_preset_has_the_weights_of_ssd300():
     torchvision's documentation gives 35,641,826 for ssd300_vgg16 with 91 classes of
     COCO, background included: 70 more logits for each of the default boxes of a cell.
     """
-    import json
-    from pathlib import Path
-
     from object_detection.boxes import default_boxes
     from object_detection.model import map_sizes, ssd
 
@@ -413,6 +413,27 @@ def test_map_sizes(side, maps):
     model = ssd(side, 1, [[2]] * len(maps), width=1 / 64)
     cells = sum(size**2 for size in maps)
     assert model.output_shape == (None, 4 * cells, 4 + 2)
+
+
+def test_pretrained_weights_see_the_same_image(monkeypatch):
+    from object_detection import model as models
+    from object_detection.batches import normalized
+
+    vgg = keras.applications.VGG16(False, weights=None, input_shape=(32, 32, 3))
+    monkeypatch.setattr(keras.applications, "VGG16", lambda include_top: vgg)
+    model = models.ssd(32, 1, [[2], [2]])
+    models.load_imagenet(model)
+    pixels = np.random.default_rng(0).uniform(0, 255, (1, 32, 32, 3)).astype("float32")
+    expected, found = (
+        keras.Model(m.inputs, m.get_layer("block2_conv2").output)(x)
+        for m, x in [
+            (vgg, keras.applications.vgg16.preprocess_input(pixels.copy())),
+            (model, normalized(tf.constant(pixels))),
+        ]
+    )
+    # Four convolutions of up to 9 * 128 products, of which few cancel out.
+    scale = np.max(np.abs(expected))
+    np.testing.assert_allclose(found / scale, expected / scale, atol=1152 * 2**-24)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -504,3 +525,53 @@ def test_difficult_objects_do_not_count():
     for found in (boxes, boxes[:1]):
         row = found, np.ones(len(found), int), np.linspace(0.9, 0.8, len(found))
         assert average_precisions([image], [row], ["cat"])["cat"] == pytest.approx(1)
+
+
+# --- train.py, gradients.py, figure3.py ------------------------------------
+
+TINY = ["--side=32", "--width=0.0625", "--scales=[0.3, 0.5, 0.9]", "--ratios=[[2], []]"]
+TINY += ["--batch=2", "--steps=2", "--eval-every=1", "--warm-up=1", "--verbose=0"]
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """The flags of a run on images of squares."""
+    names = [str(i) for i in range(6)]
+    lists = {"trainval": names[:4], "test": names[4:]}
+    files = voc({name: squares(int(name)) for name in names}, lists)
+    return [*TINY, f"--data={write(tmp_path / 'squares.tar', files)}"]
+
+
+def numbers(result):
+    rows = [(row["loss"], row["val_loss"]) for row in result["log"]]
+    return rows, result["measures"], result["loss_scale"]
+
+
+def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
+    from object_detection.train import main
+
+    flags = [*flags, "--precision=mixed", "--loss-scale=8", f"--out={tmp_path / 'out'}"]
+    whole = main(flags)
+    assert whole["loss_scale"] == 8
+    assert set(whole["measures"]) == {"mAP", "AP cat", "AP dog"}
+    # What is left when a run is killed in its second epoch.
+    shutil.rmtree(max((tmp_path / "out" / "checkpoints").iterdir()))
+    assert numbers(main([*flags, "--resume"])) == numbers(whole)
+
+
+def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys):
+    from object_detection.figure3 import main as figure3
+    from object_detection.train import main
+
+    out = tmp_path / "fp32"
+    gradients = main([*flags, "--precision=fp32", f"--out={out}"])["gradients"]
+    counted = sum(gradients["exponents"].values()) + gradients["zeros"]
+    assert counted == gradients["elements"]
+    lost = list(gradients["lost"].values())
+    assert lost == sorted(lost)
+    figure3([str(out / "result.json"), f"--out={tmp_path / 'figure3.png'}"])
+    assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("|")[1].strip() for row in rows if row.startswith("| ")][2:] == [
+        *("8", "1", "0.0625", "0.00390625", "0.000244141")
+    ]
