@@ -119,7 +119,10 @@ class Call(keras.layers.Layer):
         return self.layer(*args, **kwargs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        return self.layer.compute_mask(inputs, previous_mask)
+        # Keras takes the first argument of `call` for the inputs: here, all of them.
+        if not inputs:
+            return None
+        return self.layer.compute_mask(inputs[0], previous_mask[0])
 
 
 def made_again(operation: Any) -> Any:

@@ -75,6 +75,19 @@ def test_a_layer_shared_with_an_inner_model(policy):
     assert first == second
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_branches_are_joined_with_their_masks(masked):
+    ids = keras.Input((3,), dtype="int32")
+    words = keras.layers.Embedding(4, 2, mask_zero=masked, name="words")(ids)
+    branches = [words, keras.layers.Dense(3)(words)]
+    joined = keras.layers.Concatenate(name="joined")(branches)
+    model = compiled(keras.Model(ids, keras.layers.LSTM(2)(joined)))
+    x, y = np.array([[1, 2, 0], [3, 0, 0]]), np.ones((2, 2), "float32")
+    report = keras_mp.inspect(model, x, y)
+    assert entry_of(report, "joined", "activation_gradient").statistics.elements == 30
+    assert report.loss == pytest.approx(model.evaluate(x, y, verbose=0), rel=2**-20)
+
+
 def test_a_bfloat16_model_is_compared_with_fp16():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = compiled(sequential(L.Dense(4), L.Dense(1)), tiny)

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -425,7 +424,7 @@ def test_pretrained_weights_see_the_same_image(monkeypatch):
     models.load_imagenet(model)
     pixels = np.random.default_rng(0).uniform(0, 255, (1, 32, 32, 3)).astype("float32")
     expected, found = (
-        keras.Model(m.inputs, m.get_layer("block2_conv2").output)(x)
+        keras.Model(m.inputs[0], m.get_layer("block2_conv2").output)(x)
         for m, x in [
             (vgg, keras.applications.vgg16.preprocess_input(pixels.copy())),
             (model, normalized(tf.constant(pixels))),
@@ -437,20 +436,22 @@ def test_pretrained_weights_see_the_same_image(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_one_step(precision, images):
+def test_one_step(precision, images, monkeypatch):
     from object_detection.batches import training_batches
     from object_detection.loss import MultiboxLoss
     from object_detection.model import ssd
 
     keras.utils.set_random_seed(0)
     setting = PRECISIONS[precision]
+    if setting.computes_in_fp32:
+        monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(setting.dtype_policy)
     model = ssd(32, 2, [[2], [2]], width=1 / 16)
     optimizer = setting.wrap(keras.optimizers.SGD(0.01))
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
     batches = training_batches(images, 32, default_boxes_of(32), batch=2, seed=0)
     before = [weight.numpy() for weight in model.trainable_variables]
-    history = model.fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
+    history = model.fit(batches, steps_per_epoch=1, shuffle=False, verbose=0)
     assert math.isfinite(history.history["loss"][0])
     moved = [
         not np.array_equal(old, new.numpy())
@@ -555,7 +556,7 @@ def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     assert whole["loss_scale"] == 8
     assert set(whole["measures"]) == {"mAP", "AP cat", "AP dog"}
     # What is left when a run is killed in its second epoch.
-    shutil.rmtree(max((tmp_path / "out" / "checkpoints").iterdir()))
+    max((tmp_path / "out" / "checkpoints").iterdir()).unlink()
     assert numbers(main([*flags, "--resume"])) == numbers(whole)
 
 
