@@ -16,6 +16,7 @@ COMPARISON = Comparison(
     settings=SETTINGS | constant(8),
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
+    short=["--steps", "60", "--eval-every", "20", "--warm-up", "20"],
 )
 
 if __name__ == "__main__":
