@@ -31,7 +31,14 @@ def draw(gradients: Mapping[str, Any], path: Path) -> None:
     axes = figure.subplots()
     axes.bar([*bars], [*bars.values()], 0.9, align="edge", color="#3b6ea8")
     axes.bar(first - 3, share * gradients["zeros"], 0.9, align="edge", color="0.6")
-    axes.axvspan(first, _ZERO, color="#b3392f", alpha=0.12, lw=0, label="zero in FP16")
+    axes.axvspan(
+        min(first, _ZERO),
+        _ZERO,
+        color="#b3392f",
+        alpha=0.12,
+        lw=0,
+        label="zero in FP16",
+    )
     axes.axvspan(
         _ZERO, _NORMAL, color="#d98a2b", alpha=0.15, lw=0, label="subnormal in FP16"
     )
@@ -52,7 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("figure3.png"))
     args = parser.parse_args(argv)
-    gradients = json.loads(args.result.read_text())["gradients"]
+    result = json.loads(args.result.read_text()) if args.result.is_file() else {}
+    if "gradients" not in result:
+        parser.error(
+            "The result must be that of a run in FP32, which measures its gradients. "
+            f"Received: {args.result}. Run train.py --precision fp32 first."
+        )
+    gradients = result["gradients"]
     draw(gradients, args.out)
     print("| loss scale | activation gradients lost | error of the weight gradients |")
     print("| --- | --- | --- |")

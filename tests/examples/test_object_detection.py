@@ -574,3 +574,15 @@ def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys, monkeypatch):
     rows = capsys.readouterr().out.splitlines()
     found = [row.split("|")[1].strip() for row in rows if row.startswith("| ")]
     assert found[2:] == ["8", "0.000244141"]
+
+
+@pytest.mark.parametrize("content", [None, "{}"], ids=["missing", "not FP32"])
+def test_figure_3_of_another_file(tmp_path, capsys, content):
+    from object_detection.figure3 import main
+
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit):
+        main([str(path)])
+    assert "must be that of a run in FP32" in capsys.readouterr().err
