@@ -1,7 +1,7 @@
 """How much longer does training take with `keras_mp.NumericsCallback`?
 
 `python benchmarks/numerics_callback.py` prints a Markdown table for the translator of
-examples/nmt_seq2seq, preset demo, in mixed precision: a step without the callback, what
+examples/translation, preset demo, in mixed precision: a step without the callback, what
 is added to one between two samples, and to one that is sampled and written to a log,
 and the cost at `every=200` that follows, bold above its goal of 2%. Two models train in
 one process, one with the callback, and take their steps in turn, so that what else the
@@ -25,10 +25,10 @@ from machine import machine
 
 import keras_mp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "nmt_seq2seq"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import step_time
-import train
+from experiments.flags import parse
+from translation import step_time, train
 
 EVERY = 200  # the default
 GOAL = 2.0  # percent
@@ -56,11 +56,14 @@ def seconds(step, number):
 
 def measure(steps, every, log_dir):
     """Returns the times without, and the differences between and in samples, in s."""
-    args = train.parse_args(["--preset=demo", "--precision=mixed"])
+    args = parse(train.HERE, ["--preset=demo", "--precision=mixed"], train.CHOICES)
     [batch], *sizes = step_time.make_batches(args, 1)
     # The policy that train.py sets for this precision.
     keras.config.set_dtype_policy("float16")
-    plain, sampled = (train.make_model(args, *sizes) for _ in range(2))
+    plain, sampled = (
+        train.make_model(args, keras_mp.wrap(train.make_optimizer(args)), *sizes)
+        for _ in range(2)
+    )
     without = make_step(plain, batch, keras.callbacks.Callback())
     sampling = make_step(
         sampled, batch, keras_mp.NumericsCallback(every, log_dir=log_dir)

@@ -320,6 +320,7 @@ def test_the_iterator_of_fit_is_kept(steps):
     assert keras_internals.kept_iterator(model) is None
 
 
+@contract(keras_internals.applied_steps)
 def test_applied_steps_counts_those_that_accumulate():
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
     weight = keras.Variable([1.0])

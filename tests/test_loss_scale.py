@@ -494,25 +494,33 @@ COUNTERS = {
 def test_counters(pattern, expected):
     rule = DynamicLossScale(8.0, min_scale=2.0)
     *_, state = run(rule, pattern)
-    assert tuple(value.numpy() for value in state) == expected
+    assert values(state) == expected
 
 
 def test_a_constant_scale_is_always_at_its_minimum():
     *_, state = run(ConstantLossScale(128), [OK, OVERFLOW, OVERFLOW])
-    assert tuple(value.numpy() for value in state) == (128.0, 0, 2, 2, 2)
+    assert values(state) == (128.0, 0, 2, 2, 2)
     *_, state = run(ConstantLossScale(128), [OVERFLOW, OVERFLOW, OK])
-    assert tuple(value.numpy() for value in state) == (128.0, 1, 0, 2, 0)
+    assert values(state) == (128.0, 1, 0, 2, 0)
+
+
+def values(state):
+    """The scale and the counters, of a rule that has no statistics."""
+    *fields, statistics = state
+    assert statistics == {}
+    return tuple(field.numpy() for field in fields)
 
 
 def test_the_initial_state_is_plain_numbers():
-    assert DynamicLossScale(8).initial_state() == (8.0, 0, 0, 0, 0)
-    assert ConstantLossScale(8).initial_state() == (8.0, 0, 0, 0, 0)
+    assert DynamicLossScale(8).initial_state() == (8.0, 0, 0, 0, 0, {})
+    assert ConstantLossScale(8).initial_state() == (8.0, 0, 0, 0, 0, {})
     assert LossScaleState._fields == (
         "scale",
         "finite_steps",
         "consecutive_skips",
         "skipped_steps",
         "skips_at_minimum",
+        "statistics",
     )
 
 

@@ -364,9 +364,7 @@ def test_optimizers_that_share_a_scale_count_the_largest_of_both(order):
 
 
 @pytest.mark.parametrize("clipnorm", [None, 1e6])
-def test_replicas_count_the_largest_of_all(clipnorm):
-    devices = ["CPU:0", "CPU:1"]
-    strategy = tf.distribute.MirroredStrategy(devices)
+def test_replicas_count_the_largest_of_all(clipnorm, strategy):
     with strategy.scope():
         weight = keras.Variable([1.0], dtype="float16")
         inner = keras.optimizers.SGD(0.0, clipnorm=clipnorm)

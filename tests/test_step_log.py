@@ -83,8 +83,8 @@ def test_a_model_that_was_trained_before_is_traced_again(tmp_path):
 
 
 @pytest.mark.parametrize("clipnorm", [None, 1e6])
-def test_the_norm_is_that_of_the_sum_over_replicas(clipnorm, tmp_path):
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+def test_the_norm_is_that_of_the_sum_over_replicas(clipnorm, strategy, tmp_path):
+    with strategy.scope():
         model = model_of(keras.optimizers.SGD(0.25, clipnorm=clipnorm))
     fit(model, [[1.0], [5.0], [-2.0], [4.0]], 2, LossScaleCallback(log_dir=tmp_path))
     assert logged(tmp_path, "gradient_norm") == {1: 3.0, 2: 1.0}

@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_mp
 
@@ -42,7 +43,7 @@ def names():
         "model": model,
         "x": x,
         "y": x.sum(axis=1, keepdims=True),
-        "dataset": [(x, x.sum(axis=1, keepdims=True))],
+        "dataset": tf.data.Dataset.from_tensors((x, x.sum(axis=1, keepdims=True))),
     }
 
 
@@ -51,8 +52,10 @@ def test_pages_have_code():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_code_blocks(page, names, tmp_path, monkeypatch, capsys):
+def test_code_blocks(page, names, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    # The replicas of all other tests.
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *_: strategy)
     for first, code in blocks_of(page):
         # An error of the code is told with the line of the page.
         source = compile("\n" * (first - 1) + code, str(page), "exec")

@@ -127,7 +127,7 @@ def test_gradients_are_unscaled(run, squares):
         return [update.values_of(g) for g in unscaled], checked
 
     values, checked = run(unscale)
-    expected = [[8188.0, 2.0**-27], [[1.0]], np.zeros((3, 0)), 16.0]
+    expected = [[8188.0, 2.0**-27], [[1.0]], np.zeros((3, 0)), -16.0]
     assert_values(values, expected, "float32")
     sum_of_squares = 8188.0**2 + 1 + 16**2 if squares else 0.0
     assert_values(checked, [[8188.0, 1.0, 0.0, 16.0], sum_of_squares], "float32")
