@@ -23,7 +23,6 @@ PROMISES = {
         ],
         "translator in FP32 and in mixed precision": [
             "test_experiments.py::test_precisions",
-            "test_translation.py::test_train_in_fp32",
             "test_translation.py::test_train_in_mixed_precision_and_resume",
         ],
         "or stops with the reason if that fails": [
