@@ -2,7 +2,7 @@
 
     python examples/gallery.py train                       # a short form of all of them
     python examples/gallery.py train language_model        # or of one
-    python examples/gallery.py tables                      # from results/ into the page
+    python examples/gallery.py tables     # tables and curves, from results/ into docs/
 
 The measured results were made by `compare.py --settings all --record` of each one.
 """
@@ -20,10 +20,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from experiments.compare import Comparison, slug
-from experiments.report import Result, optional
+from experiments.report import Result, curves, draw_curves, optional, picture
 
 EXAMPLES = Path(__file__).resolve().parent
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
+FIGURES = PAGE.parent / "figures" / "gallery"
+# The picture of the README: experiments and their settings, by title.
+README = {
+    "A translator: the same curve": (
+        "translation",
+        ["fp32", "fp32 seed 1", "fp32 seed 2", "mixed"],
+    ),
+    "An autoencoder: lost without loss scaling": (
+        "where_it_breaks/image_to_image",
+        ["fp32", "mixed", "mixed, no scaling"],
+    ),
+}
 # Folders with a compare.py, in the order of the paper's section 4.
 EXPERIMENTS = [
     "image_classification",
@@ -65,16 +77,50 @@ def with_tables(page: str) -> str:
     return BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], page)
 
 
+def results_of(comparison: Comparison, preset: str) -> dict[str, Result]:
+    """Returns the results that were recorded, by setting."""
+    folder = comparison.folder / "results" / preset
+    files = {name: folder / f"{slug(name)}.json" for name in comparison.settings}
+    return {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
+
+
+def figure_of(experiment: str) -> Path:
+    """Returns the file of the curves of an experiment."""
+    return FIGURES / f"{experiment.replace('/', '_')}.svg"
+
+
+def draw(experiment: str, preset: str) -> None:
+    """Draws the curves of an experiment, where several settings were recorded."""
+    comparison = comparison_of(experiment)
+    results = results_of(comparison, preset)
+    if len(results) > 1:
+        FIGURES.mkdir(parents=True, exist_ok=True)
+        path = figure_of(experiment)
+        curves(results, path, comparison.curve, comparison.log_scale)
+
+
+def draw_readme() -> None:
+    """Draws what the README shows of the recorded results."""
+    path = FIGURES.parent / "readme.svg"
+    with picture(path, *README) as axes:
+        for each, (experiment, names) in zip(axes, README.values(), strict=True):
+            comparison = comparison_of(experiment)
+            results = results_of(comparison, "demo")
+            shown = {name: results[name] for name in names if name in results}
+            draw_curves(each, shown, comparison.curve, comparison.log_scale)
+
+
 def table(experiment: str, preset: str) -> str:
     """Returns the results of an experiment: a setting a row, and what they ran on."""
     comparison = comparison_of(experiment)
-    folder = comparison.folder / "results" / preset
-    files = {name: folder / f"{slug(name)}.json" for name in comparison.settings}
-    results = {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
-    missing = [name for name in files if name not in results]
+    results = results_of(comparison, preset)
+    missing = [name for name in comparison.settings if name not in results]
     if not results:
         return "Not measured yet.\n"
     lines = [*_rows(results, comparison.measures), *_machines(results)]
+    if len(results) > 1:
+        picture = figure_of(experiment).relative_to(PAGE.parent)
+        lines.append(f"\n![{comparison.curve} by step]({picture})")
     if missing:
         lines.append(f"\nNot measured yet: {'; '.join(missing)}.")
     return "\n".join(lines) + "\n"
@@ -122,10 +168,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help="train the short forms")
     training.add_argument("names", nargs="*", help=f"of {experiments_here()}")
-    commands.add_parser("tables", help="write the tables of docs/gallery.md")
+    commands.add_parser("tables", help="write tables and curves of docs/gallery.md")
     args = parser.parse_args(argv)
     if args.command == "tables":
-        PAGE.write_text(with_tables(PAGE.read_text()))
+        page = PAGE.read_text()
+        for block in BLOCK.finditer(page):
+            draw(block[2], block[3])
+        draw_readme()
+        PAGE.write_text(with_tables(page))
         return
     names = args.names or experiments_here()
     unknown = sorted({*names} - {*experiments_here()})

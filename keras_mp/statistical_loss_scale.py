@@ -119,7 +119,7 @@ class StatisticalLossScale(DynamicLossScale):
         # From a table, since not every device computes powers of two exactly.
         least, most = math.log2(self.min_scale), math.log2(self.max_scale)
         exponents = np.arange(math.ceil(least), math.floor(most) + 1).astype("float32")
-        allowed = ops.where(exponents <= limit, 2.0**exponents, 0.0)
+        allowed = ops.where(ops.less_equal(exponents, limit), 2.0**exponents, 0.0)
         by_statistics = ops.max(allowed, initial=self.min_scale)
         has_learned = ops.logical_and(finite, learned["count"] > 0)
         return ops.where(has_learned, by_statistics, super().next_scale(state, finite))

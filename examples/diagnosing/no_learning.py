@@ -13,7 +13,7 @@ import keras_mp
 EPOCHS, BATCH = 8, 128
 
 
-def train(policy, loss_scale, epochs=EPOCHS, count=512):
+def train(policy, loss_scale, epochs=EPOCHS, count=512, callbacks=()):
     """Trains a denoiser; returns it, and its loss after each epoch."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
@@ -25,7 +25,14 @@ def train(policy, loss_scale, epochs=EPOCHS, count=512):
         loss="mse",
         loss_weights=0.01,  # one loss among others, in the model that this is from
     )
-    history = model.fit(noisy, clean, batch_size=BATCH, epochs=epochs, verbose=0)
+    history = model.fit(
+        noisy,
+        clean,
+        batch_size=BATCH,
+        epochs=epochs,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
     return model, noisy, clean, history.history["loss"]
 
 

@@ -1,6 +1,8 @@
 """What a comparison shows of its results: a table and curves."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +38,63 @@ def curves(results: Results, path: Path, column: str, log_scale: bool = False) -
 
     Args:
         results: by setting.
-        path: of the picture.
+        path: of the picture; its suffix chooses the format.
         column: of the log; the held-out numbers are those of `val_` and it.
         log_scale: whether the numbers are drawn on a logarithmic scale.
     """
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for name, result in results.items():
-        every, log = result["flags"]["eval_every"], result["log"]
-        steps = [every * (i + 1) for i in range(len(log))]
-        (line,) = axes.plot(steps, [row[column] for row in log], label=name)
-        held_out = [row.get(f"val_{column}") for row in log]
-        if None not in held_out:
-            axes.plot(steps, held_out, "o", color=line.get_color())
+    with picture(path, "training (lines) and held-out data (points)") as (axes,):
+        draw_curves(axes, results, column, log_scale)
+
+
+@contextlib.contextmanager
+def picture(path: Path, *titles: str) -> Iterator[list[Any]]:
+    """Gives axes to draw on, one for each title, and saves them.
+
+    The same drawing makes the same SVG: it has no date, and no random names.
+    """
+    with plt.rc_context({"svg.hashsalt": "keras_mp"}):
+        figure, axes = plt.subplots(
+            1, len(titles), figsize=(3 + 5 * len(titles), 5), squeeze=False
+        )
+        for each, title in zip(axes[0], titles, strict=True):
+            each.set_title(title)
+        yield list(axes[0])
+        figure.tight_layout()
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=120, metadata=metadata)
+        plt.close(figure)
+
+
+def draw_curves(
+    axes: Any, results: Results, column: str, log_scale: bool = False
+) -> None:
+    """Draws on axes; the arguments are those of `curves`.
+
+    Seeds of FP32 are grey, so that others stand out where they leave these.
+    """
+    for name, color in colors(results).items():
+        _draw(axes, name, results[name], column, color)
     if log_scale:
         axes.set_yscale("log")
     axes.set_xlabel("training step")
     axes.set_ylabel(column)
-    axes.set_title(f"training (line, mean of {every} steps) and held-out (points)")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+
+
+def colors(names: Iterable[str]) -> dict[str, str]:
+    """Returns a color for each setting: greys for seeds of FP32, and no grey else."""
+    greys, others = cycle(["0.2", "0.45", "0.65"]), cycle(f"C{i}" for i in range(7))
+    return {name: next(greys if "fp32" in name else others) for name in names}
+
+
+def _draw(axes: Any, name: str, result: Result, column: str, color: str) -> None:
+    every, log = result["flags"]["eval_every"], result["log"]
+    steps = [every * (i + 1) for i in range(len(log))]
+    axes.plot(steps, [row[column] for row in log], label=name, color=color)
+    held_out = [row.get(f"val_{column}") for row in log]
+    if None not in held_out:
+        axes.plot(steps, held_out, "o", color=color)
 
 
 def optional(number: float | None) -> str:

@@ -149,7 +149,37 @@ class NumericsCallback(keras.callbacks.Callback):
             self._writer.close()
             self._writer = None
         if self.log_dir is not None and self.samples and _has_matplotlib():
-            self._plot(self.log_dir)
+            self.plot(self.log_dir)
+
+    def plot(self, directory: str | os.PathLike[str], format: str = "png") -> None:
+        """Draws the samples so far, as `exponents` and `lost` in a folder.
+
+        Args:
+            directory: str or path, an existing folder.
+            format: str, the suffix of both files: one of matplotlib's formats.
+                Defaults to `"png"`.
+
+        Raises:
+            ValueError: there is no sample yet.
+            ImportError: matplotlib is not installed.
+        """
+        if not self.samples:
+            raise ValueError(
+                "The pictures of NumericsCallback need a sample. Received: none after "
+                f"fewer steps than every={self.every}. Call `fit` first, or sample "
+                "more often."
+            )
+        entries = [entry for sample in self.samples for entry in sample.entries]
+        panels = {
+            title: total(e.statistics for e in entries if e.kind == kind)
+            for kind, title in _PANELS.items()
+        }
+        scale = self.samples[-1].loss_scale
+        folder = Path(directory)
+        plot_exponents(folder / f"exponents.{format}", panels, scale)
+        steps = [sample.step for sample in self.samples]
+        shares = {title: self._shares(kind) for kind, title in _MAPS.items()}
+        plot_lost(folder / f"lost.{format}", steps, shares)
 
     def _optimizer(self) -> FP32MasterOptimizer:
         if keras.backend.backend() != "tensorflow":
@@ -247,18 +277,6 @@ class NumericsCallback(keras.callbacks.Callback):
                 yield Entry(path, "weight_gradient", gradient)
             if before is not None:
                 yield _update_entry(path, Update.of(old, new - old))
-
-    def _plot(self, directory: Path) -> None:
-        entries = [entry for sample in self.samples for entry in sample.entries]
-        panels = {
-            title: total(e.statistics for e in entries if e.kind == kind)
-            for kind, title in _PANELS.items()
-        }
-        scale = self.samples[-1].loss_scale
-        plot_exponents(directory / "exponents.png", panels, scale)
-        steps = [sample.step for sample in self.samples]
-        shares = {title: self._shares(kind) for kind, title in _MAPS.items()}
-        plot_lost(directory / "lost.png", steps, shares)
 
     def _shares(self, kind: str) -> dict[str, list[float | None]]:
         """Returns the share lost of each layer or weight in each sample."""

@@ -19,9 +19,10 @@ def check_can_keep_norm() -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
-            "The norm of the gradients is kept on Keras's TensorFlow backend alone. "
-            f"Received: the backend {keras.backend.backend()!r}. Leave out log_dir of "
-            "LossScaleCallback, or set KERAS_BACKEND=tensorflow."
+            "Keeping the norm of the gradients, as `LossScaleCallback(log_dir=...)` "
+            "does, needs Keras on the TensorFlow backend. "
+            f"Received: backend={keras.backend.backend()!r}. Leave out `log_dir`, "
+            "or set KERAS_BACKEND=tensorflow before Keras is imported."
         )
 
 

@@ -215,6 +215,23 @@ def test_the_scale_moves_by_the_rule(mode):
     assert value(optimizer.skipped_steps) == 3
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_scale_moves_by_the_largest_gradients(mode):
+    weights = make_weights("float16")
+    rule = keras_mp.StatisticalLossScale(growth_interval=2, window=1)
+    optimizer = keras_mp.wrap(keras.optimizers.SGD(0.0), rule)
+    optimizer.scale_loss(0.0)
+    step = make_step(optimizer, weights, mode)
+    scales = []
+    # By hand in tests/test_statistical_loss_scale.py, where the sizes are explained.
+    for largest in (1.0, np.nan, 1.0, -(2.0**-0.5), 1.0, np.inf):
+        scaled = largest * value(optimizer.loss_scale)
+        step(tensors([np.full((2, 3), scaled), np.full(3, scaled / 2)], "float16"))
+        scales.append(value(optimizer.loss_scale).item())
+    assert scales == [2.0**15, 2.0**14, 2.0**14, 2.0**15, 2.0**15, 2.0**14]
+    assert value(optimizer.skipped_steps) == 2
+
+
 def test_the_loss_is_scaled_in_float32():
     optimizer = keras_mp.wrap("sgd", 2.0**17)
     loss = optimizer.scale_loss(keras.ops.convert_to_tensor(2.0, "float16"))

@@ -94,8 +94,9 @@ def test_star_import_gives_what_works_here():
         lambda: importlib.import_module("keras_mp.info"),
         lambda: keras_mp.wrap("sgd", all_reduce_dtype="float16"),
         lambda: keras_mp.convert(keras.Sequential([keras.layers.Dense(1)])),
+        lambda: keras_mp.LossScaleCallback(log_dir="logs"),
     ],
-    ids=["attribute", "ops", "gemm", "info", "sums", "convert"],
+    ids=["attribute", "ops", "gemm", "info", "sums", "convert", "log_dir"],
 )
 def test_what_needs_tensorflow_says_so(use):
     with pytest.raises((ImportError, RuntimeError)) as caught:

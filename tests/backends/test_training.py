@@ -182,7 +182,13 @@ def test_export(dtype, expected):
     assert exported.tolist() == [[expected]]
 
 
-def perceptron(rounding="nearest"):
+RULES = {
+    "dynamic": lambda: DynamicLossScale(64.0, growth_interval=3),
+    "statistical": lambda: keras_mp.StatisticalLossScale(64.0, window=3),
+}
+
+
+def perceptron(rounding="nearest", rule="dynamic"):
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     layers = [
@@ -191,8 +197,7 @@ def perceptron(rounding="nearest"):
     ]
     model = keras.Sequential([keras.Input((4,)), *layers])
     inner = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3)
-    rule = DynamicLossScale(64.0, growth_interval=3)
-    model.compile(keras_mp.wrap(inner, rule, rounding, seed=3), "mse")
+    model.compile(keras_mp.wrap(inner, RULES[rule](), rounding, seed=3), "mse")
     return model
 
 
@@ -217,19 +222,25 @@ def all_of(model):
     return [*model.trainable_variables, *model.optimizer.variables]
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize(
+    ("rounding", "rule"),
+    [("nearest", "dynamic"), ("stochastic", "dynamic"), ("nearest", "statistical")],
+)
 @pytest.mark.parametrize("name", ["whole.keras", "state.weights.h5"])
-def test_training_resumes_to_the_bit(name, rounding, tmp_path):
+def test_training_resumes_to_the_bit(name, rounding, rule, tmp_path):
     path = tmp_path / name
-    straight = train(train(perceptron(rounding), epochs=2), epochs=4, initial_epoch=2)
 
-    first = train(perceptron(rounding), epochs=2)
+    def begin():
+        return train(perceptron(rounding, rule), epochs=2)
+
+    straight = train(begin(), epochs=4, initial_epoch=2)
+    first = begin()
     if path.suffix == ".keras":
         first.save(path)
         second = keras.models.load_model(path)
     else:
         first.save_weights(path)
-        second = perceptron(rounding)
+        second = perceptron(rounding, rule)
         second.optimizer.build(second.trainable_variables)
         second.load_weights(path)
     assert second.optimizer.get_config() == first.optimizer.get_config()

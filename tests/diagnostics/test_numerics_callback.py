@@ -362,6 +362,17 @@ def test_tensorboard_and_pictures(tmp_path):
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
 
 
+def test_pictures_of_the_samples_so_far(tmp_path):
+    callback = keras_mp.NumericsCallback(every=2)
+    with pytest.raises(ValueError, match=r"Received: none .* every=2"):
+        callback.plot(tmp_path)
+    fit(make_model(), callback, 2)
+    callback.plot(tmp_path, format="svg")
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {*made} == {"exponents.svg", "lost.svg"}
+    assert all("<svg" in content for content in made.values())
+
+
 # What is wrong is said before the first step.
 
 

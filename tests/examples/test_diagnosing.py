@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "diagnosing"
 def examples_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("images", "no_learning", "fine_tuning", "attention"):
+    for name in ("images", "no_learning", "fine_tuning", "attention", "watching"):
         sys.modules.pop(name, None)
 
 
