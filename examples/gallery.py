@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from experiments.compare import Comparison, slug
-from experiments.report import Result, curves, draw_curves, optional, picture
+from experiments.report import Result, draw_curves, optional, picture
 
 EXAMPLES = Path(__file__).resolve().parent
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
@@ -95,8 +95,7 @@ def draw(experiment: str, preset: str) -> None:
     results = results_of(comparison, preset)
     if len(results) > 1:
         FIGURES.mkdir(parents=True, exist_ok=True)
-        path = figure_of(experiment)
-        curves(results, path, comparison.curve, comparison.log_scale)
+        comparison.draw(results, figure_of(experiment))
 
 
 def draw_readme() -> None:

@@ -41,6 +41,7 @@ class Comparison:
         measures: names of measures in result.json, the columns of the table.
         curve: the column of the log that is drawn.
         log_scale: whether it is drawn on a logarithmic scale.
+        groups: how names of settings begin that are drawn apart from others.
         short: flags that make it short, for `make gallery`.
         show: called with the results by setting and the folder of the comparison; what
             it returns is printed before the table.
@@ -52,6 +53,7 @@ class Comparison:
     measures: Sequence[str]
     curve: str = "loss"
     log_scale: bool = False
+    groups: Sequence[str] = ()
     short: Sequence[str] = ()
     show: Callable[[report.Results, Path], str] | None = None
 
@@ -72,12 +74,16 @@ class Comparison:
             for name, file in files.items():
                 self._record(name, file, args.preset)
         picture = args.out / f"{self.curve}.png"
-        report.curves(results, picture, self.curve, self.log_scale)
+        self.draw(results, picture)
         if self.show is not None:
             print("\n" + self.show(results, args.out))
         print(report.table(results, self.measures))
         print(f"\nCurves: {picture.resolve()}")
         print(f"{time.perf_counter() - start:.0f} s")
+
+    def draw(self, results: report.Results, path: Path) -> None:
+        """Draws the curves of results, by setting, into a file."""
+        report.curves(results, path, self.curve, self.log_scale, self.groups)
 
     def _parse(
         self, argv: Sequence[str] | None

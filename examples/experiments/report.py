@@ -33,7 +33,13 @@ def table(results: Results, measures: Sequence[str]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def curves(results: Results, path: Path, column: str, log_scale: bool = False) -> None:
+def curves(
+    results: Results,
+    path: Path,
+    column: str,
+    log_scale: bool = False,
+    groups: Sequence[str] = (),
+) -> None:
     """Draws a column of the logs against the steps, in training and on held-out data.
 
     Args:
@@ -41,9 +47,18 @@ def curves(results: Results, path: Path, column: str, log_scale: bool = False) -
         path: of the picture; its suffix chooses the format.
         column: of the log; the held-out numbers are those of `val_` and it.
         log_scale: whether the numbers are drawn on a logarithmic scale.
+        groups: how names of settings begin that are drawn apart from others; those of
+            which there is none are left out.
     """
-    with picture(path, "training (lines) and held-out data (points)") as (axes,):
-        draw_curves(axes, results, column, log_scale)
+    what = "training (lines) and held-out data (points)"
+    panels = {
+        group: {name: results[name] for name in results if name.startswith(group)}
+        for group in groups
+    } or {what: results}
+    drawn = {title: found for title, found in panels.items() if found}
+    with picture(path, *drawn) as axes:
+        for each, found in zip(axes, drawn.values(), strict=True):
+            draw_curves(each, found, column, log_scale)
 
 
 @contextlib.contextmanager
@@ -53,12 +68,13 @@ def picture(path: Path, *titles: str) -> Iterator[list[Any]]:
     The same drawing makes the same SVG: it has no date, and no random names.
     """
     with plt.rc_context({"svg.hashsalt": "keras_mp"}):
-        figure, axes = plt.subplots(
-            1, len(titles), figsize=(3 + 5 * len(titles), 5), squeeze=False
-        )
-        for each, title in zip(axes[0], titles, strict=True):
-            each.set_title(title)
-        yield list(axes[0])
+        columns = min(len(titles), 3)
+        rows = -(-len(titles) // columns)
+        figure = plt.figure(figsize=(3 + 5 * columns, 5 * rows))
+        yield [
+            figure.add_subplot(rows, columns, place, title=title)
+            for place, title in enumerate(titles, start=1)
+        ]
         figure.tight_layout()
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=120, metadata=metadata)

@@ -27,6 +27,7 @@ COMPARISON = Comparison(
     ],
     measures=["top-1"],
     curve="top_1",
+    groups=[*NETWORKS],
     short=["--steps=200", "--decay-every=150", "--test-images=2000"],
 )
 

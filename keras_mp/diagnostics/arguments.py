@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp.arguments import positive_number
+from keras_mp.layers.conversion.conversion_report import every_layer
 
 
 def check_model(model: Any) -> None:
@@ -15,7 +16,8 @@ def check_model(model: Any) -> None:
     Raises:
         RuntimeError: Keras is on another backend than TensorFlow.
         TypeError: it is not a `keras.Model`.
-        ValueError: it is not built, not compiled, or has no trainable weights.
+        ValueError: it is not built, not compiled, has no trainable weights, or has
+            recurrent layers that are stateful.
     """
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
@@ -43,6 +45,13 @@ def check_model(model: Any) -> None:
         raise ValueError(
             "`model` must have trainable weights. Received: "
             f"{model.name!r} without any. Set `trainable = True` on its layers."
+        )
+    carrying = [x.path for x in every_layer(model) if getattr(x, "stateful", False)]
+    if carrying:
+        raise ValueError(
+            "Recurrent layers must not carry their state to the next batch: a look at "
+            f"one would change it. Received: stateful=True in {carrying}. Diagnose the "
+            "same model made with stateful=False, which may be given its weights."
         )
 
 

@@ -73,7 +73,8 @@ class NumericsCallback(keras.callbacks.Callback):
         OSError: in `fit`, `log_dir` cannot be written to.
         RuntimeError: in `fit`, Keras is on another backend than TensorFlow.
         TypeError: `every` is not an int.
-        ValueError: `every` is below 1; in `fit`, the optimizer is not wrapped.
+        ValueError: `every` is below 1; in `fit`, the optimizer is not wrapped, or
+            there is another `NumericsCallback`.
 
     Example:
 
@@ -221,6 +222,12 @@ class NumericsCallback(keras.callbacks.Callback):
     def _begin(self) -> int:
         """Returns how many steps were made before this run, and opens the files."""
         optimizer = self._optimizer()
+        if optimizer.gradient_sampler is not self._sampler:
+            raise ValueError(
+                "A `fit` has one NumericsCallback: the last one's counting takes the "
+                f"place of the others'. Received: another beside every={self.every}, "
+                f"log_dir={self.log_dir}. Give one of them to `fit`."
+            )
         applied = keras_internals.applied_steps(optimizer.inner_optimizer)
         counters = (applied, optimizer.skipped_steps)
         step = sum(int(keras.ops.convert_to_numpy(each)) for each in counters)

@@ -325,12 +325,21 @@ def frozen():
     return model
 
 
+def carrying_state():
+    inputs = keras.Input((3, 1), batch_size=2)
+    rnn = keras.layers.Bidirectional(keras.layers.GRU(2, stateful=True))
+    model = keras.Sequential([inputs, rnn, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 UNBUILT = keras.Sequential([keras.layers.Dense(1)])
 MISUSE = {
     "no model": (lambda: keras.layers.Dense(1), {}, "must be a keras.Model.*Dense"),
     "not built": (lambda: UNBUILT, {}, "must be built.*not built"),
     "not compiled": (nested, {}, "must be compiled.*not compiled"),
     "no weights to train": (frozen, {}, "must have trainable weights"),
+    "state": (carrying_state, {}, "stateful=True in .*gru.*stateful=False"),
     "scale": (small_model, {"loss_scale": -1.0}, "`loss_scale` must be positive"),
     "no config": (without_config, {}, "made again from its config.*as_is=True"),
 }

@@ -376,6 +376,16 @@ def test_pictures_of_the_samples_so_far(tmp_path):
 # What is wrong is said before the first step.
 
 
+def test_two_in_one_fit_are_refused():
+    model = make_model()
+    first, second = (keras_mp.NumericsCallback(every=every) for every in (1, 2))
+    with pytest.raises(ValueError, match=r"one NumericsCallback.* every=1"):
+        fit(model, first, 2, second)
+    np.testing.assert_array_equal(model.get_weights(), [START])
+    fit(model, second, 2)  # one that was left behind is no other
+    assert [sample.step for sample in second.samples] == [2]
+
+
 def test_pictures_need_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     callback = keras_mp.NumericsCallback(every=1, log_dir=tmp_path)

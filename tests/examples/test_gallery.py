@@ -47,10 +47,24 @@ def test_table(comparison):
         "Made on EPYC, 2 cores, kernels avx2, TensorFlow 2.21.0, Keras 3.15.1: "
         "fp32; mixed, scale 8.\n"
         "\n"
+        "![loss by step](figures/gallery/lines.svg)\n"
+        "\n"
         "Not measured yet: fp16, no masters.\n"
         "<!-- end -->\n"
         "after\n"
     )
+
+
+def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "FIGURES", tmp_path / "figures")
+    folder = comparison.folder / "results" / "demo"
+    flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
+    content = json.dumps(result(0.25, flags=flags, log=log))
+    for name, drawn in (("fp32", []), ("fp16-no-masters", ["figures/a_lines.svg"])):
+        (folder / f"{name}.json").write_text(content)
+        gallery.draw("a/lines", "demo")
+        found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]
+        assert found == drawn
 
 
 def test_the_page_agrees_with_the_results():
