@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "absl/synchronization/notification.h"
 #include "update/cpu_backend.h"
 #include "update/xla_ffi_handlers.h"
 
@@ -24,22 +23,19 @@ struct Loop {
   void* context;
   Parallel::Body body;
   std::atomic<std::int64_t> next{0};
-  std::int64_t done = 0;
-  std::mutex mutex;
-  std::condition_variable all_done;
+  std::atomic<std::int64_t> done{0};
+  // Not std::condition_variable: its wait() of GCC 12 is in no older libstdc++.
+  absl::Notification all_done;
 
   void Work() {
     std::int64_t done_here = 0;
     for (std::int64_t i; (i = next++) < count; ++done_here) body(context, i);
     if (done_here == 0) return;
-    const std::lock_guard<std::mutex> lock(mutex);
-    done += done_here;
-    if (done == count) all_done.notify_one();
+    if ((done += done_here) == count) all_done.Notify();
   }
 
   void Wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    all_done.wait(lock, [this] { return done == count; });
+    if (count > 0) all_done.WaitForNotification();
   }
 };
 
