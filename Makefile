@@ -33,7 +33,7 @@ NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
 .PHONY: help bench clean demo docs docs-serve gallery lint packages-and-test-cpp test test-all test-backends
-.PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow
+.PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow test-wheel wheel
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
+	@echo 'make wheel          build a wheel and a source distribution in dist, and test them'
 	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
 	@echo 'make lint           check style, format and types'
 	@echo 'make clean          remove .venv, build outputs and caches'
@@ -64,7 +65,7 @@ MARKED := $(if $(filter test,$(MAKECMDGOALS)),full and not slow,not slow)
 # Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
 # XLA compiles and how models are converted and trained is the same both times. The tests
 # of the ops choose the library themselves.
-test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs
+test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs wheel
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m '$(MARKED)' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
@@ -136,6 +137,33 @@ docs: $(VENV)/.installed-docs
 
 docs-serve: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --dev-addr 127.0.0.1:8000
+
+# The wheel is built from the source distribution, as pip does where it finds no wheel.
+# auditwheel refuses a platform older than the library needs. manylinux_2_34 is the oldest
+# that g++ of Debian 12 builds for; an older compiler is named by CXX.
+PLATFORM ?= manylinux_2_34_x86_64
+WHEEL := $(CURDIR)/build/wheel
+
+wheel: $(VENV)/.installed-wheel
+	@rm -rf $(WHEEL) dist && mkdir -p $(WHEEL)
+	@$(RUN) -m build --no-isolation --outdir $(WHEEL) >$(WHEEL)/log 2>&1 || { \
+	  tail -n 50 $(WHEEL)/log >&2; exit 1; }
+	@PATH=$(abspath $(VENV))/bin:$$PATH $(RUN) -m auditwheel repair --plat $(PLATFORM) \
+	  --only-plat --exclude libtensorflow_framework.so.2 --wheel-dir dist $(WHEEL)/*.whl
+	@mv $(WHEEL)/*.tar.gz dist
+	@$(MAKE) --no-print-directory test-wheel
+
+# The wheel of dist in a new environment, where PATH has no compiler, from a folder where
+# `import keras_mp` finds nothing else. On another Python: make test-wheel PYTHON=python3.13
+WHEEL_TESTS := installed test_package.py ops/test_gemm.py optimizer/test_rounding.py \
+	optimizer/update
+test-wheel:
+	@$(PYTHON) -m venv --clear $(WHEEL)/venv
+	@$(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
+	  'hypothesis>=6.100' 'pytest>=9' dist/*.whl
+	@cd $(WHEEL) && $(TF_QUIET) PATH=venv/bin venv/bin/pytest -q \
+	  -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)
+	@rm -rf $(WHEEL)/venv
 
 bench: $(VENV)/.keras-hub $(NATIVE)
 	@$(TF_QUIET) $(RUN) benchmarks/all.py $(ARGS)

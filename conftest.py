@@ -16,8 +16,9 @@ import keras_mp
 
 pytest_plugins = ["pytester", "rings", "skip_policy"]
 
-# They set up another backend: `make test-backends` runs them without this file.
-collect_ignore = ["tests/backends"]
+# `make test-backends` runs its tests without this file: they set up another backend.
+# `make wheel` names its tests, which are not for an installation from this folder.
+collect_ignore = ["tests/backends", "tests/installed"]
 
 # The first call of a TensorFlow function is slow, so an example has no deadline.
 hypothesis.settings.register_profile("keras_mp", deadline=None, derandomize=True)

@@ -15,6 +15,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -114,9 +115,17 @@ class BuildWithCMake(build_ext):
             ) from error
 
 
+class WheelForEveryPython(bdist_wheel):
+    """Tags the wheel for the platform alone: the library has no ABI of CPython."""
+
+    def get_tag(self):
+        *_, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 setup(
     ext_modules=[
         Extension("keras_mp.ops.kernels._keras_mp_ops", sources=[], optional=True)
     ],
-    cmdclass={"build_ext": BuildWithCMake},
+    cmdclass={"build_ext": BuildWithCMake, "bdist_wheel": WheelForEveryPython},
 )
