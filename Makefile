@@ -161,7 +161,7 @@ test-wheel:
 	@$(PYTHON) -m venv --clear $(WHEEL)/venv
 	@$(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
 	  'hypothesis>=6.100' 'pytest>=9' dist/*.whl
-	@cd $(WHEEL) && $(TF_QUIET) PATH=venv/bin venv/bin/pytest -q \
+	@cd $(WHEEL) && $(TF_QUIET) PATH=$(WHEEL)/venv/bin venv/bin/pytest -q \
 	  -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)
 	@rm -rf $(WHEEL)/venv
 

@@ -128,3 +128,4 @@ def test_no_test_runs_twice(goals, marks, make):
     again = "test-all" in goals
     assert told.count("--test-dir build/cpp-memory") == again
     assert told.count("KERAS_MP_OPS=reference") == again
+    assert told.count("auditwheel repair") == again
