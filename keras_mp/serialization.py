@@ -47,7 +47,8 @@ def deserialize(
 
     Args:
         argument: str, the name of the argument, for error messages.
-        config: what `keras.saving.serialize_keras_object` returned.
+        config: what `keras.saving.serialize_keras_object` returned. Of a class of Keras
+            it may also be written by hand, with `class_name` and `config` alone.
         kind: class, of which registered subclasses are allowed.
         module: str, a module of Keras whose subclasses of `kind` are allowed too, such
             as `"optimizers"`.
@@ -57,7 +58,10 @@ def deserialize(
         TypeError: `config` describes something else.
         ValueError: `config` names an allowed class, and is malformed otherwise.
     """
-    found = _class(config, module, custom_objects)
+    found = _class(config, None, custom_objects)
+    if found is None and module is not None:
+        config = _of_keras(config, module)
+        found = _class(config, module, custom_objects)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise TypeError(
             f"`{argument}` must be a serialized {kind.__name__}. Received: "
@@ -75,6 +79,20 @@ def deserialize(
         ) from error
 
 
+def _of_keras(config: Any, module: str) -> Any:
+    """Returns a config written by hand as Keras writes that of its class of this name.
+
+    Keras too finds its own classes by `class_name` alone, in capital letters or not.
+    """
+    if not isinstance(config, dict) or config.keys() != {"class_name", "config"}:
+        return config
+    names = {name.lower(): name for name in dir(getattr(keras, module))}
+    name = names.get(str(config["class_name"]).lower())
+    if name is None:
+        return config
+    return {**config, "module": f"keras.{module}", "class_name": name}
+
+
 def _class(config: Any, module: str | None, custom_objects: Any) -> Any:
     """Returns the class that Keras would use, None if the config names no class."""
     if not isinstance(config, dict):
@@ -89,4 +107,5 @@ def _class(config: Any, module: str | None, custom_objects: Any) -> Any:
     if found is None and module is not None and home == f"keras.{module}":
         found = getattr(getattr(keras, module), name, None)
     # Keras knows names that are no classes, such as "__lambda__".
-    return found if getattr(found, "__name__", None) == name else None
+    is_named = name in (getattr(found, "__name__", None), registered_name)
+    return found if is_named else None

@@ -1,5 +1,7 @@
 """Which configs are taken for what, and what the errors of the others say."""
 
+import copy
+
 import keras
 import pytest
 
@@ -43,6 +45,11 @@ BAD_ARGUMENTS = {
         r"a serialized Optimizer\. Received: .*Dense.*register a class of yours",
     ),
     "inner-unknown": ({"inner_optimizer": of_keras("Best")}, TypeError, "Best"),
+    "inner-unknown-by-hand": (
+        {"inner_optimizer": {"class_name": "Best", "config": {}}},
+        TypeError,
+        r"Received: inner_optimizer=\{'class_name': 'Best', 'config': \{\}\}\.",
+    ),
     "inner-schedule": (
         {"inner_optimizer": of_keras("SGD", learning_rate=BROKEN)},
         ValueError,
@@ -76,6 +83,74 @@ BAD_ARGUMENTS = {
 def test_what_is_no_config_of_an_optimizer(changes, error, message):
     with pytest.raises(error, match=message):
         FP32MasterOptimizer.from_config(config(**changes))
+
+
+ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.5}}
+SCALE = {"class_name": "keras_mp>ConstantLossScale", "config": {"value": 8.0}}
+BY_HAND = {
+    "all-keys": keras.optimizers.serialize(
+        keras_mp.wrap(keras.optimizers.Adam(0.5), 8)
+    ),
+    "no-module": {
+        "class_name": "FP32MasterOptimizer",
+        "registered_name": "keras_mp>FP32MasterOptimizer",
+        "config": {"inner_optimizer": ADAM, "loss_scale": SCALE},
+    },
+    "class-name-alone": {
+        "class_name": "keras_mp>FP32MasterOptimizer",
+        "config": {"inner_optimizer": ADAM, "loss_scale": SCALE},
+    },
+    "as-wrap-takes-them": {
+        "class_name": "keras_mp>FP32MasterOptimizer",
+        "config": {
+            "inner_optimizer": ADAM | {"class_name": "adam"},
+            "loss_scale": 8,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("by_hand", BY_HAND.values(), ids=BY_HAND)
+@pytest.mark.parametrize(
+    "make",
+    [
+        keras.optimizers.get,
+        keras.optimizers.deserialize,
+        keras.saving.deserialize_keras_object,
+    ],
+    ids=lambda make: make.__name__,
+)
+def test_keras_makes_the_optimizer_from_a_config(make, by_hand):
+    optimizer = make(copy.deepcopy(by_hand))
+    assert type(optimizer) is FP32MasterOptimizer
+    assert type(optimizer.inner_optimizer) is keras.optimizers.Adam
+    assert float(optimizer.learning_rate) == 0.5
+    assert optimizer.loss_scale_rule == keras_mp.ConstantLossScale(8)
+
+
+def test_a_class_in_a_scope_comes_before_that_of_keras():
+    class SGD(keras.optimizers.SGD):
+        pass
+
+    bare = {"class_name": "SGD", "config": {}}
+    copied = FP32MasterOptimizer.from_config({"inner_optimizer": bare}, {"SGD": SGD})
+    assert type(copied.inner_optimizer) is SGD
+
+
+RULES = [
+    keras_mp.ConstantLossScale(8),
+    keras_mp.DynamicLossScale(hysteresis=2),
+    keras_mp.StatisticalLossScale(),
+]
+
+
+@pytest.mark.parametrize("keys", [[], ["module"], ["registered_name"]], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_keras_makes_a_rule_from_a_config(rule, keys):
+    whole = serialized(rule)
+    config = {key: whole[key] for key in keys}
+    config |= {"class_name": whole["registered_name"], "config": whole["config"]}
+    assert keras.saving.deserialize_keras_object(config) == rule
 
 
 def test_an_error_is_short_however_deep_the_config():
