@@ -1,11 +1,9 @@
 """What a benchmark ran on, and how long its steps take."""
 
 import os
-import platform
 import re
 import statistics
 import time
-from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -15,19 +13,13 @@ import keras_mp
 
 def processor():
     """Returns the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return keras_mp.ops.build_info()["processor"]
 
 
 def gpus():
     """Returns the names of the GPUs."""
-    return [
-        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
+    names = keras_mp.ops.build_info().get("gpu")
+    return names.split(", ") if names else []
 
 
 def instruction_set():

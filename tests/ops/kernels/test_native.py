@@ -159,6 +159,14 @@ def test_build_info_with_the_library(ops_mode):
     assert "missing" not in info
 
 
+def test_build_info_names_processor_and_gpu(monkeypatch):
+    assert build_info()["processor"]
+    names = {"GPU:0": {"device_name": "NVIDIA H100"}, "GPU:1": {}}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: list(names))
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", names.get)
+    assert build_info()["gpu"] == "NVIDIA H100, GPU"
+
+
 def test_build_info_with_the_reference(ops_mode):
     ops_mode("reference")
     info = build_info()
