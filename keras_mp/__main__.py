@@ -1,0 +1,8 @@
+"""`python -m keras_mp COMMAND`; `--help` lists the commands."""
+
+import sys
+
+from keras_mp.command_line import main
+
+if __name__ == "__main__":
+    sys.exit(main())

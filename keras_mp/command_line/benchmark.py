@@ -1,0 +1,202 @@
+"""`keras-mp benchmark`: is mixed precision worth it on this machine?"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp.command_line.errors import check_new
+from keras_mp.command_line.training_steps import BLOCKS, Size, Timing, time_recipes
+
+SUMMARY = "is it worth it on this machine? a minute or two, five at most"
+DESCRIPTION = """\
+Time a training step of four small models on this machine, with Adam: fully connected
+layers, convolutions with batch normalization, an LSTM, and a Transformer block. Each
+is trained in float32, in mixed_float16 and mixed_bfloat16 as Keras has them, and in
+float16 and bfloat16 with keras_mp (wrap and convert). Print the times, the memory of
+weights and optimizer, and a sentence of advice.
+"""
+EXAMPLES = """\
+The time of a step is the median of many, taken in turns in one process: what else the
+machine does slows all recipes alike, but let nothing else run. `/ float32` is the ratio
+to the time in float32: below 1 is faster. `weights` are those of the model, `optimizer`
+what it keeps beside them: two moments of Adam, and FP32 masters of 16-bit weights.
+
+Your model may gain more or less than these: measure it, too, with and without
+keras_mp.wrap and keras_mp.convert.
+
+examples:
+  keras-mp benchmark
+  keras-mp benchmark --quick                  smaller models, half a minute
+  keras-mp benchmark --json benchmark.json
+
+Exit codes: 0, it was measured; 1, it could not be, and the error says why and what to
+change; 2, the command line itself is wrong.
+"""
+STEPS, QUICK_STEPS = 30, 10
+SECONDS = 240.0  # for all blocks; what is left of five minutes is for starting
+SIZES = {
+    "dense": Size(batch=128, width=1024),
+    "convolution": Size(batch=16, width=64, length=32),
+    "LSTM": Size(batch=32, width=256, length=64),
+    "Transformer": Size(batch=8, width=256, length=128),
+}
+QUICK_SIZES = {
+    "dense": Size(batch=64, width=512),
+    "convolution": Size(batch=8, width=32, length=32),
+    "LSTM": Size(batch=16, width=128, length=32),
+    "Transformer": Size(batch=4, width=128, length=64),
+}
+# Ratios that differ from 1 by less are those of a step that takes as long.
+_SAME = 0.05
+_ROW = "{:<12} {:<23} {:>9} {:>10} {:>13} {:>15}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command to its parser."""
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller models and fewer steps"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write what was measured, too"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints machine, times and advice, and writes the JSON that is asked for.
+
+    Raises:
+        CommandError: the file for the JSON exists, or its folder does not.
+        ImportError: Keras is on another backend than TensorFlow.
+    """
+    if options.json:
+        check_new(options.json)
+    steps = QUICK_STEPS if options.quick else STEPS
+    sizes = QUICK_SIZES if options.quick else SIZES
+    info = machine()
+    print(_one_line(info), end="\n\n")
+    titles = ("step, ms", "/ float32", "weights, MiB", "optimizer, MiB")
+    print(_ROW.format("block", "recipe", *titles), flush=True)
+    measured = {}
+    with _quiet_tensorflow():
+        for name, block in BLOCKS.items():
+            seconds = SECONDS / len(BLOCKS)
+            measured[name] = time_recipes(block, sizes[name], steps, seconds)
+            print("\n".join(_rows(name, measured[name])), flush=True)
+    means = mean_ratios(measured)
+    for recipe, ratio in means.items():
+        print(_ROW.format("all, mean", recipe, "", f"{ratio:.2f}", "", "").rstrip())
+    sentences = advice(measured)
+    print("", *textwrap.wrap(sentences, 88), sep="\n")
+    if options.json:
+        result = {
+            "machine": info,
+            "blocks": {
+                name: [dataclasses.asdict(timing) for timing in timings]
+                for name, timings in measured.items()
+            },
+            "mean_ratios": means,
+            "advice": sentences,
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {options.json}")
+
+
+def machine() -> dict[str, Any]:
+    """Returns what is measured on: processor, GPU, kernels and versions."""
+    from keras_mp.ops import build_info  # says which backend it needs
+
+    info = build_info()
+    return {
+        "processor": info["processor"],
+        "cores": os.cpu_count(),
+        "gpu": info.get("gpu", "none"),
+        "kernels": info.get("cpu", info["route"]),
+        "tensorflow": info["tensorflow"],
+        "keras": keras.__version__,
+    }
+
+
+def mean_ratios(measured: Mapping[str, Sequence[Timing]]) -> dict[str, float]:
+    """Returns for each recipe the geometric mean of its ratios to float32.
+
+    Args:
+        measured: for each block the timings of all recipes, float32 first.
+    """
+    ratios: dict[str, list[float]] = {}
+    for in_float32, *others in measured.values():
+        for timing in others:
+            ratio = timing.step_ms / in_float32.step_ms
+            ratios.setdefault(timing.recipe.name, []).append(ratio)
+    return {name: statistics.geometric_mean(each) for name, each in ratios.items()}
+
+
+def advice(measured: Mapping[str, Sequence[Timing]]) -> str:
+    """Returns what the measurements say, in sentences."""
+    means = mean_ratios(measured)
+    fastest, ratio = min(means.items(), key=lambda item: item[1])
+    time = f"the fastest recipe, {fastest}, takes {ratio:.2f} of the time of float32"
+    if ratio < 1 - _SAME:
+        first = f"Worth it for speed on this machine: {time}."
+    elif ratio <= 1 + _SAME:
+        first = f"On this machine 16 bits take about as long as float32: {time}."
+    else:
+        first = f"Not worth it for speed on this machine: {time}."
+    held = {
+        recipe: sum(
+            timing.weights_bytes + timing.optimizer_bytes
+            for timings in measured.values()
+            for timing in timings
+            if timing.recipe.policy == recipe
+        )
+        for recipe in ("float32", "float16")
+    }
+    share = held["float16"] / held["float32"]
+    return (
+        f"{first} Activations and their gradients, which are not counted here, take "
+        "half of the memory in every recipe of 16 bits; weights and optimizer of "
+        f"float16, with its masters, take {share:.2f} of that of float32."
+    )
+
+
+def _one_line(info: Mapping[str, Any]) -> str:
+    return (
+        f"{info['processor']}, {info['cores']} cores, GPU: {info['gpu']}, kernels: "
+        f"{info['kernels']}, TensorFlow {info['tensorflow']}, Keras {info['keras']}"
+    )
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Hides its warning that a function is traced again: each model traces its own."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _rows(block: str, timings: Sequence[Timing]) -> list[str]:
+    return [
+        _ROW.format(
+            block,
+            timing.recipe.name,
+            f"{timing.step_ms:.1f}",
+            f"{timing.step_ms / timings[0].step_ms:.2f}",
+            f"{timing.weights_bytes / 2**20:.2f}",
+            f"{timing.optimizer_bytes / 2**20:.2f}",
+        )
+        for timing in timings
+    ]

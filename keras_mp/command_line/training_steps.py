@@ -1,0 +1,185 @@
+"""Training steps of small models, in FP32 and in each recipe of 16 bits, timed."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from keras_mp.layers import convert
+from keras_mp.optimizer import wrap
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        name: str, of its row in the table.
+        policy: str, the dtype policy of Keras.
+        loss_scale: that of `keras_mp.wrap`, or None (default) where layers and
+            optimizer are those of Keras.
+    """
+
+    name: str
+    policy: str
+    loss_scale: float | str | None = None
+
+
+RECIPES = (
+    Recipe("float32", "float32"),
+    Recipe("mixed_float16 of Keras", "mixed_float16"),
+    Recipe("mixed_bfloat16 of Keras", "mixed_bfloat16"),
+    Recipe("float16 of keras_mp", "float16", "dynamic"),
+    Recipe("bfloat16 of keras_mp", "bfloat16", 1.0),
+)
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a model and its batch.
+
+    Attributes:
+        batch: int, examples.
+        width: int, units or channels.
+        length: int, time steps, or pixels along each side; of no use to `dense`.
+    """
+
+    batch: int
+    width: int
+    length: int = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured of a recipe.
+
+    Attributes:
+        recipe: `Recipe`.
+        step_ms: float, the median time of a training step in milliseconds.
+        weights_bytes: int, of the model's variables.
+        optimizer_bytes: int, of the optimizer's variables, masters among them.
+        steps: int, how many were timed.
+    """
+
+    recipe: Recipe
+    step_ms: float
+    weights_bytes: int
+    optimizer_bytes: int
+    steps: int
+
+
+def dense(size: Size) -> Any:
+    """Returns inputs and outputs of four fully connected layers."""
+    x = inputs = keras.Input((size.width,))
+    for _ in range(4):
+        x = layers.Dense(size.width, "relu")(x)
+    return inputs, x
+
+
+def convolution(size: Size) -> Any:
+    """Returns inputs and outputs of three convolutions with batch normalization."""
+    x = inputs = keras.Input((size.length, size.length, size.width))
+    for _ in range(3):
+        x = layers.Conv2D(size.width, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    return inputs, layers.GlobalAveragePooling2D()(x)
+
+
+def lstm(size: Size) -> Any:
+    """Returns inputs and outputs of an LSTM over some time steps."""
+    inputs = keras.Input((size.length, size.width))
+    # The default, an orthogonal matrix, TensorFlow cannot make in bfloat16.
+    return inputs, layers.LSTM(size.width, recurrent_initializer="he_normal")(inputs)
+
+
+def transformer(size: Size) -> Any:
+    """Returns inputs and outputs of a Transformer block."""
+    inputs = keras.Input((size.length, size.width))
+    attended = layers.MultiHeadAttention(4, size.width // 4)(inputs, inputs)
+    x = layers.LayerNormalization()(layers.Add()([inputs, attended]))
+    inner = layers.Dense(size.width)(layers.Dense(4 * size.width, "gelu")(x))
+    x = layers.LayerNormalization()(layers.Add()([x, inner]))
+    return inputs, layers.GlobalAveragePooling1D()(x)
+
+
+BLOCKS = {
+    "dense": dense,
+    "convolution": convolution,
+    "LSTM": lstm,
+    "Transformer": transformer,
+}
+
+
+def time_recipes(
+    block: Callable[[Size], Any], size: Size, steps: int, seconds: float
+) -> list[Timing]:
+    """Times training steps of a block in each recipe, in turns.
+
+    In each round the recipes step one after the other, so that what else the machine
+    does slows all of them.
+
+    Args:
+        block: one of `BLOCKS`.
+        size: `Size`.
+        steps: int, how many steps of each recipe are timed.
+        seconds: float, after which no further round begins; three there are at least.
+    """
+    end = time.monotonic() + seconds
+    trained = [_make_model(block, size, recipe) for recipe in RECIPES]
+    batch = _make_batch(trained[0], size)
+    for model in trained:
+        for _ in range(2):  # one that compiles, and one that warms up
+            model.train_on_batch(*batch)
+    times: list[list[float]] = [[] for _ in trained]
+    while len(times[0]) < steps and (len(times[0]) < 3 or time.monotonic() < end):
+        for model, spent in zip(trained, times, strict=True):
+            start = time.perf_counter()
+            model.train_on_batch(*batch)
+            spent.append(1e3 * (time.perf_counter() - start))
+    return [
+        Timing(
+            recipe,
+            statistics.median(spent),
+            _bytes(model.variables),
+            _bytes(model.optimizer.variables),
+            len(spent),
+        )
+        for recipe, model, spent in zip(RECIPES, trained, times, strict=True)
+    ]
+
+
+def _make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(recipe.policy)
+    try:
+        inputs, x = block(size)
+        model = keras.Model(inputs, layers.Dense(CLASSES, dtype="float32")(x))
+        optimizer = keras.optimizers.Adam()
+        if recipe.loss_scale is not None:
+            convert(model)
+            optimizer = wrap(optimizer, loss_scale=recipe.loss_scale)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss)  # which scales the loss under mixed_float16
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return model
+
+
+def _make_batch(model: Any, size: Size) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shape = (size.batch, *model.inputs[0].shape[1:])
+    x = rng.normal(size=shape).astype("float32")
+    return x, rng.integers(0, CLASSES, size.batch)
+
+
+def _bytes(variables: Sequence[Any]) -> int:
+    import tensorflow as tf
+
+    return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
