@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (CommandError, ImportError) as error:
+    except (CommandError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

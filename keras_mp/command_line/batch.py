@@ -32,10 +32,9 @@ class Batch(NamedTuple):
     sample_weight: Any
 
     def __str__(self) -> str:
-        arrays = keras.tree.map_structure(
-            lambda array: f"{array.dtype} {array.shape}", self._asdict()
-        )
-        return ", ".join(f"{name}: {array}" for name, array in arrays.items())
+        arrays = {k: v for k, v in self._asdict().items() if v is not None}
+        shapes = keras.tree.map_structure(lambda a: f"{a.dtype} {a.shape}", arrays)
+        return ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
 
 
 def read_batch(path: Path) -> Batch:

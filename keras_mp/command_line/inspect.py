@@ -140,9 +140,11 @@ def _load(path: Path, modules: list[str]) -> keras.Model:
     try:
         model = keras.saving.load_model(path)
     except Exception as error:  # of many classes, where a file is no model
+        # Around the reason Keras puts the configs of all layers that contain it.
+        reason = str(error).rpartition("Exception encountered: ")[2]
         raise CommandError(
             f"Keras must be able to load the model. Received: {path}, which fails with "
-            f"{type(error).__name__}: {textwrap.shorten(str(error), 300)}\n"
+            f"{type(error).__name__}: {textwrap.shorten(reason, 300)}\n"
             "If it has layers, losses or metrics of your own, name the module that "
             "registers them: --import my_layers. A model with a Lambda layer may run "
             "any code: load it in Python, and call keras_mp.inspect(model, x, y)."

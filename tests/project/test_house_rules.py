@@ -64,6 +64,12 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"
     for name in ("arguments", "diagnostics", "layers", "loss_scale", "ops", "optimizer")
 ]
+# Commands call what users call.
+MAY_IMPORT["keras_mp.command_line"] = [
+    f"keras_mp.{name}"
+    for name in ("arguments", "command_line", "diagnostics", "info", "layers", "ops")
+] + ["keras_mp.optimizer"]
+MAY_IMPORT["keras_mp.__main__"] = ["keras_mp.command_line"]
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
 # What every module may ask of the host; it imports none of keras_mp.

@@ -1,0 +1,120 @@
+"""`keras-mp benchmark`: what it measures, prints, writes and advises."""
+
+import json
+
+import keras
+import pytest
+
+from keras_mp.command_line import benchmark, main
+from keras_mp.command_line.training_steps import (
+    BLOCKS,
+    RECIPES,
+    Recipe,
+    Size,
+    Timing,
+    time_recipes,
+)
+
+NAMES = [recipe.name for recipe in RECIPES]
+TINY = Size(batch=2, width=8, length=4)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The smallest models of one block, and two steps."""
+    monkeypatch.setattr(benchmark, "BLOCKS", {"dense": BLOCKS["dense"]})
+    monkeypatch.setattr(benchmark, "QUICK_SIZES", dict.fromkeys(BLOCKS, TINY))
+    monkeypatch.setattr(benchmark, "QUICK_STEPS", 2)
+
+
+def timing(policy, step_ms, weights=4, optimizer=8):
+    return Timing(Recipe(policy, policy), step_ms, weights, optimizer, 10)
+
+
+def measured(**ratios):
+    """Two blocks in which each policy has the same ratio to float32."""
+    return {
+        "a": [timing("float32", 10.0), *(timing(p, 10 * r) for p, r in ratios.items())],
+        "b": [timing("float32", 2.0), *(timing(p, 2 * r) for p, r in ratios.items())],
+    }
+
+
+def test_tables_and_json(tiny, tmp_path, capsys):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    path = tmp_path / "benchmark.json"
+    assert main(["benchmark", "--quick", "--json", str(path)]) == 0
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    printed = capsys.readouterr().out
+    machine, _, titles, *rows = printed.splitlines()
+    assert machine.endswith(f"Keras {keras.__version__}")
+    assert titles.split()[:2] == ["block", "recipe"]
+    shown = [row[:12].strip() for row in rows[:-4]]
+    assert shown[: 5 + 4] == 5 * ["dense"] + 4 * ["all, mean"]
+    assert f"wrote {path}" in printed
+    written = json.loads(path.read_text())
+    assert written["advice"].split() == printed.split("\n\n")[-1].split()[:-2]
+    assert list(written["blocks"]) == ["dense"]
+    timings = written["blocks"]["dense"]
+    assert [each["recipe"]["name"] for each in timings] == NAMES
+    assert all(each["step_ms"] > 0 and each["steps"] == 2 for each in timings)
+
+
+def test_bytes_of_weights_and_optimizer():
+    timings = time_recipes(BLOCKS["dense"], TINY, steps=1, seconds=100)
+    assert [found.steps for found in timings] == 5 * [1]
+    # Four layers of 8 x 8 and one of 8 x 10 in FP32, with their biases.
+    weights, last = 4 * (8 * 8 + 8), 8 * 10 + 10
+    moments = 2 * 4 * (weights + last)
+    for found in timings:
+        is_stored_in_16_bits = found.recipe.policy in ("float16", "bfloat16")
+        size, masters = (2, 4 * weights) if is_stored_in_16_bits else (4, 0)
+        assert found.weights_bytes == size * weights + 4 * last
+        # Besides them at most 50 counters and flags, of at most 4 bytes each.
+        assert 0 < found.optimizer_bytes - moments - masters < 50 * 4
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_slow_machine_takes_three_steps(block):
+    timings = time_recipes(BLOCKS[block], TINY, steps=100, seconds=0)
+    assert [found.steps for found in timings] == 5 * [3]
+    assert all(found.step_ms > 0 for found in timings)
+
+
+def test_mean_of_ratios_is_geometric():
+    two = {
+        "a": [timing("float32", 10.0), timing("float16", 5.0)],
+        "b": [timing("float32", 10.0), timing("float16", 20.0)],
+    }
+    assert benchmark.mean_ratios(two) == {"float16": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "sentence"),
+    [
+        (
+            {"float16": 0.9, "bfloat16": 0.5},
+            "Worth it for speed on this machine: the fastest recipe, bfloat16, takes "
+            "0.50 of the time of float32.",
+        ),
+        ({"float16": 0.97}, "On this machine 16 bits take about as long as float32: "),
+        ({"float16": 1.04}, "On this machine 16 bits take about as long as float32: "),
+        (
+            {"float16": 3.0, "bfloat16": 1.5},
+            "Not worth it for speed on this machine: the fastest recipe, bfloat16, "
+            "takes 1.50 of",
+        ),
+    ],
+    ids=["faster", "about-as-fast", "about-as-slow", "slower"],
+)
+def test_advice(ratios, sentence):
+    found = benchmark.advice(measured(**ratios))
+    assert found.startswith(sentence)
+    assert "with its masters, take 1.00 of that of float32." in found
+
+
+def test_an_old_file_is_kept(tmp_path, capsys):
+    path = tmp_path / "benchmark.json"
+    path.write_text("old")
+    assert main(["benchmark", "--quick", "--json", str(path)]) == 1
+    assert f"Received: {path}, which exists." in capsys.readouterr().err
+    assert path.read_text() == "old"
