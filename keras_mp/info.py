@@ -1,4 +1,4 @@
-"""`python -m keras_mp.info` prints what a bug report should contain."""
+"""`python -m keras_mp info` prints what a bug report should contain."""
 
 import importlib.metadata
 import platform

@@ -7,7 +7,7 @@ def register_ops() -> None:
     """Loads the native library, if it exists, so that a SavedModel finds its ops.
 
     If it cannot be loaded nothing is printed here: an op warns when it is called, and
-    `python -m keras_mp.info` gives the reason. KERAS_MP_OPS=reference loads nothing.
+    `python -m keras_mp info` gives the reason. KERAS_MP_OPS=reference loads nothing.
     """
     if keras.backend.backend() != "tensorflow":
         return

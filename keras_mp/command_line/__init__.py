@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         int, the exit code of the process: 0, or 1 where the command failed.
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         options.run(options)
     except (CommandError, ImportError, OSError) as error:
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses a command line; `run` of its result runs the command."""
     parser = argparse.ArgumentParser(
         prog="keras-mp",
         description="Mixed precision training for Keras 3: what it would do here.",

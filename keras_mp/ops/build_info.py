@@ -9,7 +9,7 @@ from keras_mp.ops.kernels import dispatch, native
 
 
 def build_info() -> dict[str, str]:
-    """Returns how the ops run on this machine; `python -m keras_mp.info` prints it.
+    """Returns how the ops run on this machine; `python -m keras_mp info` prints it.
 
     It also loads the native library, as otherwise the first call of an op does. Call it
     before `tf.saved_model.load` loads a model that contains the ops.

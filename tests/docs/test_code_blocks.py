@@ -1,6 +1,10 @@
-"""Every Python block of the documentation runs, page by page, from top to bottom."""
+"""Every Python block of the documentation runs, page by page, from top to bottom.
+
+Of the shell blocks the commands of keras_mp are parsed.
+"""
 
 import re
+import shlex
 from pathlib import Path
 
 import keras
@@ -9,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
+from keras_mp.command_line import parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # `print(x)  # 8.0`, or `8.0: and why`; more than two spaces make it a comment.
@@ -63,3 +68,21 @@ def test_code_blocks(page, names, strategy, tmp_path, monkeypatch, capsys):
         printed = capsys.readouterr().out
         for shown in PRINTED.findall(code):
             assert shown in printed, f"{shown!r} is not in {printed!r}"
+
+
+COMMAND = re.compile(r"^(?:keras-mp|python -m keras_mp) (.*)$", re.MULTILINE)
+COMMANDS = [
+    (page, arguments)
+    for page in sorted(DOCS.rglob("*.md"))
+    for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.M)
+    for arguments in COMMAND.findall(block)
+]
+
+
+def test_pages_have_commands():
+    assert len({page for page, _ in COMMANDS}) > 1
+
+
+@pytest.mark.parametrize(("page", "arguments"), COMMANDS, ids=lambda case: str(case))
+def test_commands_are_parsed(page, arguments):
+    assert callable(parser().parse_args(shlex.split(arguments, comments=True)).run)

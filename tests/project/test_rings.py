@@ -106,6 +106,9 @@ PROMISES = {
         "a config by itself cannot, and warns": [
             "test_sharing.py::test_a_config_alone_cannot_share_and_says_how"
         ],
+        "Keras makes it from a config": [
+            "test_serialization.py::test_keras_makes_the_optimizer_from_a_config"
+        ],
         "`optimizer` is any Keras optimizer, its name or its config": [
             "test_optimizers.py::test_the_table_has_every_optimizer_of_keras",
             "test_custom_loops.py::test_a_name_and_a_config_can_be_wrapped",
@@ -118,7 +121,7 @@ PROMISES = {
             "test_training.py::test_a_saved_model_loads_where_keras_mp_is_imported",
             "test_saved_models.py::test_a_saved_model_is_loaded_in_another_process",
         ],
-        "`python -m keras_mp.info` says why": ["test_native.py::test_info"],
+        "`python -m keras_mp info` says why": ["test_native.py::test_info"],
         "which needs nothing of it": [
             "test_saved_models.py::test_a_saved_model_is_loaded_in_another_process"
         ],
@@ -257,6 +260,37 @@ PROMISES = {
         ],
         "the layer of Keras, and a warning": [
             "test_training.py::test_on_another_backend_it_is_the_layer_of_keras"
+        ],
+    },
+    "docs/command_line.md": {
+        "`python -m keras_mp` and": [
+            "test_command_line.py::test_python_m_is_the_command_line",
+            "test_command_line.py::test_the_console_script_is_main",
+        ],
+        "the command line itself is wrong": [
+            "test_command_line.py::test_a_wrong_command_line_ends_with_2"
+        ],
+        "It prints what [`keras_mp.inspect`]": [
+            "test_inspect_command.py::test_the_report_is_that_of_inspect"
+        ],
+        "The arrays of the batch have these names": [
+            "test_inspect_command.py::test_several_inputs_by_names_and_outputs_by_numbers",
+            "test_inspect_command.py::test_what_is_no_batch",
+        ],
+        "| option | |": [
+            "test_inspect_command.py::test_its_arguments_are_passed_on",
+            "test_inspect_command.py::test_the_picture_is_drawn",
+            "test_inspect_command.py::test_a_layer_of_the_users_own_is_imported",
+        ],
+        "A file that exists is not overwritten": [
+            "test_inspect_command.py::test_what_cannot_be_written_or_imported",
+            "test_benchmark_command.py::test_an_old_file_is_kept",
+        ],
+        "A model with a Lambda layer is refused": [
+            "test_inspect_command.py::test_what_is_no_model[lambda]"
+        ],
+        "times a training step of four small models": [
+            "test_benchmark_command.py::test_tables_and_json"
         ],
     },
     "docs/limits.md": {
