@@ -32,13 +32,14 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench clean demo docs docs-serve gallery lint packages-and-test-cpp test test-all test-backends
-.PHONY: test-cpp test-cpp-memory test-cpp-slow test-slow test-wheel wheel
+.PHONY: help bench clean demo docs docs-serve gallery lint notebook packages-and-test-cpp test
+.PHONY: test-all test-backends test-cpp test-cpp-memory test-cpp-slow test-slow test-wheel wheel
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
 	@echo 'make gallery        train all experiments of the paper, made small; one: ONLY=translation'
+	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
 	@echo 'make test           every promise of the README; 10 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
@@ -54,6 +55,9 @@ demo: $(VENV)/.installed-examples $(NATIVE)
 
 gallery: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/gallery.py train $(ONLY)
+
+notebook: $(VENV)/.installed-examples $(NATIVE)
+	@$(TF_QUIET) $(RUN) examples/execute_tour.py
 
 # tests/rings.py says which tests are left to test-all.
 test: packages-and-test-cpp $(NATIVE)
