@@ -1,6 +1,7 @@
 """Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
 
 import importlib as _importlib
+import typing as _typing
 
 import keras as _keras
 
@@ -34,6 +35,9 @@ from keras_mp.optimizer.penalties import regularize_in_fp32
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.statistical_loss_scale import StatisticalLossScale
+
+if _typing.TYPE_CHECKING:
+    from keras_mp import ops
 
 __version__ = "0.1.0"
 
