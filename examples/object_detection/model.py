@@ -1,10 +1,12 @@
 """Multibox SSD with the backbone VGG-16."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import keras
+from image_classification.networks.blocks import conv_bn_relu, conv_relu
 from keras import layers
 from object_detection.batches import HALF_RANGE
 from object_detection.boxes import boxes_of_a_cell
@@ -30,7 +32,11 @@ def map_sizes(side: int) -> list[int]:
 
 
 def ssd(
-    side: int, classes: int, ratios: Sequence[Sequence[float]], width: float = 1.0
+    side: int,
+    classes: int,
+    ratios: Sequence[Sequence[float]],
+    width: float = 1.0,
+    batch_normalization: bool = False,
 ) -> keras.Model:
     """Returns SSD for images [batch, side, side, 3].
 
@@ -42,26 +48,20 @@ def ssd(
         side: height and width of the images, pixels.
         classes: number of classes without the background.
         ratios: as for `default_boxes`.
-        width: what the number of filters of each layer is multiplied with.
+        width: what the number of filters of each layer is multiplied with; it is
+            rounded to a multiple of 8.
+        batch_normalization: whether it follows every convolution but those of the
+            outputs. The paper's network has none and starts from a trained backbone;
+            from random weights it learns only with it.
 
-    Reference: SSD, section 3, SSD300.
+    Reference: SSD, section 3, SSD300; ScratchDet (Zhu et al., 2019), section 3.
     """
-
-    def conv(x: Any, filters: int, size: int, name: str, **kwargs: Any) -> Any:
-        return keras_mp.layers.Conv2D(
-            round(filters * width),
-            size,
-            activation="relu",
-            kernel_initializer="he_normal",
-            name=name,
-            **{"padding": "same", **kwargs},
-        )(x)
-
+    conv = partial(conv_bn_relu if batch_normalization else conv_relu, width=width)
     images = x = keras.Input((side, side, 3), name="images")
     maps = []
     for block, (filters, number) in enumerate(_VGG, start=1):
         for i in range(1, number + 1):
-            x = conv(x, filters, 3, f"block{block}_conv{i}")
+            x = conv(x, filters, 3, name=f"block{block}_conv{i}")
         if block == 4:
             # Normalized to length one and scaled by 20 in SSD: this is the same with
             # scales that begin at the root of the number of filters, 22.6.
@@ -69,13 +69,13 @@ def ssd(
             maps.append(normalized(x))
         size, strides = (2, 2) if block < 5 else (3, 1)
         x = layers.MaxPooling2D(size, strides, "same", name=f"block{block}_pool")(x)
-    x = conv(x, 1024, 3, "conv6", dilation_rate=6)
-    x = conv(x, 1024, 1, "conv7")
+    x = conv(x, 1024, 3, name="conv6", dilation_rate=6)
+    x = conv(x, 1024, 1, name="conv7")
     maps.append(x)
     steps = zip(_EXTRA, pairwise(map_sizes(side)[1:]), strict=False)
     for i, ((narrow, wide), (before, _)) in enumerate(steps, start=8):
-        x = conv(x, narrow, 1, f"conv{i}_1")
-        x = conv(x, wide, 3, f"conv{i}_2", **_way_to_next(before))
+        x = conv(x, narrow, 1, name=f"conv{i}_1")
+        x = conv(x, wide, 3, name=f"conv{i}_2", **_way_to_next(before))
         maps.append(x)
     heads = zip(maps, ratios, strict=True)
     found = [_head(x, classes, more, f"head{i}") for i, (x, more) in enumerate(heads)]
@@ -88,6 +88,11 @@ def load_imagenet(model: keras.Model) -> None:
 
     Those weights are for pixels blue, green and red, less the same mean, not divided.
     """
+    if not model.get_layer("block1_conv1").use_bias:
+        raise ValueError(
+            "VGG-16 of ImageNet has no batch normalization. Received: a network with "
+            "it. Give --no-batch-normalization or --no-pretrained."
+        )
     for layer in keras.applications.VGG16(include_top=False).layers:
         weights = layer.get_weights()
         if layer.name == "block1_conv1":

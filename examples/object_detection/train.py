@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             global_clipnorm=args.clip_norm,
         )
     )
-    model = ssd(args.side, len(classes), args.ratios, args.width)
+    model = ssd(
+        args.side, len(classes), args.ratios, args.width, args.batch_normalization
+    )
     if args.pretrained:
         load_imagenet(model)
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)

@@ -433,8 +433,19 @@ def test_pretrained_weights_see_the_same_image(monkeypatch):
     np.testing.assert_allclose(found / scale, expected / scale, atol=1152 * 2**-24)
 
 
+def test_pretrained_weights_of_another_network():
+    from object_detection.model import load_imagenet, ssd
+
+    model = ssd(32, 1, [[2], [2]], 1 / 16, batch_normalization=True)
+    with pytest.raises(ValueError, match=r"no batch normalization. Received: "):
+        load_imagenet(model)
+
+
+@pytest.mark.parametrize(
+    "batch_normalization", [False, True], ids=["paper", "normalized"]
+)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_precision_trains(precision, images, monkeypatch):
+def test_every_precision_trains(precision, batch_normalization, images, monkeypatch):
     from object_detection.batches import training_batches
     from object_detection.loss import MultiboxLoss
     from object_detection.model import ssd
@@ -444,7 +455,7 @@ def test_every_precision_trains(precision, images, monkeypatch):
     if setting.computes_in_fp32:
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(setting.dtype_policy)
-    model = ssd(32, 2, [[2], [2]], width=1 / 16)
+    model = ssd(32, 2, [[2], [2]], 1 / 16, batch_normalization)
     optimizer = setting.wrap(keras.optimizers.SGD(0.01))
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
     batches = training_batches(images, 32, default_boxes_of(32), batch=2, seed=0)
@@ -463,6 +474,28 @@ def test_every_precision_trains(precision, images, monkeypatch):
         for m, w in zip(moved, model.trainable_variables, strict=True)
         if w.path.startswith("head")
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_learns_two_images_by_heart(precision, images):
+    """The loss, the boxes and what is counted belong together, in both classes."""
+    from object_detection.batches import held_out_batches
+    from object_detection.evaluation import average_precisions, detect
+    from object_detection.loss import MultiboxLoss
+    from object_detection.model import ssd
+
+    keras.utils.set_random_seed(0)
+    setting = PRECISIONS[precision]
+    keras.config.set_dtype_policy(setting.dtype_policy)
+    model = ssd(32, 2, [[2], [2]], 1 / 16, batch_normalization=True)
+    optimizer = setting.wrap(keras.optimizers.Adam(0.01))
+    model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
+    defaults = default_boxes_of(32)
+    batches = held_out_batches(images[:2], 32, defaults, batch=2)
+    model.fit(batches.cache().repeat(), steps_per_epoch=100, shuffle=False, verbose=0)
+    found = detect(model, batches, defaults)
+    precisions = average_precisions(images[:2], found, ["cat", "dog"])
+    assert min(precisions.values()) > 0.99
 
 
 # --- evaluation.py ---------------------------------------------------------
