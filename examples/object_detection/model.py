@@ -51,8 +51,8 @@ def ssd(
         width: what the number of filters of each layer is multiplied with; it is
             rounded to a multiple of 8.
         batch_normalization: whether it follows every convolution but those of the
-            outputs. The paper's network has none and starts from a trained backbone;
-            from random weights it learns only with it.
+            outputs. SSD has none and starts from a trained backbone; from random
+            weights it learns much faster with it.
 
     Reference: SSD, section 3, SSD300; ScratchDet (Zhu et al., 2019), section 3.
     """
