@@ -11,9 +11,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison, constant
 
+# The scale of a loss that is divided by 4096 times as much, and not scaled.
+_SMALL = ["--precision", "mixed", "--loss-scale", "0.000244140625"]
+
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS | constant(8),
+    settings=SETTINGS | constant(8) | {"mixed, scale 0.000244": _SMALL},
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
     short=["--steps", "60", "--eval-every", "20", "--warm-up", "20"],
