@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import tensorflow as tf
 from experiments.run import Run
+from experiments.sgd import SGD
 from object_detection.batches import held_out_batches, training_batches
 from object_detection.boxes import default_boxes
 from object_detection.data import load
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         warmup_steps=args.warm_up,
     )
     optimizer = run.wrap(
-        keras.optimizers.SGD(
+        SGD(
             rate,
             momentum=args.momentum,
             weight_decay=args.weight_decay,

@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jiwer
 import keras
 from experiments.run import Run
+from experiments.sgd import SGD
 from speech_recognition.batches import CLASSES, test_batches, training_batches
 from speech_recognition.data import FEATURES, check_lengths, load
 from speech_recognition.decoding import transcribe
 from speech_recognition.gradients import weight_gradients
 from speech_recognition.model import deep_speech_2
-from speech_recognition.optimizer import SGD
 
 HERE = Path(__file__).resolve().parent
 # So many utterances, with what was heard, are kept in result.json.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
+from experiments.sgd import SGD
 
 # --- data.py ---------------------------------------------------------------
 
@@ -456,7 +457,7 @@ def test_every_precision_trains(precision, batch_normalization, images, monkeypa
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(setting.dtype_policy)
     model = ssd(32, 2, [[2], [2]], 1 / 16, batch_normalization)
-    optimizer = setting.wrap(keras.optimizers.SGD(0.01))
+    optimizer = setting.wrap(SGD(0.01, global_clipnorm=5.0))
     model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
     batches = training_batches(images, 32, default_boxes_of(32), batch=2, seed=0)
     before = [weight.numpy() for weight in model.trainable_variables]

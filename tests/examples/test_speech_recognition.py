@@ -331,7 +331,7 @@ def route(monkeypatch):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_one_step_in_every_precision(precision, monkeypatch):
-    from speech_recognition.optimizer import SGD
+    from experiments.sgd import SGD
 
     if PRECISIONS[precision].computes_in_fp32:
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
@@ -352,7 +352,7 @@ def test_one_step_in_every_precision(precision, monkeypatch):
 
 
 def test_gradients_of_two_dtypes_are_clipped_together():
-    from speech_recognition.optimizer import SGD
+    from experiments.sgd import SGD
 
     dtypes = ["float16", "float32"]
     weights = [keras.Variable([0.0, 0.0], dtype=dtype) for dtype in dtypes]

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 
-@keras.saving.register_keras_serializable(package="speech_recognition")
+@keras.saving.register_keras_serializable(package="experiments")
 class SGD(keras.optimizers.SGD):
     """`keras.optimizers.SGD`, which clips and updates with gradients in FP32.
 
