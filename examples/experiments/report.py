@@ -114,5 +114,5 @@ def _draw(axes: Any, name: str, result: Result, column: str, color: str) -> None
 
 
 def optional(number: float | None) -> str:
-    """Returns a whole number, or a dash where there is none."""
-    return "-" if number is None else f"{number:.0f}"
+    """Returns a number, or a dash where there is none."""
+    return "-" if number is None else f"{number:g}"

@@ -67,6 +67,12 @@ def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch)
         assert found == drawn
 
 
+def test_the_readme_shows_settings_that_were_recorded():
+    for experiment, names in gallery.README.values():
+        found = gallery.results_of(gallery.comparison_of(experiment), "demo")
+        assert {*names} <= {*found}
+
+
 def test_the_page_agrees_with_the_results():
     page = gallery.PAGE.read_text()
     assert gallery.with_tables(page) == page
