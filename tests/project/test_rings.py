@@ -332,10 +332,10 @@ PROMISES = {
         "goes on after a worker has died": [
             "test_multiworker.py::test_a_killed_worker_and_an_overflow_in_one"
         ],
-        "the mean of each replica's share counts as much": [
+        "the mean of each share has the same weight": [
             "test_distribution.py::test_in_an_uneven_batch_each_replica_counts_as_much"
         ],
-        "within one rounding of its master for unchanged": [
+        "if it is within one rounding of its master": [
             "test_rounding.py::test_a_rounding_never_differs_from_its_master"
         ],
     },
