@@ -154,8 +154,9 @@ def test_forgotten_scale_loss_warns_once_and_names_the_fix(mode):
     with pytest.warns(UserWarning, match=r"optimizer\.scale_loss\(loss\)") as found:
         step([tf.constant([8.0], "float16")])
         step([tf.constant([8.0], "float16")])
-    assert len(found) == 1
-    assert "8.0" in str(found[0].message)
+    # TensorFlow's AutoGraph adds DeprecationWarnings of its own on Python 3.13.
+    (warning,) = [each for each in found if each.category is UserWarning]
+    assert "8.0" in str(warning.message)
     assert float(weight[0]) == 0.0
 
 
