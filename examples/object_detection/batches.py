@@ -1,11 +1,11 @@
 """Batches of images, cropped and flipped together with their boxes, through tf.data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from object_detection.data import Image
-from object_detection.matching import match
 
 # The mean of the pixels of ImageNet, and half of their range.
 MEAN, HALF_RANGE = [123.68, 116.779, 103.939], 127.5
@@ -13,11 +13,12 @@ MEAN, HALF_RANGE = [123.68, 116.779, 103.939], 127.5
 # of one of its objects is in there.
 _AREA, _SHAPE, _COVERED = (0.3, 1.0), (0.5, 2.0), 0.5
 
+Target = Callable[[tf.Tensor, tf.Tensor], Any]
 Row = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 def training_batches(
-    images: Sequence[Image], side: int, defaults: tf.Tensor, batch: int, seed: int
+    images: Sequence[Image], side: int, target: Target, batch: int, seed: int
 ) -> tf.data.Dataset:
     """Returns endless shuffled batches; the same seed gives the same ones.
 
@@ -26,16 +27,17 @@ def training_batches(
     Args:
         images: what `load` returned.
         side: height and width of the images in a batch, pixels.
-        defaults: FP32 default boxes [boxes, 4].
+        target: from boxes [objects, 4] and labels [objects] of an image to what a
+            network is to find.
         batch: images in a batch.
         seed: integer.
 
     Returns:
         `tf.data.Dataset` of FP32 images [batch, side, side, 3] around zero, and of
-        what `match` returns.
+        what `target` returns.
     """
 
-    def example(number: tf.Tensor, row: Row) -> tuple[tf.Tensor, tf.Tensor]:
+    def example(number: tf.Tensor, row: Row) -> tuple[tf.Tensor, Any]:
         seeds = tf.random.experimental.stateless_split([seed, number], 4)
         image, boxes, labels = row
         image = tf.io.decode_jpeg(image, channels=3)
@@ -43,7 +45,7 @@ def training_batches(
             image, boxes, labels = crop(image, boxes, labels, seeds[1])
         if _by_chance(seeds[2]):
             image, boxes = flip(image, boxes)
-        return _resized(image, side), match(boxes, labels, defaults)
+        return _resized(image, side), target(boxes, labels)
 
     rows = _rows(images).shuffle(len(images), seed=seed).repeat()
     numbered = tf.data.Dataset.zip(tf.data.Dataset.counter(), rows)
@@ -52,14 +54,14 @@ def training_batches(
 
 
 def held_out_batches(
-    images: Sequence[Image], side: int, defaults: tf.Tensor, batch: int
+    images: Sequence[Image], side: int, target: Target, batch: int
 ) -> tf.data.Dataset:
     """Returns the images as they are, in their own order."""
 
-    def example(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def example(*row: tf.Tensor) -> tuple[tf.Tensor, Any]:
         jpeg, boxes, labels = row
         image = tf.io.decode_jpeg(jpeg, channels=3)
-        return _resized(image, side), match(boxes, labels, defaults)
+        return _resized(image, side), target(boxes, labels)
 
     return _rows(images).map(example, tf.data.AUTOTUNE).batch(batch).prefetch(2)
 

@@ -42,12 +42,23 @@ def default_boxes(
         shapes = [(scale, scale), (np.sqrt(scale * following),) * 2]
         for ratio in np.sqrt(more):
             shapes += [(scale / ratio, scale * ratio), (scale * ratio, scale / ratio)]
-        centres = (np.arange(cells) + 0.5) / cells
-        grid = np.stack(np.meshgrid(centres, centres, indexing="ij"), axis=-1)
-        halves = np.array(shapes) / 2
-        corners = [grid[:, :, None] - halves, grid[:, :, None] + halves]
-        boxes.append(np.concatenate(corners, axis=-1).reshape(-1, 4))
-    return np.concatenate(boxes).astype("float32")
+        boxes.append(_boxes_of_a_map(cells, shapes))
+    return np.concatenate(boxes)
+
+
+def anchors(cells: int, sizes: Sequence[float], ratios: Sequence[float]) -> np.ndarray:
+    """Returns the anchors of a feature map, FP32 [cells^2 * sizes * ratios, 4].
+
+    Args:
+        cells: height and width of the map.
+        sizes: the root of the area of a box, in shares of the image.
+        ratios: how many times a box is as wide as high.
+
+    Reference: Faster R-CNN, section 3.1.1.
+    """
+    roots = np.sqrt(ratios)
+    shapes = [(size / root, size * root) for size in sizes for root in roots]
+    return _boxes_of_a_map(cells, shapes)
 
 
 def boxes_of_a_cell(ratios: Sequence[float]) -> int:
@@ -79,6 +90,15 @@ def decode(offsets: tf.Tensor, defaults: tf.Tensor) -> tf.Tensor:
     centres = default_centres + offsets[..., :2] * _CENTRE * default_sizes
     halves = default_sizes * tf.exp(offsets[..., 2:] * _SIZE) / 2
     return tf.concat([centres - halves, centres + halves], axis=-1)
+
+
+def _boxes_of_a_map(cells: int, shapes: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Returns boxes of every (height, width) around the centre of every cell."""
+    centres = (np.arange(cells) + 0.5) / cells
+    grid = np.stack(np.meshgrid(centres, centres, indexing="ij"), axis=-1)
+    halves = np.array(shapes) / 2
+    corners = [grid[:, :, None] - halves, grid[:, :, None] + halves]
+    return np.concatenate(corners, axis=-1).reshape(-1, 4).astype("float32")
 
 
 def _area(start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:

@@ -5,11 +5,11 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from object_detection.boxes import decode
 from object_detection.data import Image
+from object_detection.detector import Detector
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -20,17 +20,15 @@ _PROBABILITY, _OVERLAP, _KEPT = 0.01, 0.45, 200
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def detect(
-    model: keras.Model, batches: tf.data.Dataset, defaults: tf.Tensor
-) -> list[Found]:
+def detect(detector: Detector, batches: tf.data.Dataset) -> list[Found]:
     """Returns boxes [n, 4], classes [n] from 1 on, and probabilities [n] of each image.
 
     Reference: SSD, section 3: non-maximum suppression of each class.
     """
     found: list[Found] = []
     for images, _ in batches:
-        outputs = tf.cast(model(images, training=False), tf.float32)
-        boxes, probabilities, classes, number = suppress(outputs, defaults)
+        outputs = detector.read(detector.model(images, training=False))
+        boxes, probabilities, classes, number = suppress(*outputs)
         rows = zip(boxes, classes + 1, probabilities, number, strict=True)
         found += [(b[:n].numpy(), c[:n].numpy(), p[:n].numpy()) for b, c, p, n in rows]
     return found

@@ -1,8 +1,8 @@
-"""The loss of Multibox SSD."""
+"""The losses of both detectors."""
 
 import keras
 import tensorflow as tf
-from object_detection.matching import BACKGROUND
+from object_detection.matching import BACKGROUND, match
 
 
 class MultiboxLoss(keras.losses.Loss):
@@ -54,6 +54,33 @@ class MultiboxLoss(keras.losses.Loss):
 
     def get_config(self) -> dict[str, object]:
         return {"negatives": self.negatives, "name": self.name}
+
+
+class ProposalLoss(MultiboxLoss):
+    """The same for boxes that the network proposes, and that are matched here.
+
+    Reference: Fast R-CNN, section 2.3, with the hardest negatives of SSD.
+    """
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns the shares [batch] of the images in the loss of the batch.
+
+        Args:
+            y_true: [batch, objects, 5]: labels and boxes, zeros behind the last one.
+            y_pred: [batch, proposals, 4 + 4 + 1 + classes]: boxes, offsets, logits.
+        """
+        boxes, outputs = tf.split(y_pred, [4, y_pred.shape[-1] - 4], axis=-1)
+        found = tf.map_fn(
+            lambda row: _matched(*row),
+            (y_true, tf.stop_gradient(boxes)),
+            fn_output_signature=tf.float32,
+        )
+        return super().call(found, outputs)
+
+
+def _matched(objects: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
+    objects = tf.boolean_mask(objects, objects[:, 0] != BACKGROUND)
+    return match(objects[:, 1:], objects[:, 0], boxes)
 
 
 def _smooth_l1(error: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Trains Multibox SSD in the precision that you name.
+"""Trains a detector of objects in the precision that you name.
 
     python train.py --preset demo --precision mixed
 
@@ -14,32 +14,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
-import tensorflow as tf
 from experiments.run import Run
 from experiments.sgd import SGD
+from object_detection import faster_rcnn, ssd
+from object_detection.backbone import load_imagenet
 from object_detection.batches import held_out_batches, training_batches
-from object_detection.boxes import default_boxes
 from object_detection.data import load
 from object_detection.evaluation import average_precisions, detect
 from object_detection.gradients import measure
-from object_detection.loss import MultiboxLoss
-from object_detection.model import load_imagenet, map_sizes, ssd
 
 HERE = Path(__file__).resolve().parent
+NETWORKS = {"ssd": ssd.detector, "faster-rcnn": faster_rcnn.detector}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Trains, evaluates, writes result.json and returns what it holds."""
-    run = Run(HERE, argv)
+    run = Run(HERE, argv, choices={"network": list(NETWORKS)})
     args = run.args
 
     # Data.
     classes, train, test = load(args.data, args.train_list, args.test_list)
-    defaults = tf.constant(
-        default_boxes(map_sizes(args.side), args.scales, args.ratios)
-    )
-    batches = training_batches(train, args.side, defaults, args.batch, args.seed)
-    held_out = held_out_batches(test, args.side, defaults, args.batch)
+    objects = max(len(image.labels) for image in train + test)
 
     # Model. Two lines decide how its numbers are stored and updated.
     keras.config.set_dtype_policy(run.dtype_policy)
@@ -57,22 +52,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             global_clipnorm=args.clip_norm,
         )
     )
-    model = ssd(
-        args.side, len(classes), args.ratios, args.width, args.batch_normalization
-    )
+    detector = NETWORKS[args.network](args, len(classes), objects)
+    model = detector.model
     if args.pretrained:
         load_imagenet(model)
-    model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
-    print(
-        f"{len(train)} training and {len(test)} held-out images of {classes}, ", end=""
-    )
-    print(f"{len(defaults)} default boxes, {model.count_params()} weights")
+    model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
+    print(f"{len(train)} training and {len(test)} held-out images of {classes}")
 
     # Training.
+    batches = training_batches(train, args.side, detector.target, args.batch, args.seed)
+    held_out = held_out_batches(test, args.side, detector.target, args.batch)
     run.fit(model, batches, validation_data=held_out)
 
     # Results.
-    found = detect(model, held_out, defaults)
+    found = detect(detector, held_out)
     precisions = average_precisions(test, found, classes)
     measures = {"mAP": sum(precisions.values()) / len(classes)}
     measures |= {f"AP {name}": value for name, value in precisions.items()}

@@ -5,12 +5,14 @@ import json
 import math
 import tarfile
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from experiments.flags import parse
 from experiments.precision import PRECISIONS
 from experiments.sgd import SGD
 
@@ -170,6 +172,20 @@ def test_default_boxes_of_other_maps():
         default_boxes([2, 1], [0.2, 0.9], [[2], [2]])
 
 
+def test_anchors_known_by_hand():
+    from object_detection.boxes import anchors
+
+    boxes = anchors(2, [0.25, 0.5], [1, 4])
+    assert boxes.shape == (4 * 4, 4)
+    expected = [
+        [0.125, 0.125, 0.375, 0.375],
+        [0.1875, 0.0, 0.3125, 0.5],  # 4 times as wide as high
+        [0.0, 0.0, 0.5, 0.5],
+        [0.125, 0.625, 0.375, 0.875],  # the cell to the right
+    ]
+    np.testing.assert_allclose(boxes[[0, 1, 2, 4]], expected)
+
+
 def test_overlaps_known_by_hand():
     from object_detection.boxes import overlaps
 
@@ -291,26 +307,50 @@ def squares(i):
 
 def default_boxes_of(side):
     from object_detection.boxes import default_boxes
-    from object_detection.model import map_sizes
+    from object_detection.ssd import map_sizes
 
     maps = map_sizes(side)
     return tf.constant(default_boxes(maps, [0.3] * (len(maps) + 1), [[2]] * len(maps)))
 
 
+def target(boxes, labels):
+    """Returns what SSD is to find."""
+    from object_detection.matching import match
+
+    return match(boxes, labels, default_boxes_of(32))
+
+
+NETWORKS = {
+    "ssd": {"scales": [0.3, 0.3, 0.3], "ratios": [[2], [2]]},
+    "faster-rcnn": {"sizes": [0.3, 0.5], "ratios": [0.5, 1, 2], "proposals": 16},
+}
+
+
+def tiny(network, batch_normalization=True):
+    """Returns a network for images of 32 pixels and 2 classes."""
+    from object_detection.train import NETWORKS as DETECTORS
+
+    args = Namespace(
+        side=32,
+        width=1 / 16,
+        batch_normalization=batch_normalization,
+        **NETWORKS[network],
+    )
+    return DETECTORS[network](args, 2, 2)
+
+
 def test_batches_are_the_same_for_a_seed(images):
     from object_detection.batches import training_batches
 
-    defaults = default_boxes_of(32)
-
     def first(seed):
-        batches = training_batches(images, 32, defaults, batch=4, seed=seed)
+        batches = training_batches(images, 32, target, batch=4, seed=seed)
         return [x.numpy() for batch in batches.take(3) for x in batch]
 
     for one, again in zip(first(0), first(0), strict=True):
         np.testing.assert_array_equal(one, again)
     assert not np.array_equal(first(0)[0], first(1)[0])
     assert first(0)[0].shape == (4, 32, 32, 3)
-    assert first(0)[1].shape == (4, len(defaults), 5)
+    assert first(0)[1].shape == (4, len(default_boxes_of(32)), 5)
 
 
 def red_and_blue(image, boxes, labels):
@@ -355,12 +395,10 @@ def test_crop_of_an_image_without_objects():
 
 def test_held_out_images_are_whole_and_in_order(images):
     from object_detection.batches import held_out_batches
-    from object_detection.matching import match
 
-    defaults = default_boxes_of(32)
-    batches = list(held_out_batches(images, 32, defaults, batch=4))
+    batches = list(held_out_batches(images, 32, target, batch=4))
     assert [len(x) for x, _ in batches] == [4, 2]
-    expected = match(tf.constant(images[4].boxes), images[4].labels, defaults)
+    expected = target(tf.constant(images[4].boxes), images[4].labels)
     np.testing.assert_array_equal(batches[1][1][0], expected)
     # Black, less the mean of the pixels of ImageNet.
     darkest = batches[0][0].numpy().min(axis=(0, 1, 2))
@@ -379,7 +417,7 @@ def test_paper_preset_has_the_weights_of_ssd300():
     COCO, background included: 70 more logits for each of the default boxes of a cell.
     """
     from object_detection.boxes import default_boxes
-    from object_detection.model import map_sizes, ssd
+    from object_detection.ssd import map_sizes, ssd
 
     presets = Path(ssd.__code__.co_filename).parent / "presets"
     paper = json.loads((presets / "paper.json").read_text())
@@ -401,11 +439,31 @@ def test_paper_preset_has_the_weights_of_ssd300():
     assert model.output_shape == (None, 8732, 25)
 
 
+def test_paper_preset_has_the_weights_of_faster_rcnn():
+    """Counted by hand: VGG-16 with fc6 and fc7, 3 x 3 anchors, the 20 classes of VOC.
+
+    The paper's network has 80 x 4096 more, for offsets of its own for every class.
+    """
+    from object_detection import train
+
+    args = parse(train.HERE, ["--preset=faster_rcnn_paper"])
+    # Only shapes are looked at, so nothing is allocated.
+    with keras.StatelessScope(initialize_variables=False):
+        model = train.NETWORKS[args.network](args, 20, 1).model
+    vgg = 14_714_688
+    proposing = (9 * 512 + 1) * 512 + (512 + 1) * 9 * (4 + 2)
+    dense = (7 * 7 * 512 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * (4 + 21)
+    weights = sum(math.prod(v.shape) for v in model.trainable_variables)
+    assert weights == vgg + proposing + dense == 136_748_955
+    shapes = {name: output.shape for name, output in model.output.items()}
+    assert shapes == {"anchors": (None, 9 * 38**2, 6), "proposals": (None, 300, 29)}
+
+
 @pytest.mark.parametrize(
     ("side", "maps"), [(32, [4, 2]), (128, [16, 8, 4, 2]), (160, [20, 10, 5, 3, 1])]
 )
 def test_map_sizes(side, maps):
-    from object_detection.model import map_sizes, ssd
+    from object_detection.ssd import map_sizes, ssd
 
     assert map_sizes(side) == maps
     model = ssd(side, 1, [[2]] * len(maps), width=1 / 64)
@@ -414,13 +472,14 @@ def test_map_sizes(side, maps):
 
 
 def test_pretrained_weights_see_the_same_image(monkeypatch):
-    from object_detection import model as models
+    from object_detection.backbone import load_imagenet
     from object_detection.batches import normalized
+    from object_detection.ssd import ssd
 
     vgg = keras.applications.VGG16(False, weights=None, input_shape=(32, 32, 3))
     monkeypatch.setattr(keras.applications, "VGG16", lambda include_top: vgg)
-    model = models.ssd(32, 1, [[2], [2]])
-    models.load_imagenet(model)
+    model = ssd(32, 1, [[2], [2]])
+    load_imagenet(model)
     pixels = np.random.default_rng(0).uniform(0, 255, (1, 32, 32, 3)).astype("float32")
     expected, found = (
         keras.Model(m.inputs[0], m.get_layer("block2_conv2").output)(x)
@@ -435,31 +494,33 @@ def test_pretrained_weights_see_the_same_image(monkeypatch):
 
 
 def test_pretrained_weights_of_another_network():
-    from object_detection.model import load_imagenet, ssd
+    from object_detection.backbone import load_imagenet
 
-    model = ssd(32, 1, [[2], [2]], 1 / 16, batch_normalization=True)
+    model = tiny("ssd").model
     with pytest.raises(ValueError, match=r"no batch normalization. Received: "):
         load_imagenet(model)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "batch_normalization", [False, True], ids=["paper", "normalized"]
 )
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_precision_trains(precision, batch_normalization, images, monkeypatch):
+def test_every_precision_trains(
+    batch_normalization, precision, network, images, monkeypatch
+):
     from object_detection.batches import training_batches
-    from object_detection.loss import MultiboxLoss
-    from object_detection.model import ssd
 
     keras.utils.set_random_seed(0)
     setting = PRECISIONS[precision]
     if setting.computes_in_fp32:
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(setting.dtype_policy)
-    model = ssd(32, 2, [[2], [2]], 1 / 16, batch_normalization)
+    detector = tiny(network, batch_normalization)
+    model = detector.model
     optimizer = setting.wrap(SGD(0.01, global_clipnorm=5.0))
-    model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
-    batches = training_batches(images, 32, default_boxes_of(32), batch=2, seed=0)
+    model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
+    batches = training_batches(images, 32, detector.target, batch=2, seed=0)
     before = [weight.numpy() for weight in model.trainable_variables]
     # A dynamic scale begins high: the first steps overflow, and are skipped.
     history = model.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0)
@@ -473,30 +534,64 @@ def test_every_precision_trains(precision, batch_normalization, images, monkeypa
     assert all(
         m
         for m, w in zip(moved, model.trainable_variables, strict=True)
-        if w.path.startswith("head")
+        if w.path.startswith(("head", "rpn_outputs", "outputs"))
     )
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
-def test_learns_two_images_by_heart(precision, images):
+def test_learns_two_images_by_heart(precision, network, images):
     """The loss, the boxes and what is counted belong together, in both classes."""
     from object_detection.batches import held_out_batches
     from object_detection.evaluation import average_precisions, detect
-    from object_detection.loss import MultiboxLoss
-    from object_detection.model import ssd
 
     keras.utils.set_random_seed(0)
     setting = PRECISIONS[precision]
     keras.config.set_dtype_policy(setting.dtype_policy)
-    model = ssd(32, 2, [[2], [2]], 1 / 16, batch_normalization=True)
-    optimizer = setting.wrap(keras.optimizers.Adam(0.01))
-    model.compile(optimizer=optimizer, loss=MultiboxLoss(), jit_compile=False)
-    defaults = default_boxes_of(32)
-    batches = held_out_batches(images[:2], 32, defaults, batch=2)
+    detector = tiny(network)
+    model = detector.model
+    optimizer = setting.wrap(keras.optimizers.Adam(0.003))
+    model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
+    batches = held_out_batches(images[:2], 32, detector.target, batch=2)
     model.fit(batches.cache().repeat(), steps_per_epoch=100, shuffle=False, verbose=0)
-    found = detect(model, batches, defaults)
+    found = detect(detector, batches)
     precisions = average_precisions(images[:2], found, ["cat", "dog"])
     assert min(precisions.values()) > 0.99
+
+
+# --- regions.py ------------------------------------------------------------
+
+
+def test_proposals_known_by_hand():
+    """Of 4 cells: one object there, one cut at the border, and two seen twice."""
+    from object_detection.regions import Proposals
+
+    logits = [[0.0, 3.0], [0.0, -1.0], [0.0, -2.0], [0.0, 4.0]]
+    # The second box is moved onto the first one, the third to where the fourth is; an
+    # offset of 10 is the size of a box. The fourth is moved down by half of its size.
+    offsets = [[0.0, 0, 0, 0], [0, -10, 0, 0], [5, 10, 0, 0], [5, 0, 0, 0]]
+    found = tf.constant([np.concatenate([offsets, logits], axis=1)], tf.float16)
+    layer = Proposals(2, [0.5], [1.0], 3, dtype="float32")
+    regions = Proposals.from_config(layer.get_config())(found)
+    assert regions.dtype == tf.float32
+    expected = [[0.75, 0.5, 1.0, 1.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 1.0, 1.0]]
+    np.testing.assert_allclose(regions[0], expected, atol=2**-20)
+
+
+def test_pooling_of_a_ramp():
+    """Of a ramp, bilinear interpolation is the ramp; the largest sample is the last."""
+    from object_detection.regions import RoiPooling
+
+    # The value is the row's centre, in shares of the height.
+    rows = np.repeat((np.arange(8) + 0.5) / 8, 8).reshape(1, 8, 8, 1)
+    images = tf.constant(np.concatenate([rows, -rows]), "float32")
+    regions = tf.constant([[[0.125, 0.25, 0.625, 0.75]], [[0.5, 0.5, 0.75, 0.75]]])
+    pooled = RoiPooling(2, dtype="float32")([images, regions])
+    assert pooled.shape == (2, 1, 4)
+    # Samples at 1/8, 3/8, 5/8 and 7/8 of a region; of -rows the first is the largest.
+    first = 0.125 + 0.5 * np.array([3, 3, 7, 7]) / 8
+    second = -(0.5 + 0.25 * np.array([1, 1, 5, 5]) / 8)
+    np.testing.assert_allclose(pooled[:, 0], [first, second], atol=2**-20)
 
 
 # --- evaluation.py ---------------------------------------------------------
@@ -577,6 +672,17 @@ def flags(tmp_path):
 def numbers(result):
     rows = [(row["loss"], row["val_loss"]) for row in result["log"]]
     return rows, result["measures"], result["loss_scale"]
+
+
+def test_a_run_of_faster_rcnn(flags, tmp_path):
+    from object_detection.train import main
+
+    preset = ["--preset=faster_rcnn_demo", "--precision=fp32", "--sizes=[0.3, 0.5]"]
+    preset += ["--ratios=[1]", "--proposals=4", f"--out={tmp_path / 'out'}"]
+    flags = [flag for flag in flags if not flag.startswith(("--scales", "--ratios"))]
+    result = main([*preset, *flags])
+    assert set(result["measures"]) == {"mAP", "AP cat", "AP dog"}
+    assert 0 < result["gradients"]["errors"]["8.0"] < 1
 
 
 def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):

@@ -1,20 +1,23 @@
 """Multibox SSD with the backbone VGG-16."""
 
+import argparse
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import keras
+import tensorflow as tf
 from image_classification.networks.blocks import conv_bn_relu, conv_relu
 from keras import layers
-from object_detection.batches import HALF_RANGE
-from object_detection.boxes import boxes_of_a_cell
+from object_detection.backbone import vgg_16
+from object_detection.boxes import boxes_of_a_cell, default_boxes
+from object_detection.detector import Detector
+from object_detection.loss import MultiboxLoss
+from object_detection.matching import match
 
 import keras_mp
 
-# Filters and number of the convolutions in the five blocks of VGG-16.
-_VGG = [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]
 # Filters of the two convolutions behind VGG-16 that lead to the next map.
 _EXTRA = [(256, 512), (128, 256), (128, 256), (128, 256)]
 
@@ -57,18 +60,12 @@ def ssd(
     Reference: SSD, section 3, SSD300; ScratchDet (Zhu et al., 2019), section 3.
     """
     conv = partial(conv_bn_relu if batch_normalization else conv_relu, width=width)
-    images = x = keras.Input((side, side, 3), name="images")
-    maps = []
-    for block, (filters, number) in enumerate(_VGG, start=1):
-        for i in range(1, number + 1):
-            x = conv(x, filters, 3, name=f"block{block}_conv{i}")
-        if block == 4:
-            # Normalized to length one and scaled by 20 in SSD: this is the same with
-            # scales that begin at the root of the number of filters, 22.6.
-            normalized = keras_mp.layers.RMSNormalization(name="block4_normalization")
-            maps.append(normalized(x))
-        size, strides = (2, 2) if block < 5 else (3, 1)
-        x = layers.MaxPooling2D(size, strides, "same", name=f"block{block}_pool")(x)
+    images = keras.Input((side, side, 3), name="images")
+    block4, x = vgg_16(images, conv)
+    # Normalized to length one and scaled by 20 in SSD: this is the same with scales
+    # that begin at the root of the number of filters, 22.6.
+    maps = [keras_mp.layers.RMSNormalization(name="block4_normalization")(block4)]
+    x = layers.MaxPooling2D(3, 1, "same", name="block5_pool")(x)
     x = conv(x, 1024, 3, name="conv6", dilation_rate=6)
     x = conv(x, 1024, 1, name="conv7")
     maps.append(x)
@@ -83,22 +80,16 @@ def ssd(
     return keras.Model(images, outputs, name="ssd")
 
 
-def load_imagenet(model: keras.Model) -> None:
-    """Downloads VGG-16 trained on ImageNet, and has its convolutions be the backbone.
-
-    Those weights are for pixels blue, green and red, less the same mean, not divided.
-    """
-    if not model.get_layer("block1_conv1").use_bias:
-        raise ValueError(
-            "VGG-16 of ImageNet has no batch normalization. Received: a network with "
-            "it. Give --no-batch-normalization or --no-pretrained."
-        )
-    for layer in keras.applications.VGG16(include_top=False).layers:
-        weights = layer.get_weights()
-        if layer.name == "block1_conv1":
-            weights[0] = weights[0][:, :, ::-1] * HALF_RANGE
-        if weights:
-            model.get_layer(layer.name).set_weights(weights)
+def detector(args: argparse.Namespace, classes: int, objects: int) -> Detector:
+    """Returns SSD of a preset."""
+    del objects
+    boxes = tf.constant(default_boxes(map_sizes(args.side), args.scales, args.ratios))
+    return Detector(
+        ssd(args.side, classes, args.ratios, args.width, args.batch_normalization),
+        lambda found, labels: match(found, labels, boxes),
+        MultiboxLoss(),
+        lambda outputs: (tf.cast(outputs, tf.float32), boxes),
+    )
 
 
 def _next_size(size: int) -> int:
