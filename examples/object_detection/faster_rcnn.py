@@ -54,10 +54,8 @@ def faster_rcnn(
     values = len(sizes) * len(ratios) * (4 + 2)
     found = keras_mp.layers.Conv2D(values, 1, name="rpn_outputs")(found)
     found = layers.Reshape((-1, 6), name="anchors")(found)
-    regions = Proposals(
-        x.shape[1], sizes, ratios, proposals, name="regions", dtype="float32"
-    )(found)
-    x = RoiPooling(7, name="roi_pooling", dtype="float32")([x, regions])
+    regions = Proposals(x.shape[1], sizes, ratios, proposals, name="regions")(found)
+    x = RoiPooling(7, name="roi_pooling")([x, regions])
     for name in ("fc6", "fc7"):
         x = dense_relu(x, 4096, width=width, name=name)
     x = keras_mp.layers.Dense(4 + 1 + classes, name="outputs")(x)

@@ -1,4 +1,4 @@
-"""The two layers between the stages of Faster R-CNN, in FP32."""
+"""The two layers between the stages of Faster R-CNN, FP32 under every dtype policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,13 +34,13 @@ class Proposals(keras.layers.Layer):
         proposals: int,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         self.cells, self.sizes, self.ratios = cells, sizes, ratios
         self.proposals = proposals
 
     def call(self, found: tf.Tensor) -> tf.Tensor:
         """Returns the boxes of offsets and logits [batch, anchors, 4 + 2]."""
-        found = tf.stop_gradient(found)
+        found = tf.cast(tf.stop_gradient(found), tf.float32)
         boxes = decode(found[..., :4], anchors(self.cells, self.sizes, self.ratios))
         boxes = tf.clip_by_value(boxes, 0.0, 1.0)
         kept, _, _, number = tf.image.combined_non_max_suppression(
@@ -72,7 +72,7 @@ class RoiPooling(keras.layers.Layer):
     """
 
     def __init__(self, size: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         self.size = size
 
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
