@@ -78,6 +78,8 @@ class RoiPooling(keras.layers.Layer):
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
         """Takes features [batch, height, width, channels] and boxes of regions."""
         features, regions = inputs
+        # The gradients of all regions add up in this dtype.
+        features = tf.cast(features, tf.float32)
         number, channels = regions.shape[1], features.shape[-1]
         images = tf.repeat(tf.range(tf.shape(features)[0]), number)
         boxes = tf.reshape(self._sampled(features.shape, regions), [-1, 4])

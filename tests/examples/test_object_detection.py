@@ -594,6 +594,22 @@ def test_pooling_of_a_ramp():
     np.testing.assert_allclose(pooled[:, 0], [first, second], atol=2**-20)
 
 
+def test_the_gradients_of_many_regions_add_up():
+    """In FP16 a sum of ones ends at 2048."""
+    from object_detection.regions import RoiPooling
+
+    images = tf.ones([1, 2, 2, 1], tf.float16)
+    regions = tf.constant([[[0.0, 0.0, 1.0, 1.0]] * 4096])
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        total = tf.reduce_sum(RoiPooling(2, dtype="float16")([images, regions]))
+    gradient = tape.gradient(total, images)
+    assert gradient.dtype == tf.float16
+    # Each of the four results of a region is a mean of pixels.
+    found = np.sum(gradient.numpy(), dtype="float64")
+    np.testing.assert_allclose(found, 4 * 4096, rtol=2**-11)
+
+
 # --- evaluation.py ---------------------------------------------------------
 
 
