@@ -268,3 +268,11 @@ def test_scripts_find_the_shared_modules():
         if script.parent.name != "experiments":
             line = "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))"
             assert line in script.read_text(), script
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(None, "-"), (0.0, "0"), (2.0**24, "16777216"), (2.0**-12, "0.000244140625")],
+)
+def test_a_scale_below_one_is_shown(number, shown):
+    assert report.optional(number) == shown
