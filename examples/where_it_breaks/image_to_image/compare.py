@@ -27,6 +27,7 @@ COMPARISON = Comparison(
     folder=HERE,
     settings={
         **SETTINGS,
+        "mixed, seed 1": [*SETTINGS["mixed"], "--seed", "1"],
         **constant(8),
         "mixed, no scaling, seed 1": [*NO_SCALING, "--seed", "1"],
         **SMALLER,
