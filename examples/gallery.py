@@ -85,9 +85,10 @@ def results_of(comparison: Comparison, preset: str) -> dict[str, Result]:
     return {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
 
 
-def figure_of(experiment: str) -> Path:
+def figure_of(experiment: str, preset: str) -> Path:
     """Returns the file of the curves of an experiment."""
-    return FIGURES / f"{experiment.replace('/', '_')}.svg"
+    parts = [*experiment.split("/"), *([] if preset == "demo" else [preset])]
+    return FIGURES / f"{'_'.join(parts)}.svg"
 
 
 def draw(experiment: str, preset: str) -> None:
@@ -96,7 +97,7 @@ def draw(experiment: str, preset: str) -> None:
     results = results_of(comparison, preset)
     if len(results) > 1:
         FIGURES.mkdir(parents=True, exist_ok=True)
-        comparison.draw(results, figure_of(experiment))
+        comparison.draw(results, figure_of(experiment, preset))
 
 
 def draw_readme() -> None:
@@ -119,7 +120,7 @@ def table(experiment: str, preset: str) -> str:
         return "Not measured yet.\n"
     lines = [*_rows(results, comparison.measures), *_machines(results)]
     if len(results) > 1:
-        picture = figure_of(experiment).relative_to(PAGE.parent)
+        picture = figure_of(experiment, preset).relative_to(PAGE.parent)
         lines.append(f"\n![{comparison.curve} by step]({picture})")
     if missing:
         few = len(missing) <= MISSING_NAMED
