@@ -1,5 +1,6 @@
 """What FP16 does to the numbers of a model, and which of its weights have moved."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import keras
 import numpy as np
 
 import keras_mp
+
+_MEASURES = ("lost gradients", "gradient error", "update error")
 
 
 def inspected(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
@@ -17,15 +20,18 @@ def inspected(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
         without a loss scale. `gradient error`: the length of the difference between the
         weight gradients of FP16, without a scale, and those of FP32, relative to the
         latter. `update error`: how far the change of FP16 weights without masters is
-        from the update, relative to it.
+        from the update, relative to it. All are NaN where training has diverged.
     """
+    if not all(np.isfinite(weight).all() for weight in model.get_weights()):
+        return dict.fromkeys(_MEASURES, math.nan)
     report = keras_mp.inspect(model, x, y)
     found = report.total("activation_gradient")
-    return {
-        "lost gradients": found.lost / found.elements,
-        "gradient error": report.gradient_errors[1.0],
-        "update error": report.needs_masters().value,
-    }
+    values = (
+        found.lost / found.elements,
+        report.gradient_errors[1.0],
+        report.needs_masters().value,
+    )
+    return dict(zip(_MEASURES, values, strict=True))
 
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:

@@ -274,6 +274,17 @@ def test_inspected():
     }
 
 
+def test_inspected_after_training_diverged():
+    from where_it_breaks.numbers import inspected
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.set_weights([np.full((2, 1), np.nan), np.zeros(1)])
+    found = inspected(model, np.ones((4, 2)), np.ones((4, 1)))
+    assert [*found] == ["lost gradients", "gradient error", "update error"]
+    assert np.isnan([*found.values()]).all()
+
+
 # --- compare.py ------------------------------------------------------------
 
 
