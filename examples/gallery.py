@@ -28,11 +28,11 @@ FIGURES = PAGE.parent / "figures" / "gallery"
 MISSING_NAMED = 12
 # The picture of the README: experiments and their settings, by title.
 README = {
-    "A translator: the same curve": (
+    "A translator: mixed precision learns as FP32": (
         "translation",
         ["fp32", "fp32 seed 1", "fp32 seed 2", "mixed"],
     ),
-    "An autoencoder: lost without loss scaling": (
+    "An autoencoder: without loss scaling it stops learning": (
         "where_it_breaks/image_to_image",
         ["fp32", "mixed", "mixed, no scaling"],
     ),

@@ -115,4 +115,4 @@ def _draw(axes: Any, name: str, result: Result, column: str, color: str) -> None
 
 def optional(number: float | None) -> str:
     """Returns a number, or a dash where there is none."""
-    return "-" if number is None else f"{number:g}"
+    return "-" if number is None else f"{number:.15g}"
