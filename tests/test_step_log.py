@@ -112,5 +112,5 @@ def test_a_log_dir_that_is_no_path_is_refused(log_dir):
 
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(RuntimeError, match="Received: the backend 'jax'"):
+    with pytest.raises(RuntimeError, match="Received: backend='jax'"):
         LossScaleCallback(log_dir="logs")
