@@ -1,7 +1,7 @@
 """`keras-mp inspect`: what FP16 does to a saved model, from one batch."""
 
 import argparse
-import importlib
+import importlib.util
 import os
 import sys
 import textwrap
@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> None:
     """
     picture = options.out / _PICTURE if options.out else None
     if picture:
+        _check_matplotlib()
         options.out.mkdir(parents=True, exist_ok=True)
     for output in filter(None, (picture, options.json)):
         check_new(output)
@@ -118,6 +119,14 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         options.json.write_text(report.to_json() + "\n", encoding="utf-8")
         print(f"wrote {options.json}")
+
+
+def _check_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError(
+            "`--out` draws with matplotlib. Received: --out, and no matplotlib is "
+            "installed. Run pip install 'keras_mp[plots]', or leave out --out."
+        )
 
 
 def _positive(text: str) -> float:

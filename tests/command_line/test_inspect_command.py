@@ -195,6 +195,14 @@ def test_what_is_no_batch(write, message, capsys):
     assert message in failure(capsys)
 
 
+def test_a_picture_needs_matplotlib(monkeypatch, capsys):
+    save(one_input())
+    np.savez("batch.npz", x=X, y=Y)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "no matplotlib is installed. Run pip" in failure(capsys, "--out", "figures")
+    assert not Path("figures").exists()
+
+
 def lambda_layer():
     layer = keras.layers.Lambda(lambda x: 2 * x)
     return keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
