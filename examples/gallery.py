@@ -107,7 +107,7 @@ def draw_readme() -> None:
         for each, (experiment, names) in zip(axes, README.values(), strict=True):
             comparison = comparison_of(experiment)
             results = results_of(comparison, "demo")
-            shown = {name: results[name] for name in names if name in results}
+            shown = {name: results[name] for name in names}
             draw_curves(each, shown, comparison.curve, comparison.log_scale)
 
 
