@@ -1,7 +1,7 @@
 """Trains bigLSTM in several precisions and compares them.
 
 python compare.py
-python compare.py --settings all --data FILE --out build/language_model/long
+python compare.py --settings all --steps 36000 --out build/language_model/long
 """
 
 import sys

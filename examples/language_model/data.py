@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from experiments.files import downloaded
+from language_model.debian import DESCRIPTIONS, sentences
 
 # The first ids. Beside them words are numbered by their frequency.
 SPECIAL = ["</s>", "<unk>"]
@@ -36,47 +38,51 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-def read_sentences(path: Path) -> list[str]:
-    """Reads a text file with one sentence a line: plain, .gz or .xz.
+def load_sentences(source: str) -> list[str]:
+    """Reads English sentences.
+
+    Args:
+        source: `"debian-descriptions"`, which is downloaded (6 MB); or a text file with
+            one sentence a line: plain, .gz or .xz.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is cut off, damaged, not UTF-8 or empty.
     """
+    debian = source == "debian-descriptions"
+    path = downloaded(DESCRIPTIONS) if debian else Path(source)
     if not path.is_file():
         raise FileNotFoundError(
-            "`--data` must be a text file with one sentence a line. Received: --data "
-            f"{path}, which does not exist. Check the path; README.md, 'The text', "
-            "tells how to make that file."
+            "`--data` must be 'debian-descriptions' or a text file with one sentence a "
+            f"line. Received: --data {path}, which does not exist. Check the path."
         )
     try:
-        sentences = list(_lines(path))
+        lines = list(_lines(path))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(
-            f"A compressed file must be whole. Received: {path}: {error}. Make or "
-            "fetch it again."
+            f"A compressed file must be whole. Received: {path}: {error}. Fetch it "
+            "again."
         ) from error
-    if not sentences:
+    found = sentences(lines) if debian else [*filter(None, map(str.strip, lines))]
+    if not found:
         raise ValueError(
             "A text must hold at least one sentence. Received: "
-            f"{path}, which is empty. Give a file with one sentence a line."
+            f"{path}, which has none. Give a file with one sentence a line."
         )
-    return sentences
+    return found
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields the lines that are not blank."""
+    """Yields the lines."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:
-                text = line.decode("utf-8").strip()
+                yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"A text must be UTF-8. Received: {path}, line {number}: "
                     f"{error.reason}. Convert it, for instance with iconv."
                 ) from error
-            if text:
-                yield text
 
 
 def _open(path: Path) -> BinaryIO:

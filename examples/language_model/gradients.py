@@ -1,6 +1,6 @@
 """What FP16 loses of the gradients of bigLSTM, by loss and batch.
 
-    python gradients.py --steps 200 --data FILE
+    python gradients.py --steps 200
 
 Trains in FP32 for so many steps, then runs one batch of each size through the model, in
 FP32 and in FP16, and compares the gradients. The flags are those of train.py.

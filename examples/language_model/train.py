@@ -20,7 +20,7 @@ import numpy as np
 from experiments.run import Run
 from keras import ops
 from language_model.batches import held_out_batch, training_batches
-from language_model.data import TOKENIZERS, Vocabulary, read_sentences, split
+from language_model.data import TOKENIZERS, Vocabulary, load_sentences, split
 from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
 
@@ -56,7 +56,7 @@ def mean_over_time(targets: Any, entropy: Any) -> Any:
 
 def load(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Returns the training and the held-out text as ids [words]."""
-    train, test = split(read_sentences(Path(args.data)), args.held_out, args.seed)
+    train, test = split(load_sentences(args.data), args.held_out, args.seed)
     tokenize = TOKENIZERS[args.tokenizer]
     vocabulary = Vocabulary(map(tokenize, train), args.words)
     return tuple(vocabulary.encode(map(tokenize, text)) for text in (train, test))

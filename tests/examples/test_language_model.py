@@ -1,6 +1,5 @@
 """bigLSTM: cell and softmax against float64, optimizer, text, and runs of toy size."""
 
-import io
 import json
 import lzma
 import math
@@ -11,16 +10,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
-from language_model import build_debian_descriptions, gradients, train
+from language_model import data, gradients, train
 from language_model.batches import held_out_batch, side_by_side, training_batches
 from language_model.data import (
     SENTENCE_END,
     UNKNOWN,
     Vocabulary,
-    read_sentences,
+    load_sentences,
     split,
     words_and_signs,
 )
+from language_model.debian import DESCRIPTIONS
 from language_model.lstm import ProjectedLSTM, ProjectedLSTMCell
 from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
@@ -261,7 +261,7 @@ def test_optimizer_is_saved():
     ("name", "content", "message"),
     [
         pytest.param("a.txt", None, "does not exist. Check the path", id="missing"),
-        pytest.param("a.txt", b" \n", "at least one sentence.*empty", id="empty"),
+        pytest.param("a.txt", b" \n", "at least one sentence.*none", id="empty"),
         pytest.param("a.txt", b"a\nv\xe9\n", "UTF-8. .*line 2.*iconv", id="latin-1"),
         pytest.param("a.xz", lzma.compress(b"a\n" * 99)[:40], "be whole", id="cut off"),
         pytest.param("a.xz", b"no archive", "be whole", id="not xz"),
@@ -272,13 +272,13 @@ def test_a_bad_text_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        read_sentences(tmp_path / name)
+        load_sentences(str(tmp_path / name))
 
 
 def test_sentences_are_read(tmp_path):
     path = tmp_path / "a.txt.xz"
     path.write_bytes(lzma.compress("One.\n\n Zw\u00f6lf! \n".encode()))
-    assert read_sentences(path) == ["One.", "Zw\u00f6lf!"]
+    assert load_sentences(str(path)) == ["One.", "Zw\u00f6lf!"]
     assert words_and_signs("It's 10%.") == ["it", "'", "s", "10", "%", "."]
 
 
@@ -327,7 +327,7 @@ def test_a_text_may_be_too_short():
         training_batches(np.arange(5), 2, unrolled=3)
 
 
-# --- build_debian_descriptions.py ------------------------------------------
+# --- debian.py -------------------------------------------------------------
 
 STANZAS = """\
 Package: aide
@@ -347,24 +347,15 @@ Tag: role::program,
 """
 
 
-def test_sentences_of_descriptions():
-    assert build_debian_descriptions.sentences(STANZAS.splitlines()) == [
+def test_sentences_of_descriptions(tmp_path, monkeypatch):
+    path = tmp_path / "Translation-en.xz"
+    path.write_bytes(lzma.compress(STANZAS.encode()))
+    monkeypatch.setattr(data, "downloaded", {DESCRIPTIONS: path}.get)
+    assert load_sentences("debian-descriptions") == [
         "AIDE detects changes to files on the system.",
         "It creates a database.",
         "A second paragraph has a sentence.",
     ]
-
-
-def test_the_text_is_written(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "new" / "text.xz"
-    monkeypatch.setattr("sys.argv", ["build", "--out", str(out)])
-    monkeypatch.setattr("sys.stdin", io.StringIO(STANZAS))
-    build_debian_descriptions.main()
-    assert "3 sentences" in capsys.readouterr().out
-    assert len(read_sentences(out)) == 3
-    monkeypatch.setattr("sys.stdin", io.StringIO("Package: aide\n"))
-    with pytest.raises(ValueError, match="must hold long descriptions"):
-        build_debian_descriptions.main()
 
 
 # --- train.py --------------------------------------------------------------
