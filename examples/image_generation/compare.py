@@ -45,6 +45,7 @@ COMPARISON = Comparison(
     demo=["fp32", "mixed"],
     measures=["FID", "FID of training images", "accuracy of the judge"],
     curve="discriminator_loss",
+    short=["--steps=800"],
     show=grids,
 )
 

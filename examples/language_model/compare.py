@@ -18,6 +18,7 @@ COMPARISON = Comparison(
     measures=["held-out perplexity"],
     curve="perplexity",
     log_scale=True,
+    short=["--steps=1200", "--eval-every=200"],
 )
 
 if __name__ == "__main__":
