@@ -3,8 +3,9 @@
 # Another interpreter, where there is no .venv yet: make PYTHON=python3.12
 
 PYTHON ?= python3
-# More arguments for pytest: make test-all ARGS="-k loss_scale"; or, for make bench, names of
-# benchmarks: make bench ARGS="gemm layers"
+# More arguments for pytest: make test-all ARGS="-k loss_scale"; for make bench, names of
+# benchmarks: make bench ARGS="gemm layers"; for make gallery, flags of one experiment:
+# make gallery ONLY=speech_recognition ARGS="--data FILE"
 ARGS ?=
 # Experiments that make gallery trains; all, if there is none.
 ONLY ?=
@@ -54,7 +55,7 @@ demo: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/translation/compare.py
 
 gallery: $(VENV)/.installed-examples $(NATIVE)
-	@$(TF_QUIET) $(RUN) examples/gallery.py train $(ONLY)
+	@$(TF_QUIET) $(RUN) examples/gallery.py train $(ONLY) $(ARGS)
 
 notebook: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/execute_tour.py

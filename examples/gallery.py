@@ -2,6 +2,7 @@
 
     python examples/gallery.py train                       # a short form of all of them
     python examples/gallery.py train language_model        # or of one
+    python examples/gallery.py train speech_recognition --data FILE
     python examples/gallery.py tables     # tables and curves, from results/ into docs/
 
 The measured results were made by `compare.py --settings all --record` of each one.
@@ -63,13 +64,18 @@ def experiments_here() -> list[str]:
     return [name for name in EXPERIMENTS if (EXAMPLES / name / "compare.py").is_file()]
 
 
-def train(names: Sequence[str]) -> None:
-    """Trains the short form of some experiments, one after the other."""
+def train(names: Sequence[str], flags: Sequence[str]) -> None:
+    """Trains the short form of some experiments, one after the other.
+
+    Args:
+        names: of experiments.
+        flags: of their train.py, after those of the short form.
+    """
     start = time.perf_counter()
     for name in names:
         print(f"\n=== {name} ===", flush=True)
         comparison = comparison_of(name)
-        comparison.main([*comparison.short, "--out", f"build/gallery/{name}"])
+        comparison.main([*comparison.short, *flags, "--out", f"build/gallery/{name}"])
     print(f"\nAll of it: {(time.perf_counter() - start) / 60:.0f} minutes")
 
 
@@ -167,13 +173,17 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help="train the short forms")
     training.add_argument("names", nargs="*", help=f"of {experiments_here()}")
     commands.add_parser("tables", help="write tables and curves of docs/gallery.md")
-    args = parser.parse_args(argv)
+    args, flags = parser.parse_known_args(argv)
     if args.command == "tables":
+        if flags:
+            parser.error(f"`tables` has no flags. Received: {flags}.")
         page = PAGE.read_text()
         for block in BLOCK.finditer(page):
             draw(block[2], block[3])
@@ -184,7 +194,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = sorted({*names} - {*experiments_here()})
     if unknown:
         parser.error(f"Names must be of {experiments_here()}. Received: {unknown}.")
-    train(names)
+    if flags and len(names) > 1:
+        parser.error(
+            f"Flags are those of one experiment. Received: {flags} for {names}. "
+            "Name one."
+        )
+    train(names, flags)
 
 
 if __name__ == "__main__":

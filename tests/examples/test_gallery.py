@@ -95,7 +95,28 @@ def test_results_tell_no_paths():
             assert not [v for v in flags.values() if str(v).startswith(("/", ".."))]
 
 
-def test_an_unknown_experiment(capsys):
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(["train", "chess"], "Received: ['chess']", id="unknown"),
+        pytest.param(
+            ["train", "--data=a"],
+            "Received: ['--data=a'] for ['image_classification'",
+            id="flags of all",
+        ),
+        pytest.param(["tables", "--new"], "Received: ['--new']", id="flags of tables"),
+    ],
+)
+def test_a_wrong_command(flags, message, capsys):
     with pytest.raises(SystemExit):
-        gallery.main(["train", "chess"])
-    assert "Received: ['chess']" in capsys.readouterr().err
+        gallery.main(flags)
+    assert message in capsys.readouterr().err
+
+
+def test_flags_follow_those_of_the_short_form(comparison, monkeypatch):
+    found = []
+    monkeypatch.setattr(Comparison, "main", lambda self, argv: found.append(argv))
+    object.__setattr__(comparison, "short", ["--steps=2"])
+    gallery.main(["train", "translation", "--data", "FILE"])
+    out = ["--out", "build/gallery/translation"]
+    assert found == [["--steps=2", "--data", "FILE", *out]]
