@@ -73,20 +73,25 @@ class ProjectedLSTMCell(layers.Layer):
 class ProjectedLSTM(layers.Layer):
     """A layer of `ProjectedLSTMCell` that goes on, in training, where it stopped.
 
-    The states after a training batch are those before the next one. They are weights
-    that are not trained, so that a checkpoint holds them. Otherwise the layer begins
-    at zero, and leaves them alone.
+    The states after a training batch are those before the next one, and after every
+    `carry` batches zero again. They are weights that are not trained, so that a
+    checkpoint holds them. Otherwise the layer begins at zero, and leaves them alone.
 
     Args:
         units: Integer. The number of cells.
         projection: Integer. The width of the output.
         batch: Integer. The number of texts that training reads side by side.
+        carry: Integer. The number of training batches between states of zero. Without
+            them a network would never be trained as it is used.
         **kwargs: Those of `keras.layers.Layer`.
     """
 
-    def __init__(self, units: int, projection: int, batch: int, **kwargs: Any) -> None:
+    def __init__(
+        self, units: int, projection: int, batch: int, carry: int, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.batch = batch
+        self.carry = carry
         policy = self.dtype_policy
         self.cell = ProjectedLSTMCell(units, projection, name="cell", dtype=policy)
         self.rnn = layers.RNN(
@@ -108,15 +113,24 @@ class ProjectedLSTM(layers.Layer):
             )
             for name, size in zip("rc", self.cell.state_size, strict=True)
         ]
+        self.carried = self.add_weight(
+            shape=(),
+            dtype="int32",
+            initializer="zeros",
+            trainable=False,
+            name="carried",
+        )
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if not training:
             return self.rnn(inputs)[0]
         # Read before they are written.
-        begin = [ops.convert_to_tensor(state) for state in self.states]
+        anew = ops.equal(self.carried, 0)
+        begin = [ops.where(anew, ops.zeros_like(s), s) for s in self.states]
         outputs, *end = self.rnn(inputs, initial_state=begin, training=True)
         for state, value in zip(self.states, end, strict=True):
             state.assign(value)
+        self.carried.assign((self.carried + 1) % self.carry)
         return outputs
 
     def get_config(self) -> dict[str, Any]:
@@ -124,5 +138,6 @@ class ProjectedLSTM(layers.Layer):
             "units": self.cell.units,
             "projection": self.cell.projection,
             "batch": self.batch,
+            "carry": self.carry,
         }
         return {**super().get_config(), **own}

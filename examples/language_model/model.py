@@ -20,13 +20,14 @@ def build(
     dropout: float,
     sampled: int,
     batch: int,
+    carry: int,
     seed: int,
 ) -> keras.Model:
     """Returns the model: from (word ids, ids of the next words) to the cross entropy.
 
     Ids and cross entropies are `[batch, time]`. A training batch goes on where the
-    batch before it ended; one to predict begins with states of zero, and may have any
-    number of texts.
+    batch before it ended, but for one in every `carry`; that and one to predict begin
+    with states of zero. One to predict may have any number of texts.
 
     Args:
         words: Integer. The size of the vocabulary.
@@ -36,6 +37,7 @@ def build(
         dropout: Float. The share that is dropped before and after each LSTM.
         sampled: Integer. The number of words that the softmax draws in training.
         batch: Integer. The number of texts that training reads side by side.
+        carry: Integer. The number of training batches between states of zero.
         seed: Integer. The seed of what the softmax draws.
     """
     ids = keras.Input((None,), dtype="int32", name="words")
@@ -43,7 +45,7 @@ def build(
     x = layers.Embedding(words, width, name="embedding")(ids)
     x = layers.Dropout(dropout)(x)
     for number in range(1, num_layers + 1):
-        x = ProjectedLSTM(units, width, batch, name=f"lstm_{number}")(x)
+        x = ProjectedLSTM(units, width, batch, carry, name=f"lstm_{number}")(x)
         x = layers.Dropout(dropout)(x)
     entropy = SampledSoftmax(words, sampled, seed, name="softmax")([x, targets])
     return keras.Model([ids, targets], entropy, name="big_lstm")

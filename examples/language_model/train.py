@@ -96,6 +96,7 @@ def make_model(args: argparse.Namespace, wrap: Callable[[Any], Any]) -> keras.Mo
         dropout=args.dropout,
         sampled=args.sampled,
         batch=args.batch,
+        carry=args.carry,
         seed=args.seed,
     )
     optimizer = LSTMClippingAdagrad(

@@ -100,11 +100,11 @@ def test_the_forget_gate_starts_open():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_training_goes_on_where_it_stopped(policy):
-    layer = ProjectedLSTM(4, 3, batch=2, dtype=policy)
+    layer = ProjectedLSTM(4, 3, batch=2, carry=3, dtype=policy)
     x = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(policy)
     whole = layer(x, training=True).numpy()
     assert whole.dtype == policy
-    for state in layer.states:
+    for state in [*layer.states, layer.carried]:
         state.assign(np.zeros(state.shape))
     parts = [layer(part, training=True).numpy() for part in np.split(x, 2, axis=1)]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
@@ -117,6 +117,14 @@ def test_training_goes_on_where_it_stopped(policy):
     for state, value in zip(layer.states, kept, strict=True):
         np.testing.assert_array_equal(state, value)
         assert not state.trainable
+
+
+def test_training_begins_anew_after_so_many_batches():
+    layer = ProjectedLSTM(4, 3, batch=2, carry=2)
+    x = np.random.default_rng(0).normal(size=(2, 6, 5)).astype("float32")
+    first, second, third = (layer(x, training=True).numpy() for _ in range(3))
+    assert np.abs(second - first).max() > 0.01
+    np.testing.assert_array_equal(third, first)
 
 
 # --- sampled_softmax.py ----------------------------------------------------
@@ -180,6 +188,7 @@ def test_gradients_of_the_tables_are_their_rows():
         dropout=0.0,
         sampled=2,
         batch=1,
+        carry=1,
         seed=0,
     )
     ids = np.array([[1, 2]])
@@ -196,7 +205,7 @@ def test_gradients_of_the_tables_are_their_rows():
 
 def test_weights_are_counted():
     sizes = {"words": 11, "width": 4, "units": 6, "num_layers": 2}
-    model = build(**sizes, dropout=0.1, sampled=3, batch=2, seed=0)
+    model = build(**sizes, dropout=0.1, sampled=3, batch=2, carry=9, seed=0)
     trained = sum(math.prod(v.shape) for v in model.trainable_variables)
     assert sum(count_weights(**sizes).values()) == trained
 
@@ -369,6 +378,7 @@ TINY = {
     "sampled": 3,
     "batch": 2,
     "unrolled": 4,
+    "carry": 2,
     "eval-every": 1,
     "verbose": 0,
 }
