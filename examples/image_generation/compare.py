@@ -8,35 +8,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import matplotlib.pyplot as plt
-import numpy as np
-from experiments.compare import SETTINGS, Comparison, slug
+from experiments.compare import SETTINGS, Comparison
 from experiments.report import Results
-
-SIDE = 8
+from image_generation.figure6 import draw, samples
 
 
 def grids(results: Results, out: Path) -> str:
     """Draws what each setting makes of the same noise, side by side."""
-    figure, axes = plt.subplots(
-        1, len(results), figsize=(4 * len(results), 4.3), squeeze=False
-    )
-    for name, axis in zip(results, axes[0], strict=True):
-        axis.imshow(grid(np.load(out / slug(name) / "sample.npz")["images"]))
-        axis.set_title(name)
-        axis.axis("off")
-    figure.tight_layout()
     path = out / "samples.png"
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    draw(samples(out, results), path)
     return f"Images of the same noise, not chosen: {path.resolve()}\n"
-
-
-def grid(images: np.ndarray) -> np.ndarray:
-    """Returns the first images as one, in a square."""
-    _, height, width, depth = images.shape
-    rows = images[: SIDE * SIDE].reshape(SIDE, SIDE, height, width, depth)
-    return rows.swapaxes(1, 2).reshape(SIDE * height, SIDE * width, depth)
 
 
 COMPARISON = Comparison(

@@ -196,11 +196,11 @@ def test_faces_have_no_judge(flags, tmp_path, monkeypatch):
     assert result["measures"] == {}
 
 
-# --- compare.py ------------------------------------------------------------
+# --- compare.py, figure6.py ------------------------------------------------
 
 
 def test_grid_keeps_the_order():
-    from image_generation.compare import grid
+    from image_generation.figure6 import grid
 
     images = (
         np.zeros((64, 2, 3, 3), "uint8")
@@ -211,13 +211,48 @@ def test_grid_keeps_the_order():
     np.testing.assert_array_equal(pixels[::2, ::3, 0].ravel(), np.arange(64))
 
 
+def keep_samples(folder, *names, size=32):
+    """Writes a sample of random images for each setting, as train.py does."""
+    random = np.random.default_rng(0)
+    samples = {
+        name: random.integers(0, 256, (64, size, size, 3), "uint8") for name in names
+    }
+    for name, images in samples.items():
+        (folder / name).mkdir()
+        np.savez(folder / name / "sample.npz", images=images)
+    return samples
+
+
 def test_samples_are_drawn_side_by_side(tmp_path):
     from image_generation.compare import grids
 
-    images = np.zeros((64, 4, 4, 3), "uint8")
-    for name in ("fp32", "mixed-no-scaling"):
-        (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "sample.npz", images=images)
+    keep_samples(tmp_path, "fp32", "mixed-no-scaling", size=4)
     text = grids({"fp32": {}, "mixed, no scaling": {}}, tmp_path)
     assert str(tmp_path / "samples.png") in text
     assert (tmp_path / "samples.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("size", "times"), [(32, 2), (128, 1)])
+def test_figure_6_has_every_pixel(tmp_path, size, times):
+    from image_generation.figure6 import grid, main
+    from matplotlib.image import imread
+
+    samples = keep_samples(tmp_path, "fp32", "mixed", size=size)
+    main([str(tmp_path), f"--out={tmp_path / 'figure6.png'}"])
+    pixels = np.round(255 * imread(tmp_path / "figure6.png")[..., :3]).astype("uint8")
+    side = 8 * size * times
+    # A title above, and the grids at both sides.
+    assert pixels.shape == (side + 32, 2 * side + 16, 3)
+    for left, images in zip((0, side + 16), samples.values(), strict=True):
+        drawn = pixels[32:, left : left + side]
+        np.testing.assert_array_equal(drawn[::times, ::times], grid(images))
+        np.testing.assert_array_equal(drawn[times - 1 :: times, ::times], grid(images))
+
+
+def test_figure_6_without_samples(tmp_path, capsys):
+    from image_generation.figure6 import main
+
+    keep_samples(tmp_path, "fp32")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert f"without {tmp_path / 'mixed' / 'sample.npz'}" in capsys.readouterr().err
