@@ -22,7 +22,11 @@ from experiments.sgd import SGD
 from speech_recognition.batches import CLASSES, test_batches, training_batches
 from speech_recognition.data import FEATURES, check_lengths, load
 from speech_recognition.decoding import transcribe
-from speech_recognition.gradients import weight_gradients
+from speech_recognition.gradients import (
+    gradients_over_training,
+    keep_weights,
+    weight_gradients,
+)
 from speech_recognition.model import deep_speech_2
 
 HERE = Path(__file__).resolve().parent
@@ -67,8 +71,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     print(f"{len(train)} training and {len(test)} test utterances, ", end="")
     print(f"{model.count_params()} weights")
 
-    # Training.
-    log = run.fit(model, batches, validation_data=held_out)
+    # Training. In FP32 the weights on the way are kept, for the paper's figure 2b.
+    is_fp32 = args.precision == "fp32"
+    weights = run.out / "weights"
+    callbacks = [keep_weights(weights)] if is_fp32 else []
+    log = run.fit(model, batches, validation_data=held_out, callbacks=callbacks)
 
     # Results.
     said = [utterance.text for utterance in test]
@@ -78,11 +85,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "held-out CTC loss": log[-1]["val_loss"],
     }
     sample = {"said": said[:SAMPLE], "heard": heard[:SAMPLE]}
-    return run.finish(
-        measures,
-        transcripts=sample,
-        weight_gradients=weight_gradients(model, batches),
-    )
+    batch = next(iter(batches))
+    more: dict[str, Any] = {"weight_gradients": weight_gradients(model, *batch)}
+    if is_fp32:
+        more["gradients_over_training"] = gradients_over_training(
+            model, weights, len(log), *batch
+        )
+    return run.finish(measures, transcripts=sample, **more)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -379,6 +380,24 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(data, tmp_path):
     parts = main([*flags, "--resume"])
     assert parts["measures"] == whole["measures"]
     assert parts["weight_gradients"] == whole["weight_gradients"]
+
+
+def test_gradients_over_training_are_those_of_each_epoch(tmp_path):
+    from speech_recognition.gradients import gradients_over_training, keep_weights
+
+    # The gradient is 2 * error * [1, 1, 1, 1], and each step halves the error of 1.
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((4,)), dense])
+    model.compile(keras.optimizers.SGD(1 / 16), "mse")
+    x = np.ones((1, 4), "float32")
+    fit = partial(model.fit, x, x[:, :1], verbose=0)
+    folder = tmp_path / "weights"
+    fit(epochs=1, callbacks=[keep_weights(folder)])
+    # A run that is resumed goes on in the same folder.
+    fit(epochs=3, initial_epoch=1, callbacks=[keep_weights(folder)])
+    found = gradients_over_training(model, folder, 3, x, x[:, :1])
+    assert [counts["exponents"] for counts in found] == [{"0": 4}, {"-1": 4}, {"-2": 4}]
+    assert {(each["elements"], each["zeros"]) for each in found} == {(4, 0)}
 
 
 def test_transcripts_are_shown_side_by_side():
