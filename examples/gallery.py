@@ -3,7 +3,7 @@
     python examples/gallery.py train                       # a short form of all of them
     python examples/gallery.py train language_model        # or of one
     python examples/gallery.py train speech_recognition --data FILE
-    python examples/gallery.py tables     # tables and curves, from results/ into docs/
+    python examples/gallery.py tables     # tables and figures, from results/ into docs/
 
 The measured results were made by `compare.py --settings all --record` of each one.
 """
@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from experiments.compare import Comparison, slug
+from experiments.exponents import Figure
 from experiments.report import Result, draw_curves, optional, picture
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -49,8 +50,9 @@ EXPERIMENTS = [
     "where_it_breaks/image_to_image",
     "where_it_breaks/fine_tuning",
 ]
-# What `tables` writes stands between two such comments.
+# What `tables` writes stands between two such comments: a table, or a figure.
 BLOCK = re.compile(r"(<!-- results: ([\w/]+)/(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"(<!-- figure: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def comparison_of(experiment: str) -> Comparison:
@@ -80,8 +82,9 @@ def train(names: Sequence[str], flags: Sequence[str]) -> None:
 
 
 def with_tables(page: str) -> str:
-    """Returns the page with the tables that its results make."""
-    return BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], page)
+    """Returns the page with the tables and captions that its results make."""
+    page = BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], page)
+    return FIGURE.sub(lambda m: m[1] + captioned(paper_figure(m[2])) + m[3], page)
 
 
 def results_of(comparison: Comparison, preset: str) -> dict[str, Result]:
@@ -97,12 +100,32 @@ def figure_of(experiment: str, preset: str) -> Path:
     return FIGURES / f"{'_'.join(parts)}.svg"
 
 
+def paper_figure(script: str) -> Figure:
+    """Returns the figure of the paper that a script of an experiment draws."""
+    return importlib.import_module(script.replace("/", ".")).FIGURE
+
+
+def captioned(figure: Figure) -> str:
+    """Returns a figure of the paper, and below it what is seen."""
+    path = (FIGURES / f"{figure.name}.svg").relative_to(PAGE.parent)
+    return f"![{figure.title}]({path})\n\n{figure.caption(figure.recorded())}\n"
+
+
+def draw_page(page: str) -> None:
+    """Draws all that a page shows of the recorded results."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for block in BLOCK.finditer(page):
+        draw(block[2], block[3])
+    for block in FIGURE.finditer(page):
+        figure = paper_figure(block[2])
+        figure.draw(figure.recorded(), FIGURES / f"{figure.name}.svg")
+
+
 def draw(experiment: str, preset: str) -> None:
     """Draws the curves of an experiment, where several settings were recorded."""
     comparison = comparison_of(experiment)
     results = results_of(comparison, preset)
     if len(results) > 1:
-        FIGURES.mkdir(parents=True, exist_ok=True)
         comparison.draw(results, figure_of(experiment, preset))
 
 
@@ -179,14 +202,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help="train the short forms")
     training.add_argument("names", nargs="*", help=f"of {experiments_here()}")
-    commands.add_parser("tables", help="write tables and curves of docs/gallery.md")
+    commands.add_parser("tables", help="write tables and figures of docs/gallery.md")
     args, flags = parser.parse_known_args(argv)
     if args.command == "tables":
         if flags:
             parser.error(f"`tables` has no flags. Received: {flags}.")
         page = PAGE.read_text()
-        for block in BLOCK.finditer(page):
-            draw(block[2], block[3])
+        draw_page(page)
         draw_readme()
         PAGE.write_text(with_tables(page))
         return

@@ -1,7 +1,7 @@
 """Draws what each precision generates of the same noise, as figure 6 of the paper does.
 
 python figure6.py                                   # of compare.py's folder
-python figure6.py build/image_generation/demo --out figure6.jpg
+python figure6.py build/image_generation/demo --out figure_6.jpg
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default = Path("build/image_generation/demo")
     parser.add_argument("folder", nargs="?", type=Path, default=default)
-    parser.add_argument("--out", type=Path, default=Path("figure6.png"))
+    parser.add_argument("--out", type=Path, default=Path("figure_6.png"))
     args = parser.parse_args(argv)
     try:
         images = samples(args.folder, SETTINGS)

@@ -1,10 +1,13 @@
 """docs/gallery.md and the results that its tables are made of."""
 
 import json
+import re
 
 import gallery
+import matplotlib
 import pytest
 from experiments.compare import Comparison
+from experiments.exponents import Figure
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
 MACHINE |= {"tensorflow": "2.21.0", "keras": "3.15.1", "keras_mp": "0.1.0"}
@@ -55,8 +58,32 @@ def test_table(comparison):
     )
 
 
+def test_caption(tmp_path, monkeypatch):
+    (tmp_path / "fp32.json").write_text('{"zeros": 3}')
+    figure = Figure(
+        name="figure_0",
+        title="Zeros",
+        result=tmp_path / "fp32.json",
+        key="zeros",
+        draw_on=lambda axes, result: None,
+        caption=lambda result: f"There are {result['zeros']}.",
+    )
+    monkeypatch.setattr(gallery, "paper_figure", {"lines/figure0": figure}.get)
+    page = "before\n<!-- figure: lines/figure0 -->\nold\n<!-- end -->\nafter\n"
+    assert gallery.with_tables(page) == (
+        "before\n"
+        "<!-- figure: lines/figure0 -->\n"
+        "![Zeros](figures/gallery/figure_0.svg)\n"
+        "\n"
+        "There are 3.\n"
+        "<!-- end -->\n"
+        "after\n"
+    )
+
+
 def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "FIGURES", tmp_path / "figures")
+    gallery.FIGURES.mkdir()
     folder = comparison.folder / "results" / "demo"
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
     content = json.dumps(result(0.25, flags=flags, log=log))
@@ -76,6 +103,23 @@ def test_the_readme_shows_settings_that_were_recorded():
 def test_the_page_agrees_with_the_results():
     page = gallery.PAGE.read_text()
     assert gallery.with_tables(page) == page
+
+
+def test_the_pictures_of_the_page_are_there():
+    paths = re.findall(r"!\[.*?\]\((.*?)\)", gallery.PAGE.read_text())
+    assert paths
+    assert [path for path in paths if not (gallery.PAGE.parent / path).is_file()] == []
+
+
+def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
+    """Drawn again they are the same to the byte, by the same version of matplotlib."""
+    committed, version = gallery.FIGURES, f"Matplotlib v{matplotlib.__version__},"
+    monkeypatch.setattr(gallery, "FIGURES", tmp_path)
+    gallery.draw_page(gallery.PAGE.read_text())
+    for path in tmp_path.iterdir():
+        content = (committed / path.name).read_text()
+        if version in content:
+            assert content == path.read_text(), path.name
 
 
 def test_every_experiment_with_results_is_on_the_page():

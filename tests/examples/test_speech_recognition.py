@@ -400,6 +400,19 @@ def test_gradients_over_training_are_those_of_each_epoch(tmp_path):
     assert {(each["elements"], each["zeros"]) for each in found} == {(4, 0)}
 
 
+def test_figure_2b_of_a_run_in_fp32(data, tmp_path, capsys):
+    from speech_recognition.figure2b import FIGURE
+    from speech_recognition.train import main
+
+    flags = [*TINY, data, "--precision=fp32", "--steps=1", f"--out={tmp_path}"]
+    result = main(flags)
+    (last,) = result["gradients_over_training"]
+    assert last.items() < result["weight_gradients"].items()
+    FIGURE.main([str(tmp_path / "result.json"), f"--out={tmp_path / 'figure2b.png'}"])
+    assert (tmp_path / "figure2b.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{last['elements']:,} weight gradients" in capsys.readouterr().out
+
+
 def test_transcripts_are_shown_side_by_side():
     from speech_recognition.compare import transcripts
 
