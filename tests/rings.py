@@ -83,6 +83,9 @@ IN_MAKE_TEST = {
         "test_extreme_logits": ["native-*"],
         "test_few_cases": [],
     },
+    "test_faster_rcnn.py": {
+        "test_a_run_of_faster_rcnn": [],
+    },
     "test_gemm.py": {
         "test_2000_random_shapes": [],
         "test_batches": [],
@@ -156,7 +159,6 @@ IN_MAKE_TEST = {
         "test_training_is_the_same_to_the_bit": ["graph"],
     },
     "test_object_detection.py": {
-        "test_a_run_of_faster_rcnn": [],
         "test_a_run_that_was_killed_ends_the_same": [],
         "test_every_precision_trains": ["normalized-mixed-*"],
         "test_figure_3_of_a_run_in_fp32": [],
