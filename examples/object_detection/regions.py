@@ -80,24 +80,32 @@ class RoiPooling(keras.layers.Layer):
         features, regions = inputs
         # The gradients of all regions add up in this dtype.
         features = tf.cast(features, tf.float32)
-        number, channels = regions.shape[1], features.shape[-1]
-        images = tf.repeat(tf.range(tf.shape(features)[0]), number)
-        boxes = tf.reshape(self._sampled(features.shape, regions), [-1, 4])
-        crops = tf.image.crop_and_resize(features, boxes, images, [2 * self.size] * 2)
+        height, width, channels = features.shape[1:]
+        y, x = tf.split(self._samples(regions), 2, axis=-1)
+        # As two products: the gradient of tf.image.crop_and_resize loses summands where
+        # threads add to the same cell.
+        rows = tf.einsum("bnph,bhwc->bnpwc", _weights(y[..., 0], height), features)
+        crops = tf.matmul(_weights(x[..., 0], width)[:, :, None], rows)
+        crops = tf.reshape(crops, [-1, 2 * self.size, 2 * self.size, channels])
         pooled = tf.nn.max_pool2d(crops, 2, 2, "VALID")
-        return tf.reshape(pooled, [-1, number, self.size**2 * channels])
+        return tf.reshape(pooled, [-1, regions.shape[1], self.size**2 * channels])
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"size": self.size}
 
-    def _sampled(self, shape: tf.TensorShape, regions: tf.Tensor) -> tf.Tensor:
-        """Returns the first and last samples, the centres of equal parts of a region.
+    def _samples(self, regions: tf.Tensor) -> tf.Tensor:
+        """Returns the centres of equal parts of regions: [..., samples, y and x]."""
+        start, end = regions[..., None, :2], regions[..., None, 2:]
+        part = (tf.range(2.0 * self.size) + 0.5) / (2 * self.size)
+        return start + part[:, None] * (end - start)
 
-        0 and 1 are the centres of the outermost cells.
-        """
-        cells = tf.constant([*shape[1:3]], tf.float32)
-        start, end = regions[..., :2], regions[..., 2:]
-        inwards = (end - start) / (4 * self.size)
-        ends = [start + inwards, end - inwards]
-        centres = [(at * cells - 0.5) / (cells - 1) for at in ends]
-        return tf.clip_by_value(tf.concat(centres, axis=-1), 0.0, 1.0)
+
+def _weights(at: tf.Tensor, cells: int) -> tf.Tensor:
+    """Returns how much each cell counts in samples of a map, [..., samples, cells].
+
+    Args:
+        at: where the samples are, as shares of the map.
+        cells: how many the map has. Beyond the centre of the outermost it alone counts.
+    """
+    cell = tf.clip_by_value(at * cells - 0.5, 0.0, cells - 1.0)
+    return tf.maximum(0.0, 1.0 - tf.abs(cell[..., None] - tf.range(float(cells))))

@@ -90,6 +90,28 @@ def test_the_gradients_of_many_regions_add_up():
     np.testing.assert_allclose(found, 4 * 4096, rtol=2**-11)
 
 
+def test_gradients_of_regions_are_the_same_each_time():
+    """Threads that add to the same cells in any order lose what others have added."""
+    from object_detection.regions import RoiPooling
+
+    random = np.random.default_rng(0)
+    images = tf.constant(random.normal(size=(4, 8, 8, 128)), tf.float32)
+    corners = random.uniform(0, 0.5, (4, 256, 2))
+    ends = corners + random.uniform(0.1, 0.5, (4, 256, 2))
+    regions = tf.constant(np.concatenate([corners, ends], axis=-1), tf.float32)
+    layer = RoiPooling(7)
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            total = tf.reduce_sum(layer([images, regions]))
+        return tape.gradient(total, images).numpy()
+
+    first = gradient()
+    for _ in range(5):
+        np.testing.assert_array_equal(gradient(), first)
+
+
 def test_a_run_of_faster_rcnn(flags_for_squares, tmp_path):
     from object_detection.train import main
 
