@@ -22,7 +22,9 @@ def grids(results: Results, out: Path) -> str:
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS,
+    settings=SETTINGS
+    | {"mixed, seed 1": ["--precision", "mixed", "--seed", "1"]}
+    | {"mixed, seed 2": ["--precision", "mixed", "--seed", "2"]},
     demo=["fp32", "mixed"],
     measures=["FID", "FID of training images", "accuracy of the judge"],
     curve="discriminator_loss",
