@@ -13,19 +13,38 @@ set(kernels_headers cpu/kernels.h cpu/kernels_simd.h)
 set(bfloat16_gemm_type GemmKernel)
 set(bfloat16_gemm_name Bfloat16Gemm)
 set(bfloat16_gemm_headers cpu/kernels.h cpu/gemm/gemm_kernel_simd.h)
+set(half_gemm_type GemmKernel)
+set(half_gemm_name HalfGemm)
+set(half_gemm_headers ${bfloat16_gemm_headers})
 set(update_type UpdateKernel)
 set(update_name UpdateKernel)
 set(update_headers cpu/update/update_kernel.h cpu/update/update_kernel_simd.h)
 # A step has the same bits on every machine, and as the operations of TensorFlow.
 set(update_flags -ffp-contract=off)
 
-# add_isa_kernels(ISA SIMD IF CONDITION [X86_FLAGS FLAG...] KERNELS KIND...)
+# Sets `result` to 1 where the assembler has an instruction, else to 0.
+include(CheckCXXSourceCompiles)
+function(check_instruction instruction result)
+  check_cxx_source_compiles("int main() { asm(\"${instruction}\"); }" assembles_${result})
+  if(assembles_${result})
+    set(${result} 1 PARENT_SCOPE)
+  else()
+    set(${result} 0 PARENT_SCOPE)
+  endif()
+endfunction()
+check_instruction("tdpbf16ps %tmm6, %tmm4, %tmm0" has_amx_bf16)
+check_instruction("tdpfp16ps %tmm6, %tmm4, %tmm0" has_amx_fp16)
+
+# add_isa_kernels(ISA SIMD IF CONDITION [HEADER NAME] [X86_FLAGS FLAG...] KERNELS KIND...)
 #
-# Adds the kernels of each KIND for the struct SIMD of src/cpu/simd/ISA.h to
-# keras_mp_kernels. Where the preprocessor's CONDITION is false, the library is built
-# without them.
+# Adds the kernels of each KIND for the struct SIMD of src/cpu/simd/NAME.h, by default
+# that of ISA, to keras_mp_kernels. Where the preprocessor's CONDITION is false, the
+# library is built without them.
 function(add_isa_kernels isa simd)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "IF" "X86_FLAGS;KERNELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "IF;HEADER" "X86_FLAGS;KERNELS")
+  if(NOT arg_HEADER)
+    set(arg_HEADER ${isa})
+  endif()
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(arg_X86_FLAGS "")
   endif()
@@ -62,3 +81,14 @@ add_isa_kernels(avx512_bf16 Avx512Bf16
   IF "defined(__AVX512BF16__)"
   X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
   KERNELS bfloat16_gemm)
+# So are the tile registers of AMX.
+add_isa_kernels(amx_bf16 AmxBf16
+  IF "${has_amx_bf16} && defined(__AVX512BF16__)"
+  HEADER amx
+  X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
+  KERNELS bfloat16_gemm)
+add_isa_kernels(amx_fp16 AmxFp16
+  IF "${has_amx_fp16} && defined(__AVX512BF16__)"
+  HEADER amx
+  X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
+  KERNELS bfloat16_gemm half_gemm)

@@ -32,8 +32,8 @@ def fp16_gemm(
     `round(activation(alpha * op(a) @ op(b) + bias))`, where everything inside `round`
     is FP32. An element of `a @ b` errs by at most `K * 2**-24 * sum(|a| |b|)`; the
     rounding is to nearest even, and what overflows becomes inf. On a CPU with dot
-    products of bfloat16 (`avx512_bf16`), bfloat16 numbers and sums below `2**-126`
-    count as 0, which adds up to `2**-126 * sum(1 + |a| + |b|)`.
+    products of bfloat16 (`avx512_bf16`, `amx_bf16`, `amx_fp16`), bfloat16 numbers and
+    sums below `2**-126` count as 0, which adds up to `2**-126 * sum(1 + |a| + |b|)`.
 
     The gradient uses the same op: the upstream gradient times the derivative of the
     activation is rounded once, to the dtype of `a`, before `alpha`, and the products

@@ -22,17 +22,29 @@ struct Parallel {
 
 // The instruction sets that have kernels, from the slowest to the fastest. kUnknown is
 // supported nowhere.
-enum class Isa { kUnknown, kPortable, kNeon, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa {
+  kUnknown,
+  kPortable,
+  kNeon,
+  kAvx2,
+  kAvx512,
+  kAvx512Bf16,
+  kAmxBf16,
+  kAmxFp16
+};
 
-inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512,
-                                Isa::kAvx512Bf16};
+inline constexpr Isa kIsas[] = {Isa::kPortable, Isa::kNeon,       Isa::kAvx2,
+                                Isa::kAvx512,   Isa::kAvx512Bf16, Isa::kAmxBf16,
+                                Isa::kAmxFp16};
 
 const char* Name(Isa isa);
 
 // Whether this library has the kernels and this machine can run them.
 bool IsSupported(Isa isa);
 
-// The fastest supported instruction set.
+// The fastest supported instruction set, but for kAmxBf16 and kAmxFp16: their kernels were
+// tested by a model of the instructions and have not run on a machine yet, so that only
+// their names choose them.
 Isa BestIsa();
 
 // The instruction set that the environment variable KERAS_MP_CPU_ISA names, supported or

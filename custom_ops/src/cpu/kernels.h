@@ -30,6 +30,9 @@ const Kernels* NeonKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
 const GemmKernel* Avx512Bf16Bfloat16Gemm();
+const GemmKernel* AmxBf16Bfloat16Gemm();
+const GemmKernel* AmxFp16Bfloat16Gemm();
+const GemmKernel* AmxFp16HalfGemm();
 
 const Kernels* KernelsOf(Isa isa);
 

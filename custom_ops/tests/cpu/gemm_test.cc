@@ -21,8 +21,8 @@
 
 #include "common/fixture.h"
 #include "cpu/gemm/gemm_kernel_simd.h"
+#include "cpu/gemm_models.h"
 #include "cpu/kernels.h"
-#include "cpu/simd/portable.h"
 
 namespace keras_mp {
 namespace {
@@ -59,27 +59,6 @@ double ActivationError(Activation activation, double x) {
   return 0x1p-20 + (activation == Activation::kGelu ? x * x * 0x1p-22 : 0);
 }
 
-// A model of one lane of the instruction vdpbf16ps: two multiply-adds of one rounding
-// each, the odd elements first; magnitudes below 2^-126 are 0, before and after.
-struct DotModel : Portable {
-  static Float DotBfloat16(Float sum, Float a, Float b) {
-    for (int lane = 0; lane < kWidth; ++lane) {
-      const std::uint32_t pair_a = BitsOf(a[lane]), pair_b = BitsOf(b[lane]);
-      for (const int shift : {16, 0}) {
-        const float x = Bfloat16ToFloat(static_cast<std::uint16_t>(pair_a >> shift));
-        const float y = Bfloat16ToFloat(static_cast<std::uint16_t>(pair_b >> shift));
-        sum[lane] = Flushed(std::fma(Flushed(x), Flushed(y), Flushed(sum[lane])));
-      }
-    }
-    return sum;
-  }
-
- private:
-  static float Flushed(float x) {
-    return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
-  }
-};
-
 // The kernel under test.
 struct Subject {
   const char* name;
@@ -98,8 +77,9 @@ std::vector<Subject> Subjects() {
     const Kernels& kernels = *KernelsOf(isa);
     subjects.push_back({Name(isa), kernels.half_gemm, kernels.bfloat16_gemm});
   }
-  subjects.push_back({"a model of dot products", &kGemmKernel<DotModel, Half<DotModel>>,
-                      &kGemmKernel<DotModel, Bfloat16<DotModel>>});
+  subjects.push_back({"a model of dot products", &kHalfGemm<DotModel>,
+                      &kBfloat16Gemm<DotModel>});
+  subjects.push_back({"a model of AMX", &kHalfGemm<AmxModel>, &kBfloat16Gemm<AmxModel>});
   return subjects;
 }
 
@@ -396,15 +376,16 @@ void TestSubnormalBfloat16(const Subject& subject) {
   }
 }
 
-// The model of the instruction has the same bits: with packed B, the order of a sum does
-// not depend on the vector width.
-void TestModelOfDotProducts() {
-  if (!IsSupported(Isa::kAvx512Bf16)) {
-    std::printf("skipped: this machine has no dot products of bfloat16\n");
+// A model of an instruction has its bits: with packed B, the order of a sum does not depend
+// on the vector width.
+void TestModel(Isa isa, DataType input, GemmKernel model) {
+  if (!IsSupported(isa)) {
+    std::printf("skipped: the model of %s, which this machine lacks\n", Name(isa));
     return;
   }
-  GemmKernel machine = *KernelsOf(Isa::kAvx512Bf16)->bfloat16_gemm;
-  GemmKernel model = kGemmKernel<DotModel, Bfloat16<DotModel>>;
+  const Kernels& kernels = *KernelsOf(isa);
+  GemmKernel machine =
+      input == DataType::kHalf ? *kernels.half_gemm : *kernels.bfloat16_gemm;
   for (GemmKernel* kernel : {&machine, &model}) {
     kernel->blocking.steps = 64;
     kernel->blocking.skinny_rows_row_major_b = 0;
@@ -414,17 +395,18 @@ void TestModelOfDotProducts() {
     for (int bits = 0; bits < 4; ++bits) {
       std::mt19937 random(5);
       Case one(70, 45, 301, random);
-      one.gemm.input = DataType::kBfloat16;
+      one.gemm.input = input;
       one.gemm.output = DataType::kFloat;
       one.gemm.transpose_a = bits & 1;
       one.gemm.transpose_b = bits & 2;
-      one.exponent_a = one.exponent_b = exponent;
+      one.exponent_a = one.exponent_b = input == DataType::kHalf ? exponent / 5 : exponent;
       one.Allocate();
       EXPECT(GemmWith(machine, one.gemm, {}).ok(), "exponent %d", exponent);
       const auto expected = one.result();
       one.ClearResult();
       EXPECT(GemmWith(model, one.gemm, {}).ok(), "exponent %d", exponent);
-      EXPECT(one.result() == expected, "other bits at 2^%d, layout %d", exponent, bits);
+      EXPECT(one.result() == expected, "%s: other bits at 2^%d, layout %d", Name(isa),
+             exponent, bits);
     }
   }
 }
@@ -601,7 +583,9 @@ int main() {
   using namespace keras_mp;
   TestConversions();
   TestRefusals();
-  TestModelOfDotProducts();
+  TestModel(Isa::kAvx512Bf16, DataType::kBfloat16, kBfloat16Gemm<DotModel>);
+  TestModel(Isa::kAmxBf16, DataType::kBfloat16, kBfloat16Gemm<AmxModel>);
+  TestModel(Isa::kAmxFp16, DataType::kHalf, kHalfGemm<AmxModel>);
   TestDispatch();
   for (const Subject& subject : Subjects()) {
     TestSizes(subject);

@@ -59,7 +59,7 @@ def multiplies_bfloat16() -> bool:
         not is_off
         and not is_limited
         and native.library() is not None
-        and native.cpu_instructions() == "avx512_bf16"
+        and native.cpu_instructions() in ("avx512_bf16", "amx_bf16", "amx_fp16")
     )
 
 

@@ -174,6 +174,8 @@ def test_sums_of_bfloat16_are_fp32():
     ("environment", "instructions", "expected"),
     [
         ({}, "avx512_bf16", True),
+        ({}, "amx_bf16", True),
+        ({}, "amx_fp16", True),
         ({}, "avx512", False),
         ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "avx512_bf16", False),
         ({"TF_ENABLE_ONEDNN_OPTS": "False"}, "avx512_bf16", False),

@@ -154,7 +154,7 @@ def test_build_info_with_the_library(ops_mode):
     assert info["route"] == info["mode"] == "native"
     assert info["tensorflow"] == info["built_for"] == tf.__version__
     assert Path(info["library"]) == native.LIBRARY
-    assert info["cpu"] in ("portable", "neon", "avx2", "avx512", "avx512_bf16")
+    assert info["cpu"] in native.supported_cpu_instructions()
     assert info["compiler"] and info["cuda"]
     assert "missing" not in info
 

@@ -4,9 +4,9 @@
 //
 // for A and B in FP16 or bfloat16, accumulated in FP32. For FP16 on AVX-512 the format
 // is Half<Avx512> of cpu/simd/avx512.h. A block of A and panels of B are packed
-// (cpu/gemm/packing.h), multiplied by the micro-kernel (cpu/gemm/micro_kernel.h), and
-// written by the epilogue (cpu/gemm/epilogue.h). Few rows take the unpacked path of
-// cpu/gemm/skinny_gemm.h.
+// (cpu/gemm/packing.h), multiplied by the micro-kernel (cpu/gemm/micro_kernel.h, with AMX
+// cpu/gemm/tile_register_micro_kernel.h), and written by the epilogue
+// (cpu/gemm/epilogue.h). Few rows take the unpacked path of cpu/gemm/skinny_gemm.h.
 //
 // The template is instantiated by the sources that CMake writes from
 // cpu/kernels_for_isa.cc.in, each compiled with the flags of its instruction set.
@@ -28,6 +28,7 @@
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/gemm/packing.h"
 #include "cpu/gemm/skinny_gemm.h"
+#include "cpu/gemm/tile_register_micro_kernel.h"
 #include "cpu/simd/shuffle.h"
 #include "cpu/simd/simd.h"
 
@@ -37,10 +38,10 @@ namespace keras_mp {
 template <class Simd, class Format>
 class GemmTile {
   using Step = typename StepFor<Simd, Format>::Type;
-  using Packed = typename Step::Packed;
+  using SkinnyStep = typename VectorStepFor<Simd, Format>::Type;
   using From16Bits = StoredSource<Simd, Format>;
   using FromFloat = RoundedSource<Simd, Format>;
-  static constexpr std::int64_t kWidth = Simd::kWidth, kElements = Step::kElements;
+  static constexpr std::int64_t kWidth = Simd::kWidth;
   static constexpr int kVectors = 2;
 
  public:
@@ -72,29 +73,35 @@ class GemmTile {
   static constexpr std::int64_t kStripRow = kMaxRows + 16;
 
   struct Workspace {
-    alignas(64) Packed
-        a[std::max(kBlockRows * kStride, kSkinnyMaxRows * kSkinnyMaxSteps)];
-    alignas(64) Packed b[kMaxSteps * kMaxColumns];
+    union {
+      alignas(64) typename Step::Packed a[kBlockRows * kStride];
+      alignas(64) typename SkinnyStep::Packed skinny_a[kSkinnyMaxRows * kSkinnyMaxSteps];
+    };
+    alignas(64) typename Step::Packed b[kMaxSteps * kMaxColumns];
     alignas(64) float c[kMaxRows * kMaxColumns];
     alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kSkinnyMaxColumns];
   };
   static_assert(kSkinnyMaxRows * kSkinnyMaxColumns <= kMaxRows * kMaxColumns);
   static_assert(std::max(kMaxRows, kMaxColumns) <= kSkinnyMaxColumns);
+  // Room for the rows of zeros.
+  static_assert(kBlockRows % Step::kRowMultiple == 0 &&
+                kMaxRows % Step::kRowMultiple == 0);
 
   static void Tile(const Product& product, const keras_mp::Tile& tile,
                    const Blocking& blocking, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     const std::int64_t c_row = RoundUp(tile.columns, kWidth);
     if (product.k == 0) std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
-    const std::int64_t step = blocking.steps * kElements;
+    [[maybe_unused]] typename Step::Scope scope;
+    const std::int64_t step = blocking.steps * Step::kElements;
     for (std::int64_t p = 0; p < product.k; p += step) {
       const std::int64_t depth = std::min(step, product.k - p);
       PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
       for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
         const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
-        PackRows(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
-        MultiplyBlock(workspace, rows, CeilDiv(depth, kElements), tile.columns, p > 0,
+        PackRows<Step>(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
+        MultiplyBlock(workspace, rows, StepsOf<Step>(depth), tile.columns, p > 0,
                       workspace.c + i * c_row, c_row);
       }
     }
@@ -106,31 +113,33 @@ class GemmTile {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     const std::int64_t c_row = RoundUp(tile.columns, kWidth);
     std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
-    constexpr std::int64_t kStep = kSkinnyMaxSteps * kElements;
+    constexpr std::int64_t kStep = kSkinnyMaxSteps * SkinnyStep::kElements;
     for (std::int64_t p = 0; p < product.k; p += kStep) {
       const std::int64_t depth = std::min(kStep, product.k - p);
-      PackRows(product.a.At(tile.i, p), tile.rows, depth, workspace.a, kSkinnyMaxSteps);
+      PackRows<SkinnyStep>(product.a.At(tile.i, p), tile.rows, depth,
+                           workspace.skinny_a, kSkinnyMaxSteps);
       const MatrixView b = product.b.At(p, tile.j);
       const auto multiply = b.type == DataType::kFloat
-                                ? SkinnyGemm<Simd, Step, FromFloat>::Multiply
-                                : SkinnyGemm<Simd, Step, From16Bits>::Multiply;
-      multiply(workspace.a, kSkinnyMaxSteps, tile.rows, b, depth, tile.columns,
+                                ? SkinnyGemm<Simd, SkinnyStep, FromFloat>::Multiply
+                                : SkinnyGemm<Simd, SkinnyStep, From16Bits>::Multiply;
+      multiply(workspace.skinny_a, kSkinnyMaxSteps, tile.rows, b, depth, tile.columns,
                workspace.c, c_row);
     }
     Finish(product, tile, workspace, c_row);
   }
 
  private:
+  template <class AnyStep>
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
-                       Packed* to, std::int64_t stride) {
+                       typename AnyStep::Packed* to, std::int64_t stride) {
     const auto pack = a.type == DataType::kFloat
-                          ? Packer<Simd, Step, FromFloat>::Rows
-                          : Packer<Simd, Step, From16Bits>::Rows;
+                          ? Packer<Simd, AnyStep, FromFloat>::Rows
+                          : Packer<Simd, AnyStep, From16Bits>::Rows;
     pack(a, rows, depth, to, stride);
   }
 
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
-                         Packed* to) {
+                         typename Step::Packed* to) {
     const auto pack = b.type == DataType::kFloat
                           ? Packer<Simd, Step, FromFloat>::template Panels<kPanel>
                           : Packer<Simd, Step, From16Bits>::template Panels<kPanel>;

@@ -1,10 +1,11 @@
 // One step along k of a sum of products, and how its operands are read.
 //
-//   MultiplyAdd:  sum += a[k] * b[k]                         in FP32
-//   DotProduct:   sum += a[k] * b[k] + a[k + 1] * b[k + 1]   of bfloat16 pairs
+//   MultiplyAdd:          sum += a[k] * b[k]                         in FP32
+//   DotProduct:           sum += a[k] * b[k] + a[k + 1] * b[k + 1]   of bfloat16 pairs
+//   TileRegisterProduct:  as DotProduct, a square of steps at a time
 //
 // A *packed element* is what a step takes from a row of A or a column of B: one element
-// widened to FP32, or two bfloat16 elements that are neighbours along k. A *source* reads
+// widened to FP32, or two 16-bit elements that are neighbours along k. A *source* reads
 // the matrix in memory: its 16-bit format, or FP32 that is rounded to that format.
 //
 //   cmake --build build/cpp-plain --target gemm_cpu_test &&
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/ceil_div.h"
 #include "cpu/simd/simd.h"
 
 namespace keras_mp {
@@ -27,6 +29,9 @@ struct MultiplyAdd {
   using Packed = float;
   using Vector = typename Simd::Float;
   static constexpr int kElements = 1;  // along k, in a packed element
+  // Packed blocks are filled with zeros to such multiples of rows of A and of steps.
+  static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  struct Scope {};  // lives while a thread takes steps
 
   static Vector Broadcast(Packed x) { return keras_mp::Broadcast<Simd>(x); }
   static Vector Load(const Packed* x) { return keras_mp::Load<Simd>(x); }
@@ -43,6 +48,8 @@ struct DotProduct {
   using Vector = typename Simd::Float;
   using Words = typename Simd::Words;
   static constexpr int kElements = 2;
+  static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  struct Scope {};
 
   static Vector Broadcast(Packed pair) {
     return reinterpret_cast<Vector>(pair - Words{});
@@ -56,6 +63,28 @@ struct DotProduct {
     sum = Simd::DotBfloat16(sum, a, b);
   }
 };
+
+// Steps of two elements along k, of which the micro-kernel takes a square at a time, in
+// the tile registers of `Simd` (cpu/gemm/tile_register_micro_kernel.h).
+template <class Simd, class Format>
+struct TileRegisterProduct {
+  using Packed = std::uint32_t;
+  using Vector = typename Simd::Float;
+  static constexpr int kElements = 2;
+  static constexpr int kRowMultiple = Simd::kWidth, kStepMultiple = Simd::kWidth;
+  struct Scope {
+    Scope() { Simd::TileRegisters::Configure(); }
+    ~Scope() { Simd::TileRegisters::Release(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+  };
+};
+
+// The steps of a packed block of `depth` elements along k.
+template <class Step>
+std::int64_t StepsOf(std::int64_t depth) {
+  return RoundUp(CeilDiv(depth, Step::kElements), Step::kStepMultiple);
+}
 
 // Reads elements that are stored in `Format`.
 template <class Simd, class Format>
@@ -145,14 +174,26 @@ struct Reader {
   }
 };
 
-// The step for a format: DotProduct where the instruction set has one, else MultiplyAdd.
+// The step for a format in vectors: DotProduct where the instruction set has one, else
+// MultiplyAdd.
 template <class Simd, class Format, class = void>
-struct StepFor {
+struct VectorStepFor {
   using Type = MultiplyAdd<Simd>;
 };
 template <class Simd>
-struct StepFor<Simd, Bfloat16<Simd>, std::void_t<decltype(&Simd::DotBfloat16)>> {
+struct VectorStepFor<Simd, Bfloat16<Simd>, std::void_t<decltype(&Simd::DotBfloat16)>> {
   using Type = DotProduct<Simd>;
+};
+
+// The step for a format where A and B are packed: TileRegisterProduct where the
+// instruction set has tile registers for it, else that in vectors.
+template <class Simd, class Format, class = void>
+struct StepFor : VectorStepFor<Simd, Format> {};
+template <class Simd, class Format>
+struct StepFor<Simd, Format,
+               std::void_t<decltype(Simd::TileRegisters::template MultiplyAdd<0, 4, 6>(
+                   Format()))>> {
+  using Type = TileRegisterProduct<Simd, Format>;
 };
 
 }  // namespace keras_mp

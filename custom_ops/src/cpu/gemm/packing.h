@@ -45,9 +45,13 @@ class Packer {
   static constexpr int kVectorElements = kWidth * kElements;
 
   // Rows of A: the packed element of step p of row i goes to to[i * stride + p], for
-  // i < rows and `depth` elements along k. Writes whole vectors.
+  // i < rows and `depth` elements along k. Writes whole vectors, and fills rows with
+  // zeros up to a multiple of Step::kRowMultiple.
   static void Rows(const MatrixView& a, std::int64_t rows, std::int64_t depth, Packed* to,
                    std::int64_t stride) {
+    for (std::int64_t i = rows; i < RoundUp(rows, Step::kRowMultiple); ++i) {
+      std::fill_n(to + i * stride, StepsOf<Step>(depth), Packed{});
+    }
     const auto* from = static_cast<const Element*>(a.data);
     if (a.column == 1) {
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -77,12 +81,12 @@ class Packer {
 
   // Panels of B, each kPanel columns wide, the last one a multiple of kWidth: the packed
   // element of step p of column j of a panel of width w goes to to[p * w + j], with zeros
-  // beyond the last column. Panels are kPanel times the number of steps apart.
+  // beyond the last column and element. Panels are kPanel times the number of steps apart.
   template <int kPanel>
   static void Panels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                      Packed* to) {
     const auto* from = static_cast<const Element*>(b.data);
-    const std::int64_t steps = CeilDiv(depth, kElements);
+    const std::int64_t steps = StepsOf<Step>(depth);
     const auto width = [columns](std::int64_t panel) {
       return std::min<std::int64_t>(kPanel, RoundUp(columns - panel, kWidth));
     };

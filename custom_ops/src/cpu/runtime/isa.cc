@@ -5,13 +5,48 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cpu/kernels.h"
 
 namespace keras_mp {
 namespace {
 
+#if defined(__x86_64__) && defined(__linux__)
+// Bits of CPUID, leaf 7: of EDX in subleaf 0, and of EAX in subleaf 1.
+constexpr unsigned kCpuidAmxBf16 = 1u << 22, kCpuidAmxTile = 1u << 24;
+constexpr unsigned kCpuidAmxFp16 = 1u << 21;
+
+bool CpuHasAmx(Isa isa) {
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if (!(edx & kCpuidAmxTile) || !(edx & kCpuidAmxBf16)) return false;
+  if (isa == Isa::kAmxBf16) return true;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kCpuidAmxFp16);
+}
+
+// Linux lets a process use the tile registers once it has asked for their state.
+bool KernelPermitsTileRegisters() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool permitted =
+      syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return permitted;
+}
+
+bool MachineHasAmx(Isa isa) { return CpuHasAmx(isa) && KernelPermitsTileRegisters(); }
+#else
+bool MachineHasAmx(Isa) { return false; }
+#endif
+
 bool MachineHas(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAmxBf16 || isa == Isa::kAmxFp16) {
+    return MachineHas(Isa::kAvx512Bf16) && MachineHasAmx(isa);
+  }
   if (isa == Isa::kAvx512Bf16) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
   }
@@ -32,14 +67,32 @@ Isa NamedIsa(const std::string& name) {
   return Isa::kUnknown;
 }
 
-// The kernels of avx512, except for the GEMM of bfloat16.
+// The kernels of avx512, except for the GEMM.
+Kernels Avx512KernelsWith(const GemmKernel* half, const GemmKernel* bfloat16) {
+  Kernels kernels = *Avx512Kernels();
+  kernels.half_gemm = half;
+  kernels.bfloat16_gemm = bfloat16;
+  return kernels;
+}
+
 const Kernels* Avx512Bf16Kernels() {
   if (Avx512Bf16Bfloat16Gemm() == nullptr) return nullptr;
-  static const Kernels kernels = [] {
-    Kernels changed = *Avx512Kernels();
-    changed.bfloat16_gemm = Avx512Bf16Bfloat16Gemm();
-    return changed;
-  }();
+  static const Kernels kernels =
+      Avx512KernelsWith(Avx512Kernels()->half_gemm, Avx512Bf16Bfloat16Gemm());
+  return &kernels;
+}
+
+const Kernels* AmxBf16Kernels() {
+  if (AmxBf16Bfloat16Gemm() == nullptr) return nullptr;
+  static const Kernels kernels =
+      Avx512KernelsWith(Avx512Kernels()->half_gemm, AmxBf16Bfloat16Gemm());
+  return &kernels;
+}
+
+const Kernels* AmxFp16Kernels() {
+  if (AmxFp16HalfGemm() == nullptr) return nullptr;
+  static const Kernels kernels =
+      Avx512KernelsWith(AmxFp16HalfGemm(), AmxFp16Bfloat16Gemm());
   return &kernels;
 }
 
@@ -47,6 +100,10 @@ const Kernels* Avx512Bf16Kernels() {
 
 const Kernels* KernelsOf(Isa isa) {
   switch (isa) {
+    case Isa::kAmxFp16:
+      return AmxFp16Kernels();
+    case Isa::kAmxBf16:
+      return AmxBf16Kernels();
     case Isa::kAvx512Bf16:
       return Avx512Bf16Kernels();
     case Isa::kAvx512:
@@ -75,6 +132,10 @@ const char* Name(Isa isa) {
       return "avx512";
     case Isa::kAvx512Bf16:
       return "avx512_bf16";
+    case Isa::kAmxBf16:
+      return "amx_bf16";
+    case Isa::kAmxFp16:
+      return "amx_fp16";
     case Isa::kUnknown:
       break;
   }
@@ -86,7 +147,8 @@ bool IsSupported(Isa isa) { return KernelsOf(isa) != nullptr && MachineHas(isa);
 Isa BestIsa() {
   Isa best = Isa::kPortable;
   for (Isa isa : kIsas) {
-    if (IsSupported(isa)) best = isa;
+    const bool has_run = isa != Isa::kAmxBf16 && isa != Isa::kAmxFp16;
+    if (has_run && IsSupported(isa)) best = isa;
   }
   return best;
 }

@@ -132,6 +132,8 @@ Status ForPairs(const MasterPair* pairs, std::int64_t count, const Parallel& par
 
 const UpdateKernel* UpdateKernelOf(Isa isa) {
   switch (isa) {
+    case Isa::kAmxFp16:
+    case Isa::kAmxBf16:
     case Isa::kAvx512Bf16:
     case Isa::kAvx512:
       return Avx512UpdateKernel();

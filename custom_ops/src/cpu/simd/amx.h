@@ -1,0 +1,81 @@
+// AVX-512 with the tile registers of AMX: eight of 16 rows of 64 bytes.
+//
+// The instructions are written in assembly, because the intrinsics take the number of a
+// register only as a literal, and those of AMX-FP16 are younger than the assembler's.
+
+#ifndef KERAS_MP_SRC_CPU_SIMD_AMX_H_
+#define KERAS_MP_SRC_CPU_SIMD_AMX_H_
+
+#include <cstdint>
+
+#include "cpu/simd/avx512_bf16.h"
+#include "cpu/simd/simd.h"
+
+namespace keras_mp {
+
+// A thread must configure the registers before it uses them. Addresses are of 32-bit
+// words, and `row` is the distance of two rows in words.
+struct AmxRegisters {
+  // Every register has 16 rows of 64 bytes.
+  static void Configure() {
+    struct alignas(64) Configuration {
+      std::uint8_t palette = 1, first_row = 0, reserved[14] = {};
+      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    };
+    static_assert(sizeof(Configuration) == 64);
+    const Configuration configuration;
+    asm volatile("ldtilecfg %0" ::"m"(configuration));
+  }
+
+  static void Release() { asm volatile("tilerelease" ::); }
+
+  template <int kRegister>
+  static void Zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(kRegister));
+  }
+
+  template <int kRegister>
+  static void Load(const void* from, std::int64_t row) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(4 * row),
+                 "i"(kRegister)
+                 : "memory");
+  }
+
+  template <int kRegister>
+  static void Store(void* to, std::int64_t row) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(4 * row),
+                 "i"(kRegister)
+                 : "memory");
+  }
+};
+
+// MultiplyAdd: C += A * B of pairs along k, in FP32. The even elements and the odd ones are
+// summed apart, from 0, then both, then with C; sums below 2^-126 are flushed to 0, and so
+// are elements in bfloat16, but not in FP16.
+
+struct AmxBf16 : Avx512Bf16 {
+  struct TileRegisters : AmxRegisters {
+    template <int kC, int kA, int kB>
+    static void MultiplyAdd(Bfloat16<AmxBf16>) {
+      asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+    }
+  };
+};
+
+struct AmxFp16 : Avx512Bf16 {
+  struct TileRegisters : AmxRegisters {
+    template <int kC, int kA, int kB>
+    static void MultiplyAdd(Bfloat16<AmxFp16>) {
+      asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+    }
+    template <int kC, int kA, int kB>
+    static void MultiplyAdd(Half<AmxFp16>) {
+      asm volatile("tdpfp16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+    }
+  };
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_CPU_SIMD_AMX_H_
