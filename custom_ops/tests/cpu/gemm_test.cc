@@ -376,8 +376,8 @@ void TestSubnormalBfloat16(const Subject& subject) {
   }
 }
 
-// A model of an instruction has its bits: with packed B, the order of a sum does not depend
-// on the vector width.
+// A model of an instruction has its bits: with packed B, the order of a sum does not
+// depend on the vector width.
 void TestModel(Isa isa, DataType input, GemmKernel model) {
   if (!IsSupported(isa)) {
     std::printf("skipped: the model of %s, which this machine lacks\n", Name(isa));
@@ -399,7 +399,8 @@ void TestModel(Isa isa, DataType input, GemmKernel model) {
       one.gemm.output = DataType::kFloat;
       one.gemm.transpose_a = bits & 1;
       one.gemm.transpose_b = bits & 2;
-      one.exponent_a = one.exponent_b = input == DataType::kHalf ? exponent / 5 : exponent;
+      one.exponent_a = one.exponent_b =
+          input == DataType::kHalf ? exponent / 5 : exponent;
       one.Allocate();
       EXPECT(GemmWith(machine, one.gemm, {}).ok(), "exponent %d", exponent);
       const auto expected = one.result();

@@ -81,7 +81,8 @@ class Packer {
 
   // Panels of B, each kPanel columns wide, the last one a multiple of kWidth: the packed
   // element of step p of column j of a panel of width w goes to to[p * w + j], with zeros
-  // beyond the last column and element. Panels are kPanel times the number of steps apart.
+  // beyond the last column and element. Panels are kPanel times the number of steps
+  // apart.
   template <int kPanel>
   static void Panels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                      Packed* to) {

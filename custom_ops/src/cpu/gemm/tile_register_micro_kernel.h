@@ -1,5 +1,5 @@
-// The GEMM micro-kernel on tile registers, which hold squares of 32-bit words: 2 x 2 of C,
-// two of A and two of B.
+// The GEMM micro-kernel on tile registers, which hold squares of 32-bit words: 2 x 2 of
+// C, two of A and two of B.
 //
 //   C[i, j] (+)= sum over k of A[i, k] * B[k, j]
 //

@@ -50,9 +50,9 @@ struct AmxRegisters {
   }
 };
 
-// MultiplyAdd: C += A * B of pairs along k, in FP32. The even elements and the odd ones are
-// summed apart, from 0, then both, then with C; sums below 2^-126 are flushed to 0, and so
-// are elements in bfloat16, but not in FP16.
+// MultiplyAdd: C += A * B of pairs along k, in FP32. The even elements and the odd ones
+// are summed apart, from 0, then both, then with C; sums below 2^-126 are flushed to 0,
+// and so are elements in bfloat16, but not in FP16.
 
 struct AmxBf16 : Avx512Bf16 {
   struct TileRegisters : AmxRegisters {
