@@ -1,8 +1,10 @@
 // GFLOP/s of the product on this CPU, for each instruction set and blocking:
 //
-//   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE ...]]]]
+//   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE[,VALUE...] [M,N,K ...]]]]]
 //
-// NAME is a member of `Blocking` (cpu/gemm/gemm_kernel.h) to be tried with another VALUE.
+// NAME is a member of `Blocking` (cpu/gemm/gemm_kernel.h), to be tried with other values:
+// the kernel as it is comes first in a row, and all take turns.
+// benchmarks/gemm_blocking.py makes tables of it.
 //
 //   cmake --build build/cpp-plain --target gemm_cpu &&
 //     build/cpp-plain/gemm_cpu avx512 half
@@ -23,7 +25,11 @@
 namespace keras_mp {
 namespace {
 
-constexpr std::int64_t kSizes[][3] = {
+struct Size {
+  std::int64_t m, n, k;
+};
+
+const std::vector<Size> kSizes = {
     {64, 64, 64},       {128, 128, 128},    {256, 256, 256},    {512, 512, 512},
     {1024, 1024, 1024}, {2048, 2048, 2048}, {1, 4096, 1024},    {4, 4096, 1024},
     {8, 4096, 1024},    {16, 4096, 1024},   {32, 4096, 1024},   {128, 4096, 2048},
@@ -85,32 +91,41 @@ class SpinningThreads {
   Parallel::Body body_ = nullptr;
 };
 
-// Seconds a call: the median of a few runs.
-double Seconds(const GemmKernel& kernel, const Gemm& gemm, const Parallel& parallel) {
+// Seconds a call of each kernel: the median of a few rounds in which they take turns.
+std::vector<double> Seconds(const std::vector<GemmKernel>& kernels, const Gemm& gemm,
+                            const Parallel& parallel) {
   using Clock = std::chrono::steady_clock;
-  const auto run = [&](int count) {
+  constexpr int kRounds = 7;
+  const auto run = [&](const GemmKernel& kernel, int count) {
     const auto start = Clock::now();
     for (int i = 0; i < count; ++i) {
       if (!GemmWith(kernel, gemm, parallel).ok()) std::abort();
     }
     return std::chrono::duration<double>(Clock::now() - start).count() / count;
   };
-  const double once = std::min(run(1), run(1));
+  const double once = std::min(run(kernels[0], 1), run(kernels[0], 1));
   const int count = std::max(1, static_cast<int>(0.01 / once));
-  std::vector<double> times;
-  for (int i = 0; i < 7; ++i) times.push_back(run(count));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  std::vector<std::vector<double>> times(kernels.size());
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      times[i].push_back(run(kernels[i], count));
+    }
+  }
+  std::vector<double> medians;
+  for (auto& some : times) {
+    std::sort(some.begin(), some.end());
+    medians.push_back(some[kRounds / 2]);
+  }
+  return medians;
 }
 
-void Measure(const GemmKernel& kernel, DataType type, DataType output,
-             const Parallel& parallel) {
+void Measure(const std::vector<GemmKernel>& kernels, DataType type, DataType output,
+             const std::vector<Size>& sizes, const Parallel& parallel) {
   const std::uint16_t one = type == DataType::kHalf ? 0x3c00 : 0x3f80;
-  for (const auto& [m, n, k] : kSizes) {
+  for (const auto& [m, n, k] : sizes) {
     const std::vector<std::uint16_t> a(m * k, one), b(k * n, one);
     std::vector<float> c(m * n);
-    std::printf("%5ld %5ld %5ld", m, n, k);
-    for (int layout = 0; layout < 4; ++layout) {
+    for (int layout = 0; layout < 3; ++layout) {  // as in training: NN, NT, TN
       Gemm gemm;
       gemm.m = m;
       gemm.n = n;
@@ -125,19 +140,18 @@ void Measure(const GemmKernel& kernel, DataType type, DataType output,
       gemm.lda = gemm.transpose_a ? m : k;
       gemm.ldb = gemm.transpose_b ? k : n;
       gemm.ldc = n;
-      const double seconds = Seconds(kernel, gemm, parallel);
-      std::printf("  %s%s %6.1f", layout & 2 ? "T" : "N", layout & 1 ? "T" : "N",
-                  2e-9 * m * n * k / seconds);
+      std::printf("%5ld %5ld %5ld %s%s", m, n, k, layout & 2 ? "T" : "N",
+                  layout & 1 ? "T" : "N");
+      for (const double seconds : Seconds(kernels, gemm, parallel)) {
+        std::printf(" %6.1f", 2e-9 * m * n * k / seconds);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
     }
-    std::printf("\n");
-    std::fflush(stdout);
   }
 }
 
-void Change(Blocking& blocking, const std::string& option) {
-  const auto at = option.find('=');
-  const std::string name = option.substr(0, at);
-  const std::int64_t value = std::atoll(option.c_str() + at + 1);
+void Change(Blocking& blocking, const std::string& name, std::int64_t value) {
   if (name == "steps") blocking.steps = value;
   else if (name == "max_rows") blocking.max_rows = value;
   else if (name == "max_columns") blocking.max_columns = value;
@@ -148,11 +162,32 @@ void Change(Blocking& blocking, const std::string& option) {
   else std::exit((std::fprintf(stderr, "no member %s of Blocking\n", name.c_str()), 2));
 }
 
+// The kernel as it is, and with each of the values of NAME=VALUE[,VALUE...].
+std::vector<GemmKernel> Changed(const GemmKernel& kernel, const std::string& option) {
+  const auto equals = option.find('=');
+  std::vector<GemmKernel> kernels = {kernel};
+  for (auto at = equals; at != std::string::npos; at = option.find(',', at + 1)) {
+    kernels.push_back(kernel);
+    Change(kernels.back().blocking, option.substr(0, equals),
+           std::atoll(option.c_str() + at + 1));
+  }
+  return kernels;
+}
+
+Size SizeOf(const char* text) {
+  Size size;
+  if (std::sscanf(text, "%ld,%ld,%ld", &size.m, &size.n, &size.k) == 3) return size;
+  std::exit((std::fprintf(stderr, "not M,N,K: %s\n", text), 2));
+}
+
 }  // namespace
 }  // namespace keras_mp
 
 int main(int argc, char** argv) {
   using namespace keras_mp;
+  std::vector<Size> sizes;
+  for (int i = 5; i < argc; ++i) sizes.push_back(SizeOf(argv[i]));
+  if (sizes.empty()) sizes = kSizes;
   SpinningThreads threads(static_cast<int>(std::thread::hardware_concurrency()));
   for (Isa isa : kIsas) {
     const bool wanted = argc < 2 || std::strcmp(argv[1], Name(isa)) == 0;
@@ -164,11 +199,12 @@ int main(int argc, char** argv) {
         const bool same = output == type;
         if (argc > 3 && same != (std::strcmp(argv[3], "same") == 0)) continue;
         const Kernels& kernels = *KernelsOf(isa);
-        GemmKernel kernel = half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
-        for (int i = 4; i < argc; ++i) Change(kernel.blocking, argv[i]);
+        const GemmKernel& kernel =
+            half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
         std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa),
                     half ? "half" : "bfloat16", same ? "the same" : "float");
-        Measure(kernel, type, output, threads.parallel);
+        Measure(argc > 4 ? Changed(kernel, argv[4]) : std::vector{kernel}, type, output,
+                sizes, threads.parallel);
       }
     }
   }
