@@ -192,12 +192,23 @@ def test_add_to_weight_decay_exclusions(variables):
         (optimizers.Lion, ["momentums"]),
         (optimizers.Adagrad, ["accumulators"]),
         (optimizers.Adadelta, ["accumulated_grads", "accumulated_delta_vars"]),
+        (optimizers.Ftrl, ["accumulators", "linears"]),
         (
             functools.partial(optimizers.RMSprop, momentum=0.9, centered=True),
             ["velocities", "average_gradients", "momentums"],
         ),
     ],
-    ids=["adam", "amsgrad", "nadam", "adamax", "lion", "adagrad", "adadelta", "rms"],
+    ids=[
+        "adam",
+        "amsgrad",
+        "nadam",
+        "adamax",
+        "lion",
+        "adagrad",
+        "adadelta",
+        "ftrl",
+        "rms",
+    ],
 )
 @contract(keras_internals.slots)
 def test_slots(make, names, variables):

@@ -111,7 +111,7 @@ def calls():
         "cast_masters": {**pairs, "uniforms": uniforms},
         "update_variables": {
             "finite": np.array(True),
-            "hyperparameters": single(17),
+            "hyperparameters": single(20),
             "gradients": gradients,
             **pairs,
             "slots": variables(4),

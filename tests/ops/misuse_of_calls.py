@@ -40,7 +40,7 @@ CALLS = {
     ),
     "update_variables": (
         # finite, hyperparameters, gradient, master, slot, weight, uniform
-        ["i1", "17xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["i1", "20xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
         "apply_weight_decay = array<i64: 0>",
@@ -49,7 +49,7 @@ CALLS = {
 }
 
 ATTRIBUTES = {
-    "rule": ("rule = 1", "rule = 9"),
+    "rule": ("rule = 1", "rule = 99"),
     "negative-rule": ("rule = 1", "rule = -1"),
     "rule-of-two-slots": ("rule = 1", "rule = 3"),
     "not-stochastic": ("is_stochastic = true", "is_stochastic = false"),

@@ -146,7 +146,7 @@ PROMISES = {
         "beyond the range of FP16 it becomes ±65504": [
             "test_paper_claims.py::test_a_master_outside_the_range_of_fp16"
         ],
-        "for SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion": [
+        "Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop, Lion and Ftrl": [
             "test_fused_update.py::test_the_optimizers_that_are_fused"
         ],
         "an option that the kernels do not know": [

@@ -79,6 +79,9 @@ enum class Rounding { kNearest, kStochastic };
 //   kAdadelta  [v, e]  v = beta_2 v + (1 - beta_2) g^2;
 //                      d = sqrt(e + epsilon) g / sqrt(v + epsilon);
 //                      e = beta_2 e + (1 - beta_2) d^2;  w -= lr d
+//   kFtrl      [n, z]  h = n + g^2;
+//                      z += g + l2_shrinkage w - (sqrt(h) - sqrt(n)) / lr w;
+//                      w = (z clipped to [-l1, l1] - z) / (sqrt(h) / lr + l2);  n = h
 //   kRmsprop   [v]     v likewise;  w -= lr g / sqrt(v + epsilon)
 //   kRmspropMomentum   [v, m]  v likewise;
 //                      m = momentum m + lr g / sqrt(v + epsilon);  w -= m
@@ -95,13 +98,14 @@ enum class UpdateRule {
   kLion,
   kAdagrad,
   kAdadelta,
+  kFtrl,
   kRmsprop,
   kRmspropMomentum,
   kCenteredRmsprop,
   kCenteredRmspropMomentum,
 };
 
-constexpr int kUpdateRules = 14;
+constexpr int kUpdateRules = 15;
 constexpr int kMostSlots = 3;
 
 constexpr int SlotsOf(UpdateRule rule) {
@@ -118,6 +122,7 @@ constexpr int SlotsOf(UpdateRule rule) {
     case UpdateRule::kNadam:
     case UpdateRule::kAdamax:
     case UpdateRule::kAdadelta:
+    case UpdateRule::kFtrl:
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kCenteredRmsprop:
       return 2;
@@ -146,6 +151,9 @@ struct UpdateHyperparameters {
   float g_factor = 0;
   float g_divisor = 0;
   float v_divisor = 0;
+  float l1 = 0;
+  float l2 = 0;
+  float l2_shrinkage = 0;
 };
 
 struct Parameter {

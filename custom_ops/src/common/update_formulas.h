@@ -169,6 +169,13 @@ struct UpdateFormulas {
       const Float d = Machine::Sqrt(e + u.epsilon) * g / Machine::Sqrt(v + u.epsilon);
       e = e * u.beta_2 + d * d * u.one_minus_beta_2;
       w -= d * u.learning_rate;
+    } else if constexpr (kRule == UpdateRule::kFtrl) {
+      Float &n = slots[0], &z = slots[1];
+      const Float sum = n + g * g;
+      const Float root = Machine::Sqrt(sum);
+      z += g + w * u.l2_shrinkage - (root - Machine::Sqrt(n)) / u.learning_rate * w;
+      w = (Clip(z, u.l1) - z) / (root / u.learning_rate + u.l2);
+      n = sum;
     } else if constexpr (kRule == UpdateRule::kAdamax) {
       Float &m = slots[0], &most = slots[1];
       m += (g - m) * u.one_minus_beta_1;

@@ -24,6 +24,7 @@ inline constexpr const char* kRuleNames[kUpdateRules] = {
     "lion",
     "adagrad",
     "adadelta",
+    "ftrl",
     "rmsprop",
     "rmsprop_momentum",
     "centered_rmsprop",

@@ -45,6 +45,9 @@ inline UpdateHyperparameters MakeHyperparameters(bool has_options) {
   result.g_factor = 0.3f;
   result.g_divisor = 0.4f;
   result.v_divisor = 0.01f;
+  result.l1 = 0.3f;
+  result.l2 = 0.2f;
+  result.l2_shrinkage = 0.05f;
   if (has_options) {
     result.clip_value = 0.5f;
     result.clip_factor = 0.7f;

@@ -105,6 +105,7 @@ inline void MakePossible(UpdateRule rule, float* slots) {
       make_square(1);
       [[fallthrough]];
     case UpdateRule::kAdagrad:
+    case UpdateRule::kFtrl:
     case UpdateRule::kRmsprop:
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kCenteredRmsprop:
@@ -173,6 +174,16 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
       const Fp32 delta = Root(moved + epsilon) * g / Root(v + epsilon);
       moved = beta_2 * moved + rest_2 * (delta * delta);
       w = w - rate * delta;
+      return;
+    }
+    case UpdateRule::kFtrl: {
+      Fp32 &n = slots[0], &z = slots[1];
+      const Fp32 sum = n + g * g;
+      const Fp32 sigma = (Root(sum) - Root(n)) / rate;
+      z = z + ((g + Fp32{u.l2_shrinkage} * w) - sigma * w);
+      const Fp32 within{Limited(z.value, u.l1)};
+      w = (within - z) / (Root(sum) / rate + Fp32{u.l2});
+      n = sum;
       return;
     }
     case UpdateRule::kRmsprop:

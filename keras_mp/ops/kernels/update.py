@@ -182,6 +182,9 @@ def update_variables(
         "g_factor": 0.0,
         "g_divisor": 0.0,
         "v_divisor": 0.0,
+        "l1": 0.0,
+        "l2": 0.0,
+        "l2_shrinkage": 0.0,
     }
     native.library().keras_mp_update_variables(
         finite=finite,

@@ -177,6 +177,21 @@ def _adadelta(optimizer: Any) -> FusedRule:
     return FusedRule("adadelta", slots(optimizer, *names), _rho_hyperparameters)
 
 
+def _ftrl(optimizer: Any) -> FusedRule:
+    names = ("accumulators", "linears")
+    return FusedRule("ftrl", slots(optimizer, *names), _ftrl_hyperparameters)
+
+
+def _ftrl_hyperparameters(optimizer: Any) -> dict[str, Any]:
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    l2 = optimizer.l2_regularization_strength + optimizer.beta / (2.0 * rate)
+    return {
+        "l1": optimizer.l1_regularization_strength,
+        "l2": 2 * l2,
+        "l2_shrinkage": 2 * optimizer.l2_shrinkage_regularization_strength,
+    }
+
+
 def _rmsprop(optimizer: Any) -> FusedRule:
     name, names = "rmsprop", ["velocities"]
     if optimizer.centered:
@@ -211,6 +226,14 @@ _OF_ALL = {
 # Those whose value decides what is computed. That of a tensor is not known in a graph.
 _NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
 _BETAS = {"beta_1", "beta_2", "epsilon"}
+# Without `learning_rate_power`: the kernel has that of the default, a square root.
+_OF_FTRL = {
+    "initial_accumulator_value",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+    "beta",
+}
 # The other options that a rule implements, and the rule. Where another option is used,
 # such as one of a later version of Keras, the optimizer itself does the step.
 _KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
@@ -222,5 +245,6 @@ _KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
     keras.optimizers.Lion: ({"beta_1", "beta_2"}, _lion),
     keras.optimizers.Adagrad: ({"initial_accumulator_value", "epsilon"}, _adagrad),
     keras.optimizers.Adadelta: ({"rho", "epsilon"}, _adadelta),
+    keras.optimizers.Ftrl: (_OF_FTRL, _ftrl),
     keras.optimizers.RMSprop: ({"rho", "momentum", "epsilon", "centered"}, _rmsprop),
 }

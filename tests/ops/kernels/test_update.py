@@ -296,6 +296,6 @@ def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
         )
 
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"17 hyperparameters\. Received"
+        tf.errors.InvalidArgumentError, match=r"20 hyperparameters\. Received"
     ):
         run(call)

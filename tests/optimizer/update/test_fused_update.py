@@ -24,6 +24,13 @@ class MySGD(optimizers.SGD):
     """A subclass may override anything."""
 
 
+FTRL_OPTIONS = {
+    "initial_accumulator_value": 0.5,
+    "l1_regularization_strength": 0.25,
+    "l2_regularization_strength": 0.5,
+    "l2_shrinkage_regularization_strength": 0.125,
+    "beta": 0.5,
+}
 FUSED = {
     "sgd": lambda: optimizers.SGD(0.1),
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
@@ -36,6 +43,8 @@ FUSED = {
     "lion": lambda: optimizers.Lion(0.1),
     "adagrad": lambda: optimizers.Adagrad(0.1, initial_accumulator_value=0.2),
     "adadelta": lambda: optimizers.Adadelta(0.1),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+    "ftrl_options": lambda: optimizers.Ftrl(0.1, **FTRL_OPTIONS),
     "rmsprop": lambda: optimizers.RMSprop(0.1),
     "rmsprop_momentum": lambda: optimizers.RMSprop(0.1, momentum=0.9),
     "rmsprop_centered": lambda: optimizers.RMSprop(0.1, centered=True),
@@ -46,7 +55,7 @@ FUSED = {
 }
 NOT_FUSED = {
     "subclass": lambda: MySGD(0.1),
-    "ftrl": lambda: optimizers.Ftrl(0.1),
+    "ftrl_of_another_power": lambda: optimizers.Ftrl(0.1, learning_rate_power=-0.75),
     "adafactor": lambda: optimizers.Adafactor(0.1),
     "lamb": lambda: optimizers.Lamb(0.1),
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
@@ -190,7 +199,7 @@ def test_a_constraint_is_left_to_the_optimizer():
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("name", ["sgd", "adam", "ftrl"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
     make = {**FUSED, **NOT_FUSED}[name]
     weights = []
