@@ -5,9 +5,13 @@ import re
 
 import gallery
 import matplotlib
+import numpy as np
 import pytest
 from experiments.compare import Comparison
 from experiments.exponents import Figure
+from image_classification.model import NETWORKS
+
+SEEDS = ("fp32 seed 1", "fp32 seed 2")
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
 MACHINE |= {"tensorflow": "2.21.0", "keras": "3.15.1", "keras_mp": "0.1.0"}
@@ -103,6 +107,30 @@ def test_the_readme_shows_settings_that_were_recorded():
 def test_the_page_agrees_with_the_results():
     page = gallery.PAGE.read_text()
     assert gallery.with_tables(page) == page
+
+
+def test_the_mean_difference_of_the_image_networks():
+    """Of mixed precision to the mean of FP32, and its standard error by the seeds."""
+    found = gallery.results_of(
+        gallery.comparison_of("image_classification"), "demo"
+    ).items()
+    top_1 = {name: result["measures"]["top-1"] for name, result in found}
+    seeds = np.array(
+        [
+            [top_1[f"{network}, {name}"] for name in ("fp32", *SEEDS)]
+            for network in NETWORKS
+        ]
+    )
+    mixed = np.array([top_1[f"{network}, mixed"] for network in NETWORKS])
+    difference = np.mean(mixed - seeds.mean(axis=1))
+    networks, runs = seeds.shape
+    variance = seeds.var(axis=1, ddof=1).mean() * (1 + 1 / runs) / networks
+    assert (f"{-difference:.1f}", f"{variance**0.5:.1f}") == ("0.6", "0.9")
+    assert "it is 0.6 points below the mean of FP32" in gallery.PAGE.read_text()
+    assert (
+        "0.6 points of top-1 below\nFP32, where chance alone is 0.9"
+        in (gallery.PAGE.parents[1] / "README.md").read_text()
+    )
 
 
 def test_the_pictures_of_the_page_are_there():
