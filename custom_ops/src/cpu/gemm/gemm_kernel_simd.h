@@ -51,7 +51,7 @@ class GemmTile {
   static constexpr std::int64_t kStride = kMaxSteps + 16;
   static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
-  static constexpr std::int64_t kMaxColumns = 512;
+  static constexpr std::int64_t kMaxColumns = 256;
 
   static constexpr std::int64_t kSkinnyMaxRows = 48;
   static constexpr std::int64_t kSkinnyMaxColumns = 2048;
