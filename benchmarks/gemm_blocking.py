@@ -26,13 +26,13 @@ BUILD = ROOT / "build" / "cpp-plain"
 SQUARE = ["512,512,512", "1024,1024,1024", "2048,2048,2048"]
 LARGE = [*SQUARE, "128,4096,2048", "1760,128,1760", "5124,700,2048"]
 FEW_ROWS = [f"{m},4096,1024" for m in (2, 4, 8, 12, 16, 24, 32, 48)]
-# Of each member: the values to try, and products on which it acts.
+# Of each member: the values to try, and the products and layouts on which it acts.
 MEMBERS = {
-    "steps": ([128, 192, 256, 320, 384, 512], LARGE),
-    "max_rows": ([192, 256, 384, 512], LARGE),
-    "max_columns": ([96, 128, 192, 256], LARGE),
-    "skinny_rows_row_major_b": ([0, 4, 8, 16, 32], FEW_ROWS),
-    "skinny_rows_column_major_b": ([0, 8, 16, 32, 48], FEW_ROWS),
+    "steps": ([128, 192, 256, 320, 384, 512], LARGE, "NN NT TN"),
+    "max_rows": ([192, 256, 384, 512], LARGE, "NN NT TN"),
+    "max_columns": ([96, 128, 192, 256], LARGE, "NN NT TN"),
+    "skinny_rows_row_major_b": ([0, 4, 8, 16, 32], FEW_ROWS, "NN TN"),
+    "skinny_rows_column_major_b": ([0, 8, 16, 32, 48], FEW_ROWS, "NT"),
 }
 NOTABLE = 1.03  # smaller differences come and go
 
@@ -49,7 +49,7 @@ def build():
 
 def speeds(program, instructions, dtype, member):
     """Returns GFLOP/s as rows of products, columns of today's value and the others."""
-    values, products = MEMBERS[member]
+    values, products, layouts = MEMBERS[member]
     option = f"{member}={','.join(map(str, values))}"
     printed = subprocess.run(
         [program, instructions, dtype, "same", option, *products],
@@ -57,8 +57,12 @@ def speeds(program, instructions, dtype, member):
         capture_output=True,
         text=True,
     ).stdout
-    rows = [line.split()[4:] for line in printed.splitlines()[1:]]
-    return [[float(figure) for figure in row] for row in rows]
+    rows = [line.split() for line in printed.splitlines()[1:]]
+    return [
+        [float(figure) for figure in figures]
+        for _, _, _, layout, *figures in rows
+        if layout in layouts.split()
+    ]
 
 
 def compared(rows):

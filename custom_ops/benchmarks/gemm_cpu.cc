@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -151,20 +152,39 @@ void Measure(const std::vector<GemmKernel>& kernels, DataType type, DataType out
   }
 }
 
+[[noreturn]] void Refuse(const std::string& what) {
+  std::fprintf(stderr, "error: %s. See the head of gemm_cpu.cc.\n", what.c_str());
+  std::exit(2);
+}
+
+// Sets a member to what the workspace has room for.
 void Change(Blocking& blocking, const std::string& name, std::int64_t value) {
-  if (name == "steps") blocking.steps = value;
-  else if (name == "max_rows") blocking.max_rows = value;
-  else if (name == "max_columns") blocking.max_columns = value;
-  else if (name == "skinny_rows_row_major_b")
-    blocking.skinny_rows_row_major_b = value;
-  else if (name == "skinny_rows_column_major_b")
-    blocking.skinny_rows_column_major_b = value;
-  else std::exit((std::fprintf(stderr, "no member %s of Blocking\n", name.c_str()), 2));
+  const auto set = [&](std::int64_t& member, std::int64_t least, std::int64_t most) {
+    if (value < least || value > most) {
+      Refuse(name + " must be from " + std::to_string(least) + " to " +
+             std::to_string(most) + ". Received: " + std::to_string(value));
+    }
+    member = value;
+  };
+  if (name == "steps") {
+    set(blocking.steps, 1, kMaxSteps);
+  } else if (name == "max_rows") {
+    set(blocking.max_rows, 1, blocking.max_rows);
+  } else if (name == "max_columns") {
+    set(blocking.max_columns, 1, blocking.max_columns);
+  } else if (name == "skinny_rows_row_major_b") {
+    set(blocking.skinny_rows_row_major_b, 0, kMaxSkinnyRows);
+  } else if (name == "skinny_rows_column_major_b") {
+    set(blocking.skinny_rows_column_major_b, 0, kMaxSkinnyRows);
+  } else {
+    Refuse("no member of Blocking is named " + name);
+  }
 }
 
 // The kernel as it is, and with each of the values of NAME=VALUE[,VALUE...].
 std::vector<GemmKernel> Changed(const GemmKernel& kernel, const std::string& option) {
   const auto equals = option.find('=');
+  if (equals == std::string::npos) Refuse("not NAME=VALUE[,VALUE...]: " + option);
   std::vector<GemmKernel> kernels = {kernel};
   for (auto at = equals; at != std::string::npos; at = option.find(',', at + 1)) {
     kernels.push_back(kernel);
@@ -177,7 +197,7 @@ std::vector<GemmKernel> Changed(const GemmKernel& kernel, const std::string& opt
 Size SizeOf(const char* text) {
   Size size;
   if (std::sscanf(text, "%ld,%ld,%ld", &size.m, &size.n, &size.k) == 3) return size;
-  std::exit((std::fprintf(stderr, "not M,N,K: %s\n", text), 2));
+  Refuse(std::string("not M,N,K: ") + text);
 }
 
 }  // namespace
@@ -185,13 +205,18 @@ Size SizeOf(const char* text) {
 
 int main(int argc, char** argv) {
   using namespace keras_mp;
+  const auto runs = [&](Isa isa) {
+    return IsSupported(isa) && (argc < 2 || std::strcmp(argv[1], Name(isa)) == 0);
+  };
+  if (std::none_of(std::begin(kIsas), std::end(kIsas), runs)) {
+    Refuse(std::string("this machine has no instruction set named ") + argv[1]);
+  }
   std::vector<Size> sizes;
   for (int i = 5; i < argc; ++i) sizes.push_back(SizeOf(argv[i]));
   if (sizes.empty()) sizes = kSizes;
   SpinningThreads threads(static_cast<int>(std::thread::hardware_concurrency()));
   for (Isa isa : kIsas) {
-    const bool wanted = argc < 2 || std::strcmp(argv[1], Name(isa)) == 0;
-    if (!IsSupported(isa) || !wanted) continue;
+    if (!runs(isa)) continue;
     for (DataType type : {DataType::kHalf, DataType::kBfloat16}) {
       const bool half = type == DataType::kHalf;
       if (argc > 2 && half != (std::strcmp(argv[2], "half") == 0)) continue;

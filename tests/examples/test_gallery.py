@@ -128,7 +128,7 @@ def test_the_mean_difference_of_the_image_networks():
     assert (f"{-difference:.1f}", f"{variance**0.5:.1f}") == ("0.6", "0.9")
     assert "it is 0.6 points below the mean of FP32" in gallery.PAGE.read_text()
     assert (
-        "0.6 points of top-1 below\nFP32, where chance alone is 0.9"
+        "0.6 points of top-1 below\nFP32, with a standard error of 0.9"
         in (gallery.PAGE.parents[1] / "README.md").read_text()
     )
 

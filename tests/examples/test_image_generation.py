@@ -185,6 +185,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one(flags, tmp_path):
     np.testing.assert_array_equal(one, other)
 
 
+def test_the_checkpoints_are_judged(flags, tmp_path, capsys):
+    from image_generation import checkpoints
+    from image_generation.train import main
+
+    run = tmp_path / "mixed"
+    result = main([*flags, "--precision=mixed", f"--out={run}"])
+    (first, _), (last, distance) = checkpoints.distances(run)
+    assert (first, last) == (1, 2)
+    assert distance == result["measures"]["FID"]
+    checkpoints.main([str(run)])
+    assert f"mixed, epoch 2: FID {distance:.2f}\n" in capsys.readouterr().out
+
+
 def test_faces_have_no_judge(flags, tmp_path, monkeypatch):
     from dataclasses import replace
 

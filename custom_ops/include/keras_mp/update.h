@@ -80,8 +80,9 @@ enum class Rounding { kNearest, kStochastic };
 //                      d = sqrt(e + epsilon) g / sqrt(v + epsilon);
 //                      e = beta_2 e + (1 - beta_2) d^2;  w -= lr d
 //   kFtrl      [n, z]  h = n + g^2;
-//                      z += g + l2_shrinkage w - (sqrt(h) - sqrt(n)) / lr w;
-//                      w = (z clipped to [-l1, l1] - z) / (sqrt(h) / lr + l2);  n = h
+//                      z += g + l2_shrinkage w - w (sqrt(h) - sqrt(n)) / lr;
+//                      w = (z clipped to [-l1, l1] - z) / (sqrt(h) / lr + l2);  n = h;
+//                      l2_shrinkage and l2 are twice those of Keras
 //   kRmsprop   [v]     v likewise;  w -= lr g / sqrt(v + epsilon)
 //   kRmspropMomentum   [v, m]  v likewise;
 //                      m = momentum m + lr g / sqrt(v + epsilon);  w -= m

@@ -20,6 +20,7 @@ inline float Flushed(float x) {
 }
 
 // An FP32 multiply-add of one rounding; magnitudes below 2^-126 are 0, before and after.
+// What std::fma rounds up to 2^-126 stays, where a machine may flush it.
 inline float FlushedMultiplyAdd(float x, float y, float sum) {
   return Flushed(std::fma(Flushed(x), Flushed(y), Flushed(sum)));
 }

@@ -412,6 +412,25 @@ void TestModel(Isa isa, DataType input, GemmKernel model) {
   }
 }
 
+// Several blocks of rows and along k, whose last ones are no multiples of anything.
+void TestBlocks(const Subject& subject) {
+  GemmKernel half = *subject.half, bfloat16 = *subject.bfloat16;
+  for (GemmKernel* kernel : {&half, &bfloat16}) kernel->blocking.steps = 20;
+  const Subject changed = {subject.name, &half, &bfloat16};
+  for (DataType input : kTypes) {
+    for (int bits = 0; bits < 4; ++bits) {
+      std::mt19937 random(7);
+      Case one(483, 99, 131, random);
+      one.gemm.input = input;
+      one.gemm.output = DataType::kFloat;
+      one.gemm.transpose_a = bits & 1;
+      one.gemm.transpose_b = bits & 2;
+      one.Allocate();
+      one.Check(changed, 2);
+    }
+  }
+}
+
 // GemmCpu selects the kernel by instruction set and input type.
 void TestDispatch() {
   for (const Subject& subject : Subjects()) {
@@ -590,6 +609,7 @@ int main() {
   TestDispatch();
   for (const Subject& subject : Subjects()) {
     TestSizes(subject);
+    TestBlocks(subject);
     TestOptions(subject);
     TestSpecialValues(subject);
     TestSubnormalBfloat16(subject);

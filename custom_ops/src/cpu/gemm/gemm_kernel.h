@@ -52,6 +52,10 @@ struct Tile {
   std::int64_t j, columns;
 };
 
+// The most that the workspace of a kernel has room for: steps of a packed block, and rows
+// of a product that is not packed.
+inline constexpr std::int64_t kMaxSteps = 512, kMaxSkinnyRows = 48;
+
 // Cache blocking, tuned for a processor. In the words of BLIS: `steps` is KC, in steps of
 // cpu/gemm/multiply_accumulate.h, `max_rows` bounds MC and `max_columns` bounds NC.
 struct Blocking {

@@ -46,20 +46,18 @@ class GemmTile {
 
  public:
   static constexpr int kPanel = kVectors * Simd::kWidth;
-  static constexpr std::int64_t kMaxSteps = 512;
   // Rows of the packed block of A; + 16 puts neighbours into different cache sets.
   static constexpr std::int64_t kStride = kMaxSteps + 16;
   static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
   static constexpr std::int64_t kMaxColumns = 256;
 
-  static constexpr std::int64_t kSkinnyMaxRows = 48;
   static constexpr std::int64_t kSkinnyMaxColumns = 2048;
   static constexpr std::int64_t kSkinnyMaxSteps = 2048;
 
   static_assert(Simd::kStepsPerBlock <= kMaxSteps);
-  static_assert(Simd::kSkinnyRowsRowMajorB <= kSkinnyMaxRows);
-  static_assert(Simd::kSkinnyRowsColumnMajorB <= kSkinnyMaxRows);
+  static_assert(Simd::kSkinnyRowsRowMajorB <= kMaxSkinnyRows);
+  static_assert(Simd::kSkinnyRowsColumnMajorB <= kMaxSkinnyRows);
   static constexpr Blocking kBlocking = {
       Simd::kStepsPerBlock,
       kMaxRows,
@@ -75,14 +73,14 @@ class GemmTile {
   struct Workspace {
     union {
       alignas(64) typename Step::Packed a[kBlockRows * kStride];
-      alignas(64) typename SkinnyStep::Packed skinny_a[kSkinnyMaxRows * kSkinnyMaxSteps];
+      alignas(64) typename SkinnyStep::Packed skinny_a[kMaxSkinnyRows * kSkinnyMaxSteps];
     };
     alignas(64) typename Step::Packed b[kMaxSteps * kMaxColumns];
     alignas(64) float c[kMaxRows * kMaxColumns];
     alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kSkinnyMaxColumns];
   };
-  static_assert(kSkinnyMaxRows * kSkinnyMaxColumns <= kMaxRows * kMaxColumns);
+  static_assert(kMaxSkinnyRows * kSkinnyMaxColumns <= kMaxRows * kMaxColumns);
   static_assert(std::max(kMaxRows, kMaxColumns) <= kSkinnyMaxColumns);
   // Room for the rows of zeros.
   static_assert(kBlockRows % Step::kRowMultiple == 0 &&

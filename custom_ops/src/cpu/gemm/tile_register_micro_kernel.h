@@ -36,7 +36,8 @@ class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
   static_assert(kVectors <= 2);
   using Registers = typename Simd::TileRegisters;
   static constexpr int kWidth = Simd::kWidth;
-  static constexpr int kC = 0, kA = 4, kB = 6;  // the first registers of each matrix
+  // The first registers of each matrix, of eight; no two operands may be the same.
+  static constexpr int kC = 0, kA = 4, kB = 6;
 
   // kHeight x kVectors squares of C.
   template <int kHeight>
