@@ -71,6 +71,9 @@ struct AmxModel {
     for (int i = 0; i < kWidth; ++i) to[i] = FloatToHalf(x[i]);
   }
 
+  static Words Widen(Shorts x) { return __builtin_convertvector(x, Words); }
+  static Shorts Narrow(Words x) { return __builtin_convertvector(x, Shorts); }
+
   class TileRegisters {
    public:
     static void Configure() {

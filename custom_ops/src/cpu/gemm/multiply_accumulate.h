@@ -96,7 +96,7 @@ struct StoredSource {
   static typename Simd::Words LoadBits(const Element* x) {
     typename Simd::Shorts shorts;
     std::memcpy(&shorts, x, sizeof shorts);
-    return __builtin_convertvector(shorts, typename Simd::Words);
+    return Simd::Widen(shorts);
   }
   // 2 * kWidth elements, two to a 32-bit word.
   static typename Simd::Float LoadPairs(const Element* x) {

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/simd/shuffle.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/vector_loop.h"
 
@@ -37,10 +38,7 @@ struct RowReduction {
   }
 
   static float Total(const Float (&sums)[kVectors]) {
-    const Float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    float total = 0;
-    for (int i = 0; i < Simd::kWidth; ++i) total += sum[i];
-    return total;
+    return Lanes<Simd>::Sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
   // The sum of term(vectors, v, i) over a row.

@@ -12,12 +12,13 @@
 #ifndef KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "cpu/norm/row_reduction_simd.h"
 #include "cpu/norm/softmax_kernel.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/shuffle.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/vector_math.h"
 
@@ -29,6 +30,8 @@ struct SoftmaxRow {
   using Float = typename Simd::Float;
   using Math = VectorMath<Simd>;
 
+  static constexpr std::int64_t kKept = 1 << 16;  // 256 KiB, of a cache of 1 MiB
+
   // Ignores NaN, which makes its row NaN in any case.
   static float Max(const std::uint16_t* x, std::int64_t size) {
     const float least = -std::numeric_limits<float>::infinity();
@@ -38,38 +41,40 @@ struct SoftmaxRow {
       const Float value = part.Fill(part.Load(x + i, v), least);
       most[v] = value > most[v] ? value : most[v];
     });
-    float found = least;
-    for (const Float& one : most) {
-      for (int i = 0; i < Simd::kWidth; ++i) found = std::max(found, one[i]);
+    for (int v = 1; v < Row::kVectors; ++v) {
+      most[0] = most[v] > most[0] ? most[v] : most[0];
     }
-    return found;
+    return Lanes<Simd>::Max(most[0]);
   }
 
-  // exp(x - max(x)) of a row. A short row is kept from the first pass for the second,
-  // because the exponentials take longer than all the rest.
+  // exp(x - max(x)) of a row. The first pass keeps them for the second, because they take
+  // longer than all the rest; a row that is too long for the cache, or that there is no
+  // memory for, is computed again.
   class Exponentials {
    public:
     Exponentials(const std::uint16_t* x, std::int64_t size)
-        : x_(x), max_(Broadcast<Simd>(Max(x, size))), is_kept_(size <= Row::kChunk) {}
+        : x_(x),
+          max_(Broadcast<Simd>(Max(x, size))),
+          kept_(size > kKept ? nullptr
+                             : static_cast<float*>(ThreadWorkspace(size * sizeof(float)))) {}
 
     template <class Part>
     Float Compute(Part part, int v, std::int64_t i) {
       const Float e = Math::Exp(part.Load(x_ + i, v) - max_);
-      if (is_kept_) part.Store(kept_ + i, v, e);
+      if (kept_ != nullptr) part.Store(kept_ + i, v, e);
       return e;
     }
 
     template <class Part>
     Float Again(Part part, int v, std::int64_t i) const {
-      if (is_kept_) return part.Load(kept_ + i, v);
+      if (kept_ != nullptr) return part.Load(kept_ + i, v);
       return Math::Exp(part.Load(x_ + i, v) - max_);
     }
 
    private:
     const std::uint16_t* x_;
     Float max_;
-    bool is_kept_;
-    float kept_[Row::kChunk];
+    float* kept_;
   };
 
   static void Compute(const Softmax& softmax, std::int64_t row) {

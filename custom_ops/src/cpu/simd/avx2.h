@@ -36,6 +36,13 @@ struct Avx2 {
     const __m128i halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
   }
+
+  // The compiler's conversions of vectors take them apart into halves.
+  static Words Widen(Shorts x) { return (Words)_mm256_cvtepu16_epi32((__m128i)x); }
+  static Shorts Narrow(Words x) {
+    const __m256i lanes = _mm256_packus_epi32((__m256i)x, (__m256i)x);
+    return (Shorts)_mm256_castsi256_si128(_mm256_permute4x64_epi64(lanes, 0b1000));
+  }
 };
 
 }  // namespace keras_mp

@@ -41,6 +41,14 @@ struct Avx512 {
         _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
   }
+
+  // The compiler's conversions of vectors take them apart into halves.
+  static Words Widen(Shorts x) {
+    return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
+  }
+  static Shorts Narrow(Words x) {
+    return (Shorts)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x);
+  }
 };
 
 }  // namespace keras_mp

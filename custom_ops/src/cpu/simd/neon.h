@@ -34,6 +34,9 @@ struct Neon {
   static void StoreHalf(std::uint16_t* to, Float x) {
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(x)));
   }
+
+  static Words Widen(Shorts x) { return __builtin_convertvector(x, Words); }
+  static Shorts Narrow(Words x) { return __builtin_convertvector(x, Shorts); }
 };
 
 }  // namespace keras_mp

@@ -38,6 +38,9 @@ struct Portable {
   static void StoreHalf(std::uint16_t* to, Float x) {
     for (int i = 0; i < kWidth; ++i) to[i] = FloatToHalf(x[i]);
   }
+
+  static Words Widen(Shorts x) { return __builtin_convertvector(x, Words); }
+  static Shorts Narrow(Words x) { return __builtin_convertvector(x, Shorts); }
 };
 
 }  // namespace keras_mp

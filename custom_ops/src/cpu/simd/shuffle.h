@@ -27,8 +27,13 @@ class Lanes {
     ExchangeBlocks<kWidth / 2>(square, All());
   }
 
-  // The sum of all lanes, by halving.
-  static float Sum(Vector x) { return AddHalves<kWidth / 2>(x, All()); }
+  // The sum, and the largest, of all lanes, by halving.
+  static float Sum(Vector x) {
+    return Fold<kWidth / 2>(x, [](Vector a, Vector b) { return a + b; }, All());
+  }
+  static float Max(Vector x) {
+    return Fold<kWidth / 2>(x, [](Vector a, Vector b) { return a > b ? a : b; }, All());
+  }
 
  private:
   using All = std::make_index_sequence<kWidth>;
@@ -51,10 +56,11 @@ class Lanes {
     if constexpr (kBlock > 1) ExchangeBlocks<kBlock / 2>(square, all);
   }
 
-  template <int kHalf, std::size_t... kLane>
-  static float AddHalves(Vector x, std::index_sequence<kLane...> all) {
-    x += KERAS_MP_SHUFFLE(x, x, (kLane ^ kHalf)...);
-    if constexpr (kHalf > 1) return AddHalves<kHalf / 2>(x, all);
+  template <int kHalf, class Operation, std::size_t... kLane>
+  static float Fold(Vector x, const Operation& operation,
+                    std::index_sequence<kLane...> all) {
+    x = operation(x, KERAS_MP_SHUFFLE(x, x, (kLane ^ kHalf)...));
+    if constexpr (kHalf > 1) return Fold<kHalf / 2>(x, operation, all);
     return x[0];
   }
 };

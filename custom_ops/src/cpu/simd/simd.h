@@ -45,17 +45,14 @@ struct Bfloat16 {
   static typename Simd::Float Load(const Element* x) {
     Shorts shorts;
     std::memcpy(&shorts, x, sizeof shorts);
-    return reinterpret_cast<typename Simd::Float>(
-        __builtin_convertvector(shorts, Words) << 16);
+    return reinterpret_cast<typename Simd::Float>(Simd::Widen(shorts) << 16);
   }
 
   static void Store(Element* to, typename Simd::Float v) {
     const Words bits = reinterpret_cast<Words>(v);
-    const Words is_nan = reinterpret_cast<Words>((bits & 0x7fffffffu) > 0x7f800000u);
     const Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     const Words quiet = bits >> 16 | 0x40u;
-    const Words chosen = (is_nan & quiet) | (~is_nan & rounded);
-    const Shorts shorts = __builtin_convertvector(chosen, Shorts);
+    const Shorts shorts = Simd::Narrow(v != v ? quiet : rounded);
     std::memcpy(to, &shorts, sizeof shorts);
   }
 };

@@ -51,10 +51,10 @@ struct TailVector {
     StorePartial<Simd, Single<Simd>>(to, v, count);
   }
   Float Fill(Float v, float rest) const {
-    float lanes[Simd::kWidth];
-    for (float& lane : lanes) lane = rest;
-    Store(lanes, 0, v);
-    return keras_mp::Load<Simd>(lanes);
+    typename Simd::Ints lane;
+#pragma GCC unroll 16
+    for (int i = 0; i < Simd::kWidth; ++i) lane[i] = i;
+    return lane < static_cast<int>(count) ? v : Broadcast<Simd>(rest);
   }
 };
 
