@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.dtypes import is_half
 from keras_mp.ops.checks import (
     normalize_axes,
     resolve_output_dtype,
@@ -13,8 +14,8 @@ from keras_mp.ops.checks import (
 )
 from keras_mp.ops.gradients import defer_until_upstream, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch
-from keras_mp.ops.kernels.rows import as_rows, has_row_kernel, sizes_of
+from keras_mp.ops.kernels.dispatch import dispatch, has_cpu_kernels
+from keras_mp.ops.kernels.rows import are_last, as_rows, has_row_kernel, sizes_of
 from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
 
 
@@ -64,6 +65,11 @@ def softmax(
     output_dtype = resolve_output_dtype(output_dtype, x)
     masks = () if mask is None else (to_bool_mask(x, mask),)
     if tf.as_dtype(output_dtype).size < x.dtype.size:
+        is_rounded = x.dtype == tf.float32 and is_half(output_dtype)
+        if is_rounded and not masks and are_last(axes, x) and has_cpu_kernels():
+            rows = as_rows(x, axes)
+            p = native.library().keras_mp_float_softmax(x=rows, T=output_dtype)
+            return tf.reshape(p, sizes_of(x))  # its gradient is registered
         return _softmax_saving_result(x, axes, masks, output_dtype)
     has_kernel = output_dtype == x.dtype.name and has_row_kernel(x, axes)
     dtype, accumulator = x.dtype, accumulator_dtype(x)
@@ -182,6 +188,21 @@ def _softmax_grad_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     def formula(x: tf.Tensor, grad_y: tf.Tensor) -> tf.Tensor:
         p = _softmax(tf.cast(x, tf.float32), [1])
         return tf.cast(_softmax_backward(p, grad_y, [1], ()), x.dtype)
+
+    return vjp(formula, op.inputs, [upstream])
+
+
+@tf.RegisterGradient("KerasMp>FloatSoftmax")
+def _float_softmax_grad(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    return native.library().keras_mp_float_softmax_gradient(
+        y=op.outputs[0], grad_y=upstream
+    )
+
+
+@tf.RegisterGradient("KerasMp>FloatSoftmaxGradient")
+def _float_softmax_grad_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def formula(y: tf.Tensor, grad_y: tf.Tensor) -> tf.Tensor:
+        return _softmax_backward(tf.cast(y, tf.float32), grad_y, [1], ())
 
     return vjp(formula, op.inputs, [upstream])
 

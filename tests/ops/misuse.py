@@ -50,6 +50,8 @@ def calls():
         },
         "softmax": {"x": half(2, 3)},
         "softmax_gradient": {"x": half(2, 3), "grad_y": half(2, 3)},
+        "float_softmax": {"x": single(2, 3), "T": "float16"},
+        "float_softmax_gradient": {"y": half(2, 3), "grad_y": half(2, 3)},
         "row_norm": {
             "x": half(2, 3),
             "gamma": [single(3)],
@@ -224,6 +226,7 @@ FITS = {
         "bias": {"none", "too-few"},
     },
     "softmax": {"x": SIZES},
+    "float_softmax": {"x": SIZES},
     "row_norm": {
         "gamma": {"none", "too-few"},
         "beta": {"none", "too-few"},

@@ -34,11 +34,17 @@ def row_cases(dtype):
         yield f"softmax {shape}", "softmax", {"x": x}, {}
         tensors = {"x": x, "grad_y": slope}
         yield f"softmax slope {shape}", "softmax_gradient", tensors, {}
+        wide = {"x": draw(*shape)}
+        yield f"float softmax {shape}", "float_softmax", wide, {"T": dtype}
+        tensors = {"y": tf.nn.softmax(x), "grad_y": slope}
+        yield f"float softmax slope {shape}", "float_softmax_gradient", tensors, {}
     special = tf.constant(np.float32(SPECIAL), dtype)
     ones = tf.ones_like(special)
     yield "softmax special", "softmax", {"x": special}, {}
     tensors = {"x": special, "grad_y": ones}
     yield "softmax slope special", "softmax_gradient", tensors, {}
+    wide = {"x": tf.constant(SPECIAL)}
+    yield "float softmax special", "float_softmax", wide, {"T": dtype}
     for kind, given in itertools.product(KINDS, [(0, 0), (1, 0), (1, 1)]):
         attributes = {"kind": kind, "epsilon": 1e-3}
         for shape in SIZES:
@@ -158,6 +164,8 @@ EACH_CHANNEL = dict.fromkeys(("gamma", "mean", "variance"), (3,))
 OPS = {
     "softmax": ({"x": ROWS}, {}),
     "softmax_gradient": ({"x": ROWS, "grad_y": ROWS}, {}),
+    "float_softmax": ({"x": ROWS}, {"T": "float16"}),
+    "float_softmax_gradient": ({"y": ROWS, "grad_y": ROWS}, {}),
     "row_norm": (
         {"x": ROWS, "gamma": [(4,)], "beta": [(4,)]},
         {"kind": "layer", "epsilon": 1e-3},
@@ -193,7 +201,8 @@ def test_the_bare_op_has_its_gradient(op, graph):
     rng = np.random.default_rng(0)
 
     def draw_one(path, shape):
-        dtype = "float16" if path[0] in ("x", "grad_y") else "float32"
+        halves = ("y", "grad_y") if op == "float_softmax" else ("x", "y", "grad_y")
+        dtype = "float16" if path[0] in halves else "float32"
         return tf.constant(rng.uniform(0.5, 1.5, shape), dtype)
 
     tensors = {

@@ -4,6 +4,10 @@
 //   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
 //   grad_x = round(p * (grad_y - sum(p * grad_y))), where p is y before rounding
 //
+// The gradient of an FP32 matrix x is computed from y instead, so that only y is kept:
+//
+//   grad_x = y * (grad_y - sum(y * grad_y))
+//
 // Accumulator: FP32 for 1024 elements of a row, then double for their sums. exp errs by
 // 2^-22 of itself, and so y before rounding errs by at most 2^-19 of itself.
 // Rounding: once, to nearest even. A NaN or +inf makes its row NaN, and so does a row of
@@ -25,6 +29,7 @@ struct Softmax {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   DataType type = DataType::kHalf;  // of all matrices: kHalf or kBfloat16
+  bool is_x_float = false;          // x is FP32 instead
   const void* x = nullptr;
   void* y = nullptr;
 };
@@ -38,11 +43,22 @@ struct SoftmaxGradient {
   void* grad_x = nullptr;
 };
 
+struct FloatSoftmaxGradient {
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  DataType type = DataType::kHalf;  // of y and grad_y
+  const void* y = nullptr;
+  const void* grad_y = nullptr;
+  float* grad_x = nullptr;
+};
+
 // The results depend on `isa` to the last bit, and never on the number of threads.
 Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel = {},
                   Isa isa = ChosenIsa());
 Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& parallel = {},
                           Isa isa = ChosenIsa());
+Status FloatSoftmaxGradientCpu(const FloatSoftmaxGradient& gradient,
+                               const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp
 

@@ -1,5 +1,5 @@
-// The CPU kernels of KerasMp>Softmax, KerasMp>RowNorm and their gradients: the functions
-// of softmax_cpu.h and row_norm_cpu.h on TensorFlow's threads.
+// The CPU kernels of KerasMp>Softmax, KerasMp>FloatSoftmax, KerasMp>RowNorm and their
+// gradients: the functions of softmax_cpu.h and row_norm_cpu.h on TensorFlow's threads.
 
 #include <string>
 
@@ -51,7 +51,8 @@ class SoftmaxCpuOp : public tensorflow::OpKernel {
     Softmax softmax;
     softmax.rows = x.dim_size(0);
     softmax.size = x.dim_size(1);
-    softmax.type = TypeOf(x.dtype());
+    softmax.type = TypeOf(y->dtype());
+    softmax.is_x_float = x.dtype() == tensorflow::DT_FLOAT;
     softmax.x = x.data();
     softmax.y = y->data();
     OP_REQUIRES_OK(ctx, ToAbsl(SoftmaxCpu(softmax, CpuThreads(ctx))));
@@ -75,6 +76,26 @@ class SoftmaxGradientCpuOp : public tensorflow::OpKernel {
     gradient.grad_y = ctx->input(1).data();
     gradient.grad_x = grad_x->data();
     OP_REQUIRES_OK(ctx, ToAbsl(SoftmaxGradientCpu(gradient, CpuThreads(ctx))));
+  }
+};
+
+class FloatSoftmaxGradientCpuOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckInputs(ctx, /*matrices=*/2));
+    const Tensor& y = ctx->input(0);
+    Tensor* grad_x;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, y.shape(), &grad_x));
+    FloatSoftmaxGradient gradient;
+    gradient.rows = y.dim_size(0);
+    gradient.size = y.dim_size(1);
+    gradient.type = TypeOf(y.dtype());
+    gradient.y = y.data();
+    gradient.grad_y = ctx->input(1).data();
+    gradient.grad_x = grad_x->flat<float>().data();
+    OP_REQUIRES_OK(ctx, ToAbsl(FloatSoftmaxGradientCpu(gradient, CpuThreads(ctx))));
   }
 };
 
@@ -171,6 +192,11 @@ REGISTER_KERNEL_BUILDER(Name("KerasMp>Softmax").Device(tensorflow::DEVICE_CPU),
                         SoftmaxCpuOp);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>SoftmaxGradient").Device(tensorflow::DEVICE_CPU),
                         SoftmaxGradientCpuOp);
+REGISTER_KERNEL_BUILDER(Name("KerasMp>FloatSoftmax").Device(tensorflow::DEVICE_CPU),
+                        SoftmaxCpuOp);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasMp>FloatSoftmaxGradient").Device(tensorflow::DEVICE_CPU),
+    FloatSoftmaxGradientCpuOp);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>RowNorm").Device(tensorflow::DEVICE_CPU),
                         RowNormCpuOp);
 REGISTER_KERNEL_BUILDER(Name("KerasMp>RowNormGradient").Device(tensorflow::DEVICE_CPU),

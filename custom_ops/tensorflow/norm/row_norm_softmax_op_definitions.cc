@@ -1,4 +1,4 @@
-// The ops KerasMp>Softmax, KerasMp>RowNorm and their gradients: inputs, attributes and
+// The ops KerasMp>Softmax, KerasMp>FloatSoftmax, KerasMp>RowNorm and their gradients: inputs, attributes and
 // shape functions.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -45,6 +45,21 @@ REGISTER_OP("KerasMp>SoftmaxGradient")
     .Attr("T: {half, bfloat16}")
     .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/2); })
     .Doc("The gradient of KerasMp>Softmax, in FP32.");
+
+REGISTER_OP("KerasMp>FloatSoftmax")
+    .Input("x: float")
+    .Output("y: T")
+    .Attr("T: {half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/1); })
+    .Doc("round(exp(x - max(x)) / sum(exp(x - max(x)))) of each row of an FP32 x.");
+
+REGISTER_OP("KerasMp>FloatSoftmaxGradient")
+    .Input("y: T")
+    .Input("grad_y: T")
+    .Output("grad_x: float")
+    .Attr("T: {half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) { return RowShapes(c, /*matrices=*/2); })
+    .Doc("The gradient of KerasMp>FloatSoftmax: y (grad_y - sum(y grad_y)), in FP32.");
 
 REGISTER_OP("KerasMp>RowNorm")
     .Input("x: T")

@@ -1,4 +1,5 @@
-// The XLA lowerings of KerasMp>Softmax and its gradient: the formulas of softmax_cpu.h.
+// The XLA lowerings of KerasMp>Softmax, KerasMp>FloatSoftmax and their gradients: the
+// formulas of softmax_cpu.h.
 
 #include <limits>
 
@@ -35,9 +36,15 @@ class SoftmaxXlaOp : public tensorflow::XlaOpKernel {
   void Compile(XlaOpKernelContext* ctx) override {
     TensorShape x;
     OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
-    SetRounded(ctx, 0, Probabilities(ctx), ctx->input_xla_type(0));
+    SetRounded(ctx, 0, Probabilities(ctx), ctx->output_xla_type(0));
   }
 };
+
+// p (grad_y - sum(p grad_y)) of the FP32 probabilities p.
+XlaOp GradientOf(XlaOpKernelContext* ctx, XlaOp p) {
+  const XlaOp weighted = p * Widen(ctx->Input(1));
+  return weighted - xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
+}
 
 class SoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
  public:
@@ -47,14 +54,26 @@ class SoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
     TensorShape x;
     OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, x));
-    const XlaOp p = Probabilities(ctx), weighted = p * Widen(ctx->Input(1));
-    const XlaOp projection = xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
-    SetRounded(ctx, 0, weighted - projection, ctx->input_xla_type(0));
+    SetRounded(ctx, 0, GradientOf(ctx, Probabilities(ctx)), ctx->input_xla_type(0));
+  }
+};
+
+class FloatSoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
+ public:
+  using XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    TensorShape y;
+    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &y));
+    OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, y));
+    ctx->SetOutput(0, GradientOf(ctx, Widen(ctx->Input(0))));
   }
 };
 
 KERAS_MP_REGISTER_LOWERING("Softmax", SoftmaxXlaOp);
 KERAS_MP_REGISTER_LOWERING("SoftmaxGradient", SoftmaxGradientXlaOp);
+KERAS_MP_REGISTER_LOWERING("FloatSoftmax", SoftmaxXlaOp);
+KERAS_MP_REGISTER_LOWERING("FloatSoftmaxGradient", FloatSoftmaxGradientXlaOp);
 
 }  // namespace
 }  // namespace keras_mp

@@ -15,13 +15,16 @@ namespace {
 constexpr double kError = 0x1p-19;  // relative error of a probability before rounding
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Both functions, with a guard after each output.
+// The softmax of x in 16 bits and of the same numbers in FP32, and the gradients, with a
+// guard after each output.
 struct Case {
   static constexpr std::uint16_t kGuard = 0xa5a5;
+  static constexpr float kFloatGuard = -12345;
 
   std::int64_t rows, size;
   DataType type;
-  std::vector<std::uint16_t> x, grad_y, y, grad_x;
+  std::vector<std::uint16_t> x, grad_y, y, grad_x, y_of_float;
+  std::vector<float> grad_float_x;
 
   Case(std::int64_t rows, std::int64_t size, DataType type, float deviation,
        std::mt19937& random)
@@ -29,7 +32,8 @@ struct Case {
     x = Numbers(type, rows * size, 0, deviation, random);
     grad_y = Numbers(type, rows * size, 0, 1, random);
     y.assign(rows * size + 1, kGuard);
-    grad_x = y;
+    grad_x = y_of_float = y;
+    grad_float_x.assign(rows * size + 1, kFloatGuard);
   }
 
   void Run(Isa isa, int threads) {
@@ -51,11 +55,34 @@ struct Case {
     gradient.grad_x = grad_x.data();
     const Status backward = SoftmaxGradientCpu(gradient, parallel, isa);
     EXPECT(backward.ok(), "%s", backward.message);
+
+    std::vector<float> float_x(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) float_x[i] = From16(type, x[i]);
+    softmax.is_x_float = true;
+    softmax.x = float_x.data();
+    softmax.y = y_of_float.data();
+    const Status float_forward = SoftmaxCpu(softmax, parallel, isa);
+    EXPECT(float_forward.ok(), "%s", float_forward.message);
+    FloatSoftmaxGradient float_gradient;
+    float_gradient.rows = rows;
+    float_gradient.size = size;
+    float_gradient.type = type;
+    float_gradient.y = y_of_float.data();
+    float_gradient.grad_y = grad_y.data();
+    float_gradient.grad_x = grad_float_x.data();
+    const Status float_backward = FloatSoftmaxGradientCpu(float_gradient, parallel, isa);
+    EXPECT(float_backward.ok(), "%s", float_backward.message);
   }
 
   void Check(Isa isa) const {
-    for (std::int64_t row = 0; row < rows; ++row) CheckRow(isa, row);
-    EXPECT(y.back() == kGuard && grad_x.back() == kGuard, "wrote behind a result");
+    for (std::int64_t row = 0; row < rows; ++row) {
+      CheckRow(isa, row);
+      CheckFloatGradientOfRow(isa, row);
+    }
+    EXPECT(y.back() == kGuard && grad_x.back() == kGuard &&
+               grad_float_x.back() == kFloatGuard,
+           "wrote behind a result");
+    EXPECT(y == y_of_float, "%s: FP32 numbers have another softmax", Name(isa));
   }
 
   void CheckRow(Isa isa, std::int64_t row) const {
@@ -81,6 +108,27 @@ struct Case {
     }
   }
 
+  // The gradient from the rounded result.
+  void CheckFloatGradientOfRow(Isa isa, std::int64_t row) const {
+    const auto at = [&](const std::vector<std::uint16_t>& matrix, std::int64_t i) {
+      return static_cast<double>(From16(type, matrix[row * size + i]));
+    };
+    double total = 0, magnitude = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      total += at(y, i) * at(grad_y, i);
+      magnitude += std::abs(at(y, i) * at(grad_y, i));
+    }
+    for (std::int64_t i = 0; i < size; ++i) {
+      const double expected = at(y, i) * (at(grad_y, i) - total);
+      const double bound = kError * at(y, i) * (std::abs(at(grad_y, i)) + magnitude);
+      const double actual = grad_float_x[row * size + i];
+      const bool right = std::isnan(expected) ? std::isnan(actual)
+                                              : std::abs(actual - expected) <= bound;
+      EXPECT(right, "%s [%ld, %ld] of FP32 (%ld, %ld): %.9g, expected %.9g", Name(isa),
+             rows, size, row, i, actual, expected);
+    }
+  }
+
   void Expect(Isa isa, const char* what, std::int64_t row, std::int64_t i, double actual,
               double expected, double error) const {
     const bool right =
@@ -101,6 +149,16 @@ void TestSizes(Isa isa) {
         one.Check(isa);
       }
     }
+  }
+}
+
+// Longer than a row whose exponentials are kept.
+void TestLongRow(Isa isa) {
+  std::mt19937 random(7);
+  for (DataType type : kTypes) {
+    Case one(2, (1 << 16) + 21, type, 3, random);
+    one.Run(isa, 2);
+    one.Check(isa);
   }
 }
 
@@ -137,7 +195,9 @@ void TestThreadsDoNotChangeBits(Isa isa) {
   Case one(300, 217, DataType::kHalf, 3, random), other(300, 217, DataType::kHalf, 3, again);
   one.Run(isa, 1);
   other.Run(isa, 3);
-  EXPECT(one.y == other.y && one.grad_x == other.grad_x, "%s", Name(isa));
+  EXPECT(one.y == other.y && one.grad_x == other.grad_x &&
+             one.grad_float_x == other.grad_float_x,
+         "%s", Name(isa));
 }
 
 void TestNothing(Isa isa) {
@@ -165,6 +225,7 @@ int main() {
   for (Isa isa : SupportedIsas()) {
     std::printf("%s\n", Name(isa));
     TestSizes(isa);
+    TestLongRow(isa);
     TestManyEqualNumbers(isa);
     TestSpecialValues(isa);
     TestThreadsDoNotChangeBits(isa);

@@ -11,8 +11,13 @@ from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 
 def has_row_kernel(x: tf.Tensor, axes: list[int]) -> bool:
     """Tells whether a kernel can compute along these axes: the last ones of `x`."""
-    last = x.shape.rank - 1
-    return has_sum_kernel(x, axes) and axes[-1] == last
+    return has_sum_kernel(x, axes) and are_last(axes, x)
+
+
+def are_last(axes: list[int], x: tf.Tensor) -> bool:
+    """Tells whether the axes, of which there is one or more, are the last ones."""
+    rank = x.shape.rank
+    return bool(axes) and axes == list(range(rank - len(axes), rank))
 
 
 def has_sum_kernel(x: tf.Tensor, axes: list[int]) -> bool:

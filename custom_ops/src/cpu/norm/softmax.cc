@@ -3,7 +3,7 @@
 //
 //   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
 //
-// x and y are [rows, size], packed.
+// Matrices are [rows, size], packed.
 //
 //   cmake --build build/cpp-plain --target softmax_cpu_test &&
 //     build/cpp-plain/softmax_cpu_test
@@ -16,23 +16,34 @@
 
 namespace keras_mp {
 
-Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel, Isa isa) {
-  const Status status = CheckRows(softmax.rows, softmax.size, softmax.type, isa);
-  if (!status.ok() || IsEmpty({softmax.rows, softmax.size})) return status;
-  const auto row = KernelsOf(isa)->softmax->compute;
-  ParallelFor(parallel, softmax.rows, softmax.size,
-              [&](std::int64_t i) { row(softmax, i); });
+namespace {
+
+// Runs a function of the kernel on each row of a problem.
+template <class Problem>
+Status ForRows(const Problem& problem, const Parallel& parallel, Isa isa,
+               void (*SoftmaxKernel::*function)(const Problem&, std::int64_t)) {
+  const Status status = CheckRows(problem.rows, problem.size, problem.type, isa);
+  if (!status.ok() || IsEmpty({problem.rows, problem.size})) return status;
+  const auto row = KernelsOf(isa)->softmax->*function;
+  ParallelFor(parallel, problem.rows, problem.size,
+              [&](std::int64_t i) { row(problem, i); });
   return {};
+}
+
+}  // namespace
+
+Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel, Isa isa) {
+  return ForRows(softmax, parallel, isa, &SoftmaxKernel::compute);
 }
 
 Status SoftmaxGradientCpu(const SoftmaxGradient& gradient, const Parallel& parallel,
                           Isa isa) {
-  const Status status = CheckRows(gradient.rows, gradient.size, gradient.type, isa);
-  if (!status.ok() || IsEmpty({gradient.rows, gradient.size})) return status;
-  const auto row = KernelsOf(isa)->softmax->compute_gradient;
-  ParallelFor(parallel, gradient.rows, gradient.size,
-              [&](std::int64_t i) { row(gradient, i); });
-  return {};
+  return ForRows(gradient, parallel, isa, &SoftmaxKernel::compute_gradient);
+}
+
+Status FloatSoftmaxGradientCpu(const FloatSoftmaxGradient& gradient,
+                               const Parallel& parallel, Isa isa) {
+  return ForRows(gradient, parallel, isa, &SoftmaxKernel::compute_float_gradient);
 }
 
 }  // namespace keras_mp

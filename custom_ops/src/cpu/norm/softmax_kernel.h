@@ -13,6 +13,8 @@ namespace keras_mp {
 struct SoftmaxKernel {
   void (*compute)(const Softmax& softmax, std::int64_t row);
   void (*compute_gradient)(const SoftmaxGradient& gradient, std::int64_t row);
+  void (*compute_float_gradient)(const FloatSoftmaxGradient& gradient,
+                                 std::int64_t row);
 };
 
 }  // namespace keras_mp
