@@ -54,27 +54,37 @@ def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
         bias: `[gates * units]`, or None.
         training: bool.
     """
+    if len(x.shape) == 3:
+        # The loop over time transposes the projections. In a graph the two transposes
+        # of FP32 numbers cancel; that of the inputs is of fewer and shorter ones.
+        masks = _dropout_masks(cell, x[:, 0, :], training)
+        return _swap_axes(_project(cell, gates, _swap_axes(x), bias, masks))
+    return _project(cell, gates, x, bias, _dropout_masks(cell, x, training))
+
+
+def _dropout_masks(cell: Any, x: Any, training: bool) -> Any:
+    """Returns the dropout mask of the inputs, a list of one a gate, or None."""
+    if training and 0.0 < cell.dropout < 1.0:
+        return cell.get_dropout_mask(x)
+    return None
+
+
+def _swap_axes(x: Any) -> Any:
+    return ops.transpose(x, (1, 0, 2))
+
+
+def _project(cell: Any, gates: int, x: Any, bias: Any, masks: Any) -> Any:
+    """Returns the projections of `[batch, features]`, or `[time, batch, features]`."""
     kernel = read_without_autocast(cell.kernel)
-    if not (training and 0.0 < cell.dropout < 1.0):
-        return gemm(x, kernel, bias=bias, output_dtype="float32")
-    is_sequence = len(x.shape) == 3
-    masks = cell.get_dropout_mask(x[:, 0, :] if is_sequence else x)
-    if is_sequence:
-        masks = _map(lambda mask: ops.expand_dims(mask, 1), masks)
     if not isinstance(masks, list):
-        return gemm(x * masks, kernel, bias=bias, output_dtype="float32")
+        masked = x if masks is None else x * masks
+        return gemm(masked, kernel, bias=bias, output_dtype="float32")
     parts = [
         gemm(x * mask, part, output_dtype="float32")
         for mask, part in zip(masks, ops.split(kernel, gates, axis=1), strict=True)
     ]
     result = ops.concatenate(parts, axis=-1)
     return result if bias is None else result + ops.cast(bias, "float32")
-
-
-def _map(function: Any, masks: Any) -> Any:
-    if isinstance(masks, list):
-        return [function(mask) for mask in masks]
-    return function(masks)
 
 
 def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:

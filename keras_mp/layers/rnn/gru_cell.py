@@ -18,6 +18,16 @@ _ELEMENTWISE = (
 )
 
 
+def _split_gates(x: Any, units: int) -> list[Any]:
+    """Returns the columns of the two gates, and those of the candidate.
+
+    Keras splits at a position by slices and concatenations of the sizes, at each step.
+    """
+    import tensorflow as tf
+
+    return list(tf.split(x, [2 * units, units], axis=-1))
+
+
 class GRUStep:
     """One time step on projected inputs; an object serves all steps of a sequence.
 
@@ -37,7 +47,7 @@ class GRUStep:
         elif cell.reset_after:
             kernels = [kernel]
         else:
-            kernels = ops.split(kernel, [2 * cell.units], axis=1)
+            kernels = _split_gates(kernel, cell.units)
         self._kernels = [RecurrentKernel(part, cell.compute_dtype) for part in kernels]
         self._bias = None
         if cell.reset_after and cell.use_bias:
@@ -52,7 +62,7 @@ class GRUStep:
         """
         (h,) = states
         activation = self._cell.activation
-        x_gates, x_candidate = ops.split(projected, [2 * self._cell.units], axis=-1)
+        x_gates, x_candidate = _split_gates(projected, self._cell.units)
         if self._cell.reset_after:
             h_gates, h_candidate = self._recurrent_terms(h)
             z, r = self._gates(x_gates + h_gates)
@@ -87,7 +97,7 @@ class GRUStep:
             recurrent = ops.concatenate(parts, axis=-1)
         if self._bias is not None:
             recurrent = recurrent + self._bias
-        return list(ops.split(recurrent, [2 * self._cell.units], axis=-1))
+        return _split_gates(recurrent, self._cell.units)
 
     def _recurrent_gates(self, h: Any) -> Any:
         """Returns the recurrent terms of the gates, with `reset_after=False`."""
