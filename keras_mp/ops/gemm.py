@@ -15,6 +15,7 @@ from keras_mp.ops.checks import (
 )
 from keras_mp.ops.kernels import native
 from keras_mp.ops.kernels.dispatch import has_accelerator, has_gemm_kernel
+from keras_mp.ops.reductions import accumulate
 
 
 def fp16_gemm(
@@ -163,7 +164,7 @@ class _Gemm:
         For relu it has the dtype of `upstream`: its derivative is 0 or 1.
         """
         if self.activation == "relu":
-            return tf.where(c > 0, upstream, tf.zeros([], upstream.dtype))
+            return tf.raw_ops.ReluGrad(gradients=upstream, features=c)
         upstream = tf.cast(upstream, tf.float32)
         if self.activation == "gelu":
             # The derivative needs the argument, which is computed again.
@@ -228,8 +229,8 @@ def _gemm_like(
 
 def _bias_grad(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a bias: the sum of all rows of `x`, in FP32."""
-    rows = tf.reshape(tf.cast(x, tf.float32), [-1, _columns(bias)])
-    return tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
+    total = accumulate(tf.reshape(x, [-1, _columns(bias)]), [0])
+    return tf.cast(tf.squeeze(total, 0), bias.dtype)
 
 
 def _columns(x: tf.Tensor) -> Any:

@@ -189,7 +189,7 @@ def _reduce(
 
     @tf.custom_gradient
     def reduced(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        y = _sum(x, axes)
+        y = accumulate(x, axes)
         kept = tf.shape(y)
         # In floating point: int32 overflows at 2^31 elements.
         elements, results = (
@@ -207,7 +207,7 @@ def _reduce(
     return reduced(x)
 
 
-def _sum(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+def accumulate(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """Returns the sums, with size 1 along the axes."""
 
     def formula(x: tf.Tensor) -> tf.Tensor:

@@ -90,7 +90,10 @@ class GemmTile {
                    const Blocking& blocking, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
     const std::int64_t c_row = RoundUp(tile.columns, kWidth);
-    if (product.k == 0) std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+    if (product.k == 0) {
+      std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+      Finish(product, tile, workspace.c, c_row, workspace);
+    }
     [[maybe_unused]] typename Step::Scope scope;
     const std::int64_t step = blocking.steps * Step::kElements;
     for (std::int64_t p = 0; p < product.k; p += step) {
@@ -99,11 +102,16 @@ class GemmTile {
       for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
         const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
         PackRows<Step>(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
-        MultiplyBlock(workspace, rows, StepsOf<Step>(depth), tile.columns, p > 0,
-                      workspace.c + i * c_row, c_row);
+        // Sums that one block along k completes take turns in the same cache lines.
+        float* c = workspace.c + (product.k <= step ? 0 : i * c_row);
+        MultiplyBlock(workspace, rows, StepsOf<Step>(depth), tile.columns, p > 0, c,
+                      c_row);
+        if (p + depth == product.k) {
+          const keras_mp::Tile block = {tile.i + i, rows, tile.j, tile.columns};
+          Finish(product, block, c, c_row, workspace);
+        }
       }
     }
-    Finish(product, tile, workspace, c_row);
   }
 
   static void SkinnyTile(const Product& product, const keras_mp::Tile& tile,
@@ -123,7 +131,7 @@ class GemmTile {
       multiply(workspace.skinny_a, kSkinnyMaxSteps, tile.rows, b, depth, tile.columns,
                workspace.c, c_row);
     }
-    Finish(product, tile, workspace, c_row);
+    Finish(product, tile, workspace.c, c_row, workspace);
   }
 
  private:
@@ -160,13 +168,13 @@ class GemmTile {
     }
   }
 
-  // Applies the epilogue to workspace.c, with row stride c_row, and writes it to C. A
+  // Applies the epilogue to the sums c, with row stride c_row, and writes them to C. A
   // swapped product is transposed first, a strip of kWidth columns at a time.
-  static void Finish(const Product& product, const keras_mp::Tile& tile,
-                     Workspace& workspace, std::int64_t c_row) {
+  static void Finish(const Product& product, const keras_mp::Tile& tile, const float* c,
+                     std::int64_t c_row, Workspace& workspace) {
     if (!product.swapped) {
       const float* bias = Bias(product, tile.j, tile.columns, workspace);
-      Write(product, tile, workspace.c, c_row, bias);
+      Write(product, tile, c, c_row, bias);
       return;
     }
     const float* bias = Bias(product, tile.i, tile.rows, workspace);
@@ -175,7 +183,7 @@ class GemmTile {
         typename Simd::Float square[kWidth] = {};
         const std::int64_t rows = std::min(kWidth, tile.rows - i);
         for (std::int64_t q = 0; q < rows; ++q) {
-          square[q] = Load<Simd>(workspace.c + (i + q) * c_row + j);
+          square[q] = Load<Simd>(c + (i + q) * c_row + j);
         }
         Lanes<Simd>::Transpose(square);
         for (std::int64_t q = 0; q < kWidth; ++q) {
