@@ -161,7 +161,10 @@ class _Gemm:
     ) -> tf.Tensor:
         """Returns the gradient of the argument of the activation, in FP32.
 
-        For relu it has the dtype of `upstream`: its derivative is 0 or 1.
+        For relu it has the dtype of `upstream`: its derivative is 0 or 1. TensorFlow's
+        kernels for CPUs multiply by it, also for the relu of Keras, so that an infinite
+        gradient of an inactive unit is NaN there, and the step is skipped; under XLA it
+        is 0.
         """
         if self.activation == "relu":
             return tf.raw_ops.ReluGrad(gradients=upstream, features=c)

@@ -1,5 +1,5 @@
-// The ops KerasMp>Softmax, KerasMp>FloatSoftmax, KerasMp>RowNorm and their gradients: inputs, attributes and
-// shape functions.
+// The ops KerasMp>Softmax, KerasMp>FloatSoftmax, KerasMp>RowNorm and their gradients:
+// inputs, attributes and shape functions.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -3,8 +3,8 @@
 //
 //   sum over i < size of term(i)
 //
-// The row is contiguous and has 16-bit elements. kChunk elements are summed in FP32, and
-// the sums of the chunks in double.
+// The row is contiguous; Format is that of its 16-bit matrices. kChunk elements are summed
+// in FP32, and the sums of the chunks in double.
 //
 //   cmake --build build/cpp-plain --target row_norm_cpu_test softmax_cpu_test &&
 //     ctest --test-dir build/cpp-plain -R "row_norm|softmax"

@@ -59,8 +59,7 @@ struct SoftmaxRow {
     Exponentials(const Element* x, std::int64_t size)
         : x_(x),
           max_(Broadcast<Simd>(Max(x, size))),
-          kept_(size > kKept ? nullptr
-                             : static_cast<float*>(ThreadWorkspace(size * sizeof(float)))) {}
+          kept_(size > kKept ? nullptr : Allocate(size)) {}
 
     template <class Part>
     Float Compute(Part part, int v, std::int64_t i) {
@@ -76,6 +75,10 @@ struct SoftmaxRow {
     }
 
    private:
+    static float* Allocate(std::int64_t size) {
+      return static_cast<float*>(ThreadWorkspace(size * sizeof(float)));
+    }
+
     const Element* x_;
     Float max_;
     float* kept_;
