@@ -6,6 +6,7 @@ mean of the data, so that with integers and powers of two nothing is rounded.
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_mp
 from keras_mp import DynamicLossScale
@@ -32,13 +33,14 @@ def one_weight(policy="float16", loss_scale=None, momentum=0.0):
 def fit(model, rows, batch_size, *callbacks):
     """Fits on rows in their order: the first share of a batch is replica 0's."""
     x = np.asarray(rows)
+    rows = tf.data.Dataset.from_tensor_slices((x, np.zeros((len(x), 1), "float32")))
+    # The thread that tunes a dataset is joined when Python collects its iterator, which
+    # may then sleep for up to a minute.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    batches = rows.batch(batch_size).with_options(options)
     return model.fit(
-        x,
-        np.zeros((len(x), 1), "float32"),
-        batch_size=batch_size,
-        shuffle=False,
-        verbose=0,
-        callbacks=list(callbacks),
+        batches, shuffle=False, verbose=0, callbacks=list(callbacks)
     ).history
 
 

@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
+from experiments.precision import PRECISIONS
 
 # --- data.py ---------------------------------------------------------------
 
@@ -245,6 +246,32 @@ def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
     assert outputs.dtype == policy
     assert loss.dtype == "float32"
     assert {g.dtype.name for g in gradients} == {policy}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("options", MODELS[1:])
+def test_one_step_in_every_precision(options, precision, monkeypatch):
+    import keras
+
+    setting = PRECISIONS[precision]
+    if setting.computes_in_fp32:
+        monkeypatch.setenv("KERAS_MP_OPS", "reference")
+    keras.config.set_dtype_policy(setting.dtype_policy)
+    model = make_model(**options)
+    # So large that every weight moves by more than a unit of FP16.
+    optimizer = setting.wrap(keras.optimizers.SGD(1024.0))
+    model.compile(optimizer, run_eagerly=True)
+    before = [weight.numpy() for weight in model.trainable_variables]
+    previous, labels = np.array([[1, 7], [1, 0]]), np.array([[7, 2], [2, 0]])
+    inputs = (np.array([[4, 5], [6, 0]]), previous)
+    metrics = model.train_on_batch(inputs, labels, return_dict=True)
+    assert math.isfinite(metrics["loss"])
+    after = [weight.numpy() for weight in model.trainable_variables]
+    assert all(np.isfinite(weight).all() for weight in after)
+    # Attention that was not trained looks everywhere, whatever scores it gives.
+    moved = [(old != new).any() for old, new in zip(before, after, strict=True)]
+    assert np.mean(moved) > 0.5
+    assert moved[-1]
 
 
 def test_loss_is_summed_over_a_sentence():

@@ -1,6 +1,7 @@
 """The rules of CONTRIBUTING.md that a program can check."""
 
 import ast
+import functools
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,11 @@ class Source:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def within(name, package):
     return name == package or name.startswith(package + ".")
 
@@ -188,7 +194,7 @@ def modules_imported(source):
             for module in (name, name.rpartition(".")[0]):
                 file = ROOT / f"{module.replace('.', '/')}.py"
                 if file.is_file():
-                    yield ast.parse(file.read_text(encoding="utf-8"))
+                    yield parse(file)
 
 
 def private_attributes_of_the_host(source):
@@ -275,7 +281,7 @@ def test_sources_keep_the_rule(rule):
     paths = [path for top in SOURCES for path in sorted((ROOT / top).rglob("*.py"))]
     broken = []
     for path in paths:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parse(path)
         name = path.relative_to(ROOT).as_posix()
         source = Source(name, tree, tuple(keras_mp.__all__))
         broken += [f"{name}:{line}: {message}" for line, message in rule(source)]
