@@ -33,8 +33,9 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench clean demo docs docs-serve gallery lint notebook packages-and-test-cpp test
-.PHONY: test-all test-backends test-cpp test-cpp-memory test-cpp-slow test-slow test-wheel wheel
+.PHONY: help bench clean demo docs docs-serve gallery lint notebook packages-and-test-cpp
+.PHONY: test test-all test-backends test-cpp test-cpp-arm test-cpp-memory test-cpp-slow
+.PHONY: test-slow test-wheel wheel
 .DELETE_ON_ERROR:
 
 help:
@@ -94,10 +95,10 @@ test-backends: $(VENV)/.installed-backends
 	done
 
 # The kernels in plain C++, without TensorFlow; NAME of build/cpp-NAME, then the
-# sanitizers.
+# sanitizers and other options of CMake.
 build_cpp = $(VENV)/bin/cmake -G Ninja -S custom_ops -B build/cpp-$(1) \
 	-DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
-	-DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF -DKERAS_MP_SANITIZE=$(2) \
+	-DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF -DKERAS_MP_SANITIZE=$(2) $(3) \
 	&& $(VENV)/bin/cmake --build build/cpp-$(1)
 ctest = $(VENV)/bin/ctest --parallel 2 --output-on-failure --test-dir
 MEMORY := address,undefined
@@ -109,6 +110,11 @@ test-cpp: $(VENV)/.created
 test-cpp-memory: $(VENV)/.created
 	@$(call build_cpp,memory,$(MEMORY))
 	@$(ctest) build/cpp-memory
+
+# What it needs: custom_ops/cmake/aarch64.cmake.
+test-cpp-arm: $(VENV)/.created
+	@$(call build_cpp,arm,,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(ctest) build/cpp-arm
 
 # Threads, and the update step with many more lists of variables.
 test-cpp-slow: $(VENV)/.created

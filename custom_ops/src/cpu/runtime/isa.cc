@@ -38,7 +38,7 @@ bool KernelPermitsTileRegisters() {
 }
 
 bool MachineHasAmx(Isa isa) { return CpuHasAmx(isa) && KernelPermitsTileRegisters(); }
-#else
+#elif defined(__x86_64__)
 bool MachineHasAmx(Isa) { return false; }
 #endif
 
