@@ -86,7 +86,7 @@ def channel_cases(dtype):
 
 def pool_cases(dtype):
     windows = {(1, 2, 2): (1, 2, 2), (2, 3, 1): (1, 1, 1), (3, 1, 2): (2, 3, 1)}
-    windows |= {(4, 4, 4): (1, 2, 5), (1, 1, 2): (4, 1, 3)}
+    windows |= {(4, 4, 4): (1, 2, 5), (1, 1, 2): (4, 1, 3), (1, 4, 4): (1, 4, 4)}
     shapes = [(2, 4, 5, 6, 3), (0, 4, 5, 6, 3), (2, 3, 2, 1, 1)]
     for (window, stride), padding, shape in itertools.product(
         windows.items(), ["valid", "same"], shapes

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -21,8 +23,54 @@ using xla::XlaOp;
 using Sizes = std::array<std::int64_t, 5>;
 using Paddings = std::array<std::pair<std::int64_t, std::int64_t>, 5>;
 
+// Windows of up to so many elements are summed slice by slice.
+constexpr std::int64_t kMostSlices = 16;
+
+std::int64_t Product(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1},
+                         std::multiplies<>());
+}
+
+// Adds zeros before and after each dimension, or takes elements away where a number is
+// negative.
+XlaOp PadEdges(XlaOp x, const Paddings& padding) {
+  xla::PaddingConfig config;
+  for (const auto& [low, high] : padding) {
+    auto* dimension = config.add_dimensions();
+    dimension->set_edge_padding_low(low);
+    dimension->set_edge_padding_high(high);
+  }
+  return xla::Pad(x, Constant(x, 0), config);
+}
+
+// Sums the first elements of all windows, the second ones, and so on.
+XlaOp SumsOfSlices(XlaOp x, const Sizes& window, const Sizes& strides,
+                   const Sizes& results) {
+  XlaOp sums;
+  for (std::int64_t a = 0; a < window[1]; ++a) {
+    for (std::int64_t b = 0; b < window[2]; ++b) {
+      for (std::int64_t c = 0; c < window[3]; ++c) {
+        const Sizes start = {0, a, b, c, 0};
+        Sizes limit;
+        for (int d = 0; d < 5; ++d) {
+          limit[d] = start[d] + (results[d] - 1) * strides[d] + 1;
+        }
+        const XlaOp slice = xla::Slice(x, start, limit, strides);
+        sums = sums.valid() ? sums + slice : slice;
+      }
+    }
+  }
+  return sums;
+}
+
+// Sums each window of x, of which there are `results` in each dimension. XLA computes
+// slices along the channels in vectors, and reduced windows element by element.
 XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Sizes& window,
-                    const Sizes& strides, const Paddings& padding) {
+                    const Sizes& strides, const Paddings& padding,
+                    const Sizes& results) {
+  if (Product(results) > 0 && Product(window) <= kMostSlices) {
+    return SumsOfSlices(PadEdges(x, padding), window, strides, results);
+  }
   return xla::ReduceWindowWithGeneralPadding(
       x, Constant(x, 0), *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT), window, strides,
       /*base_dilations=*/{}, /*window_dilations=*/{}, padding);
@@ -74,16 +122,18 @@ class AveragePoolXlaOp : public AveragePoolXla {
     OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/5, &x));
     const auto dimensions = DimensionsOf(x);
     Sizes window = {1, 1, 1, 1, 1}, strides = window;
+    Sizes pooled = {x.dim_size(0), 0, 0, 0, x.dim_size(4)};
     Paddings padding = {};
     for (int d = 0; d < 3; ++d) {
       const PooledDimension& one = dimensions[d];
       window[d + 1] = one.window;
       strides[d + 1] = one.stride;
+      pooled[d + 1] = one.pooled;
       const std::int64_t end = (one.pooled - 1) * one.stride + one.window - one.before;
       padding[d + 1] = {one.before, std::max<std::int64_t>(end - one.size, 0)};
     }
     const XlaOp sums =
-        SumsOfWindows(ctx, Widen(ctx->Input(0)), window, strides, padding);
+        SumsOfWindows(ctx, Widen(ctx->Input(0)), window, strides, padding, pooled);
     SetRounded(ctx, 0, DivideByCounts(sums, dimensions), ctx->input_xla_type(0));
   }
 };
@@ -104,32 +154,69 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
     for (int d = 0; d < 3; ++d) result.set_dim(d + 1, dimensions[d].pooled);
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, result));
     const XlaOp grad_sums = DivideByCounts(Widen(ctx->Input(1)), dimensions);
-    const XlaOp grad_x = result.num_elements() == 0
-                           ? xla::Broadcast(Constant(grad_sums, 0), shape.dim_sizes())
-                           : Spread(ctx, grad_sums, dimensions);
+    const auto overlap = [](const PooledDimension& one) {
+      return one.window > one.stride;
+    };
+    const XlaOp grad_x =
+        result.num_elements() == 0
+            ? xla::Broadcast(Constant(grad_sums, 0), shape.dim_sizes())
+        : std::any_of(dimensions.begin(), dimensions.end(), overlap)
+            ? Spread(ctx, grad_sums, dimensions, shape)
+            : Repeat(grad_sums, dimensions, result);
     SetRounded(ctx, 0, grad_x, ctx->input_xla_type(1));
   }
 
  private:
+  // Repeats, where windows do not overlap, the gradient of each window over its elements,
+  // with zeros between the windows and after them.
+  static XlaOp Repeat(XlaOp grad_sums, const std::vector<PooledDimension>& dimensions,
+                      const TensorShape& pooled) {
+    // [batch, a, window, b, window, c, window, channels]
+    std::vector<std::int64_t> repeated = {pooled.dim_size(0)}, from = {0};
+    Sizes sizes = {pooled.dim_size(0), 0, 0, 0, pooled.dim_size(4)};
+    xla::PaddingConfig apart;
+    apart.add_dimensions();
+    Paddings padding = {};
+    for (int d = 0; d < 3; ++d) {
+      const PooledDimension& one = dimensions[d];
+      from.push_back(static_cast<std::int64_t>(repeated.size()));
+      repeated.insert(repeated.end(), {one.pooled, one.window});
+      apart.add_dimensions();
+      apart.add_dimensions()->set_edge_padding_high(one.stride - one.window);
+      sizes[d + 1] = one.pooled * one.stride;
+      padding[d + 1] = {-one.before, one.size + one.before - sizes[d + 1]};
+    }
+    from.push_back(static_cast<std::int64_t>(repeated.size()));
+    repeated.push_back(pooled.dim_size(4));
+    apart.add_dimensions();
+    const XlaOp windows = xla::BroadcastInDim(grad_sums, repeated, from);
+    const XlaOp spaced = xla::Pad(windows, Constant(grad_sums, 0), apart);
+    return PadEdges(xla::Reshape(spaced, sizes), padding);
+  }
+
   // Sums, for each element of x, the gradients of the windows that contain it: interior
   // padding spreads the gradients by the strides, and windows of stride 1 sum them.
   static XlaOp Spread(XlaOpKernelContext* ctx, XlaOp grad_sums,
-                      const std::vector<PooledDimension>& dimensions) {
+                      const std::vector<PooledDimension>& dimensions,
+                      const TensorShape& x) {
     const XlaOp zero = Constant(grad_sums, 0);
     Sizes window = {1, 1, 1, 1, 1};
+    Sizes sizes = {x.dim_size(0), 0, 0, 0, x.dim_size(4)};
     const Sizes strides = window;
     xla::PaddingConfig apart;
     for (int d = 0; d < 5; ++d) apart.add_dimensions();
     for (int d = 0; d < 3; ++d) {
       const PooledDimension& one = dimensions[d];
       window[d + 1] = one.window;
+      sizes[d + 1] = one.size;
       auto* dimension = apart.mutable_dimensions(d + 1);
       dimension->set_interior_padding(one.stride - 1);
       dimension->set_edge_padding_low(one.window - 1 - one.before);
       const std::int64_t last = (one.pooled - 1) * one.stride;
       dimension->set_edge_padding_high(one.size - 1 - last + one.before);
     }
-    return SumsOfWindows(ctx, xla::Pad(grad_sums, zero, apart), window, strides, {});
+    const XlaOp padded = xla::Pad(grad_sums, zero, apart);
+    return SumsOfWindows(ctx, padded, window, strides, /*padding=*/{}, sizes);
   }
 };
 
