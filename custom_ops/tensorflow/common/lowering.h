@@ -14,7 +14,18 @@ namespace keras_mp {
 
 using Dimensions = absl::Span<const std::int64_t>;
 
-inline xla::XlaOp Widen(xla::XlaOp x) { return xla::ConvertElementType(x, xla::F32); }
+// Converts to FP32. A bfloat16 is the upper half of an FP32 number; where XLA converts it
+// itself inside of a reduction, it computes element by element.
+inline xla::XlaOp Widen(xla::XlaOp x) {
+  const auto shape = x.builder()->GetShape(x);
+  if (!shape.ok() || shape->element_type() != xla::BF16) {
+    return xla::ConvertElementType(x, xla::F32);
+  }
+  const xla::XlaOp upper =
+      xla::ConvertElementType(xla::BitcastConvertType(x, xla::U16), xla::U32);
+  const xla::XlaOp bits = xla::ConstantR0<std::uint32_t>(x.builder(), 16);
+  return xla::BitcastConvertType(xla::ShiftLeft(upper, bits), xla::F32);
+}
 
 inline xla::XlaOp Constant(xla::XlaOp like, float value) {
   return xla::ConstantR0<float>(like.builder(), value);
