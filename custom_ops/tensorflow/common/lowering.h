@@ -4,10 +4,13 @@
 #ifndef KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
 #define KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "tensorflow/compiler/tf2xla/shape_util.h"
+#include "tensorflow/compiler/tf2xla/xla_compiler.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "xla/hlo/builder/xla_builder.h"
 
 namespace keras_mp {
@@ -31,10 +34,48 @@ inline xla::XlaOp Constant(xla::XlaOp like, float value) {
   return xla::ConstantR0<float>(like.builder(), value);
 }
 
+// Whether `dimension` is summed into vectors: no other one of the summed `dimensions` has
+// more than one element, and a later dimension that is kept has.
+inline bool SumsVectors(const xla::Shape& shape, Dimensions dimensions,
+                        std::int64_t dimension) {
+  const auto rank = static_cast<std::int64_t>(shape.dimensions().size());
+  for (std::int64_t d = 0; d < rank; ++d) {
+    const bool is_summed = std::count(dimensions.begin(), dimensions.end(), d) > 0;
+    const bool has_many = shape.dimensions(d) > 1;
+    if (d != dimension && is_summed && has_many) return false;
+    if (d > dimension && !is_summed && has_many) return true;
+  }
+  return false;
+}
+
+inline bool IsForCpu(tensorflow::XlaOpKernelContext* ctx) {
+  return ctx->compiler()->options().device_type == tensorflow::DEVICE_CPU_XLA_JIT;
+}
+
+// Sums over the dimensions. On a CPU, XLA computes a sum of many vectors element by
+// element where it converts them on the way, and a sum of eight of them in vectors; so
+// there the eighths of the first dimension are added up before.
 inline xla::XlaOp SumOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
                           Dimensions dimensions) {
-  return xla::Reduce(x, Constant(x, 0), *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT),
-                     dimensions);
+  constexpr std::int64_t kParts = 8;
+  const auto reduce = [&](xla::XlaOp terms) {
+    return xla::Reduce(terms, Constant(x, 0),
+                       *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT), dimensions);
+  };
+  const auto shape = x.builder()->GetShape(x);
+  if (!shape.ok()) return x.builder()->ReportError(shape.status());
+  const std::int64_t first = dimensions[0], size = shape->dimensions(first);
+  if (!IsForCpu(ctx) || shape->is_dynamic() || size < 2 * kParts ||
+      !SumsVectors(*shape, dimensions, first)) {
+    return reduce(x);
+  }
+  const std::int64_t part = size / kParts, end = part * kParts;
+  xla::XlaOp parts = xla::SliceInDim(x, 0, part, 1, first);
+  for (std::int64_t at = part; at < end; at += part) {
+    parts = parts + xla::SliceInDim(x, at, at + part, 1, first);
+  }
+  const xla::XlaOp sums = reduce(parts);
+  return end == size ? sums : sums + reduce(xla::SliceInDim(x, end, size, 1, first));
 }
 
 // The number of elements that SumOver sums, in FP32. A dynamic dimension has an int32
