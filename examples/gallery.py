@@ -69,16 +69,30 @@ def experiments_here() -> list[str]:
 def train(names: Sequence[str], flags: Sequence[str]) -> None:
     """Trains the short form of some experiments, one after the other.
 
+    Where one fails, such as for data that cannot be downloaded, the others follow.
+
     Args:
         names: of experiments.
         flags: of their train.py, after those of the short form.
+
+    Raises:
+        SystemExit: some have failed.
     """
     start = time.perf_counter()
+    failed = []
     for name in names:
         print(f"\n=== {name} ===", flush=True)
         comparison = comparison_of(name)
-        comparison.main([*comparison.short, *flags, "--out", f"build/gallery/{name}"])
+        try:
+            comparison.main(
+                [*comparison.short, *flags, "--out", f"build/gallery/{name}"]
+            )
+        except SystemExit as error:
+            print(error, file=sys.stderr)
+            failed.append(name)
     print(f"\nAll of it: {(time.perf_counter() - start) / 60:.0f} minutes")
+    if failed:
+        sys.exit(f"error: there is no result of {', '.join(failed)}; see above.")
 
 
 def with_tables(page: str) -> str:

@@ -43,6 +43,8 @@ class Comparison:
         log_scale: whether it is drawn on a logarithmic scale.
         groups: how names of settings begin that are drawn apart from others.
         short: flags that make it short, for `make gallery`.
+        prepare: called before the first run, with the flags of all of them; makes what
+            they begin with.
         show: called with the results by setting and the folder of the comparison; what
             it returns is printed before the table.
     """
@@ -55,6 +57,7 @@ class Comparison:
     log_scale: bool = False
     groups: Sequence[str] = ()
     short: Sequence[str] = ()
+    prepare: Callable[[list[str]], None] | None = None
     show: Callable[[report.Results, Path], str] | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> None:
@@ -67,6 +70,8 @@ class Comparison:
         start = time.perf_counter()
         files = {name: self._out(args, name) / "result.json" for name in args.settings}
         todo = [n for n in files if not (args.keep and files[n].is_file())]
+        if todo and self.prepare is not None:
+            self.prepare(flags)
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda name: self._train(name, args, flags), todo))
         results = {name: json.loads(file.read_text()) for name, file in files.items()}
@@ -133,13 +138,28 @@ class Comparison:
         # A run that was interrupted goes on; one that is there begins anew.
         if (self._out(args, name) / "checkpoints").is_dir() and args.keep:
             command.append("--resume")
-        print("\n$ python", " ".join(command[1:]), flush=True)
-        subprocess.run(command, check=True)
+        run_script(command)
 
     def _record(self, setting: str, file: Path, preset: str) -> None:
         folder = self.folder / "results" / preset
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / f"{slug(setting)}.json")
+
+
+def run_script(command: list[str]) -> None:
+    """Runs a script of Python, and ends this one if that fails.
+
+    Raises:
+        SystemExit: the script failed; it has said why.
+    """
+    line = " ".join(command[1:])
+    print(f"\n$ python {line}", flush=True)
+    status = subprocess.run(command).returncode
+    if status:
+        raise SystemExit(
+            f"error: python {line} ended with status {status}; its reason is above. "
+            "With --keep, what has a result is not trained again."
+        )
 
 
 def slug(setting: str) -> str:

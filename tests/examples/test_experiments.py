@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -212,6 +213,28 @@ def test_comparison_keeps_what_is_there(comparison, tmp_path, capfd):
     assert capfd.readouterr().out.count("$ python") == 1
     comparison.main(["--out", str(out), "--settings", "all", "--keep"])
     assert capfd.readouterr().out.count("$ python") == 1
+
+
+def test_a_comparison_is_prepared_before_the_first_run(comparison, tmp_path):
+    prepared, out = [], tmp_path / "out"
+
+    def prepare(flags):
+        assert not out.exists()
+        prepared.append(flags)
+
+    comparison = replace(comparison, prepare=prepare)
+    comparison.main(["--out", str(out), "--seed", "3"])
+    comparison.main(["--out", str(out), "--keep"])  # trains nothing
+    assert prepared == [["--seed", "3"]]
+
+
+def test_a_comparison_ends_where_a_run_fails(comparison, tmp_path):
+    (comparison.folder / "train.py").write_text("raise SystemExit(3)")
+    message = (
+        r"--preset demo --seed 1 --out .* ended with status 3; its reason is above"
+    )
+    with pytest.raises(SystemExit, match=message):
+        comparison.main(["--out", str(tmp_path / "out"), "--settings", "all"])
 
 
 def test_comparison_of_an_unknown_setting(comparison, capsys):

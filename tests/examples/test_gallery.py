@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from dataclasses import replace
 
 import gallery
 import matplotlib
@@ -26,6 +28,17 @@ def result(error, **changes):
         "loss_scale": None,
         "skipped_steps": None,
     } | changes
+
+
+SCRIPT = f"""
+import json, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True)
+result = {{"flags": {{"eval_every": 5}}, "measures": {{"error": 0.5}},
+    "machine": {MACHINE}, "log": [{{"loss": 4.0}}], "step_seconds": 0.25,
+    "peak_mb": 900, "loss_scale": None, "skipped_steps": None}}
+(out / "result.json").write_text(json.dumps(result))
+"""
 
 
 @pytest.fixture
@@ -60,6 +73,20 @@ def test_table(comparison):
         "<!-- end -->\n"
         "after\n"
     )
+
+
+def test_an_experiment_that_fails_leaves_the_others(comparison, monkeypatch, capsys):
+    broken = replace(comparison, prepare=lambda flags: sys.exit("error: no data"))
+    found = {"broken": broken, "whole": comparison}
+    monkeypatch.setattr(gallery, "comparison_of", found.get)
+    monkeypatch.chdir(comparison.folder)
+    (comparison.folder / "train.py").write_text(SCRIPT)
+    message = "error: there is no result of broken; see above."
+    with pytest.raises(SystemExit, match=message):
+        gallery.train(["broken", "whole"], [])
+    printed = capsys.readouterr()
+    assert "error: no data" in printed.err
+    assert "| fp32 | 0.5 |" in printed.out
 
 
 def test_caption(tmp_path, monkeypatch):

@@ -204,6 +204,32 @@ def test_fine_tuning_begins_with_the_weights_of_pre_training(cifar, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--data", "FILE"], ["--precision", "fp32", "--data", "FILE"]),
+        ([], ["--precision", "fp32", "--data", "cifar10"]),
+        (["--start", "WEIGHTS"], None),
+    ],
+    ids=["data", "download", "start"],
+)
+def test_all_settings_begin_after_pre_training(flags, expected, tmp_path, monkeypatch):
+    from where_it_breaks.fine_tuning import compare
+
+    commands = []
+    monkeypatch.setattr(compare, "run_script", commands.append)
+    monkeypatch.chdir(tmp_path)
+    compare.COMPARISON.prepare(flags)
+    found = [command[command.index("pretraining") + 1 :] for command in commands]
+    assert found == ([expected] if expected else [])
+    # It is there.
+    result = tmp_path / "build" / "fine_tuning" / "pretraining" / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
+    compare.COMPARISON.prepare(flags)
+    assert len(commands) == len(found)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         pytest.param(

@@ -6,13 +6,12 @@ The classifier is pre-trained first, where that has not been done.
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.compare import SETTINGS, Comparison
+from experiments.compare import SETTINGS, Comparison, run_script
 
 HERE = Path(__file__).resolve().parent
 
@@ -21,6 +20,23 @@ SGD = ["--optimizer", "sgd", "--learning-rate", "1e-3"]
 # At a learning rate of 0 only the statistics of batch normalization change.
 STATISTICS = [*FP32, "--learning-rate", "0"]
 ROUNDED = [*FP32, "--round-weights"]
+
+
+def pretrain(flags: list[str]) -> None:
+    """Trains the weights that all settings begin with, unless they are there.
+
+    Args:
+        flags: of the settings; with `--start` they begin with other weights.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--start")
+    args, _ = parser.parse_known_args(flags)
+    if args.start or Path("build/fine_tuning/pretraining/result.json").is_file():
+        return
+    command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
+    run_script([*command, *FP32, "--data", args.data])
+
 
 COMPARISON = Comparison(
     folder=HERE,
@@ -42,20 +58,8 @@ COMPARISON = Comparison(
     },
     demo=["fp32", "mixed", "rounded weights", "statistics alone"],
     measures=["loss", "accuracy", "unmoved", "update error"],
+    prepare=pretrain,
 )
 
-
-def pretrain() -> None:
-    """Trains the weights that all settings begin with, unless they are there."""
-    if Path("build/fine_tuning/pretraining/result.json").is_file():
-        return
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--data", default="cifar10")
-    data = parser.parse_known_args()[0].data
-    command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
-    subprocess.run([*command, *FP32, "--data", data], check=True)
-
-
 if __name__ == "__main__":
-    pretrain()
     COMPARISON.main()
