@@ -64,7 +64,7 @@ def row_cases(dtype):
 
 def channel_cases(dtype):
     shapes = [(4, 3, 5), (9, 3, 1), (0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 1, 1)]
-    # Rows that are summed in eighths, and three that are left over.
+    # Rows that are summed in quarters, and three that are left over.
     for shape in [*shapes, (19, 3, 1), (2, 19, 3)]:
         x, slope = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)[::-1]
         gamma, beta = draw(shape[1]), draw(shape[1])
