@@ -40,7 +40,7 @@ SOURCES := $(shell find custom_ops -type f)
 
 help:
 	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
-	@echo 'make gallery        train all experiments of the paper, made small; one: ONLY=translation'
+	@echo 'make gallery        train the experiments of the paper, small, an hour; one: ONLY=translation'
 	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
 	@echo 'make test           every promise of the README; 10 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'

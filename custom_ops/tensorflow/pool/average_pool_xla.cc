@@ -63,12 +63,22 @@ XlaOp SumsOfSlices(XlaOp x, const Sizes& window, const Sizes& strides,
   return sums;
 }
 
+// Whether an element of x may be in several windows.
+bool Overlap(const Sizes& window, const Sizes& strides) {
+  for (int d = 0; d < 5; ++d) {
+    if (window[d] > strides[d]) return true;
+  }
+  return false;
+}
+
 // Sums each window of x, of which there are `results` in each dimension. XLA computes
-// slices along the channels in vectors, and reduced windows element by element.
+// slices along the channels in vectors, and reduced windows element by element. But it
+// computes x anew in each slice, so that the slices must not have elements in common.
 XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Sizes& window,
                     const Sizes& strides, const Paddings& padding,
                     const Sizes& results) {
-  if (Product(results) > 0 && Product(window) <= kMostSlices) {
+  if (!Overlap(window, strides) && Product(results) > 0 &&
+      Product(window) <= kMostSlices) {
     return SumsOfSlices(PadEdges(x, padding), window, strides, results);
   }
   return xla::ReduceWindowWithGeneralPadding(
