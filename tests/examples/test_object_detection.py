@@ -112,6 +112,37 @@ def test_pretrained_weights_of_another_network():
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_step_in_every_precision(
+    precision, network, images_of_squares, monkeypatch
+):
+    """A step whose gradients overflow at the first dynamic scale changes nothing."""
+    from object_detection.batches import held_out_batches
+
+    setting = PRECISIONS[precision]
+    if setting.computes_in_fp32:
+        monkeypatch.setenv("KERAS_MP_OPS", "reference")
+    keras.config.set_dtype_policy(setting.dtype_policy)
+    detector = tiny(network)
+    model = detector.model
+    optimizer = setting.wrap(SGD(0.5, global_clipnorm=5.0))
+    model.compile(optimizer=optimizer, loss=detector.loss, run_eagerly=True)
+    ((x, y),) = held_out_batches(images_of_squares[:2], 32, detector.target, batch=2)
+    heads = [
+        weight
+        for weight in model.trainable_variables
+        if weight.path.startswith(("head", "rpn_outputs", "outputs"))
+    ]
+    before = [weight.numpy() for weight in heads]
+    metrics = model.train_on_batch(x, y, return_dict=True)
+    assert math.isfinite(metrics["loss"])
+    skipped = precision in ("mixed", "pseudo-fp16") and int(optimizer.skipped_steps)
+    for old, weight in zip(before, heads, strict=True):
+        assert np.isfinite(weight.numpy()).all()
+        assert (weight.numpy() != old).any() == (not skipped), weight.path
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "batch_normalization", [False, True], ids=["paper", "normalized"]
 )
