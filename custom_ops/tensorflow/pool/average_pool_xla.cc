@@ -63,27 +63,18 @@ XlaOp SumsOfSlices(XlaOp x, const Sizes& window, const Sizes& strides,
   return sums;
 }
 
-// Whether an element of x may be in several windows.
-bool Overlap(const Sizes& window, const Sizes& strides) {
-  for (int d = 0; d < 5; ++d) {
-    if (window[d] > strides[d]) return true;
-  }
-  return false;
-}
-
-// Sums each window of x, of which there are `results` in each dimension. XLA computes
-// slices along the channels in vectors, and reduced windows element by element. But it
-// computes x anew in each slice, so that the slices must not have elements in common.
 XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Sizes& window,
-                    const Sizes& strides, const Paddings& padding,
-                    const Sizes& results) {
-  if (!Overlap(window, strides) && Product(results) > 0 &&
-      Product(window) <= kMostSlices) {
-    return SumsOfSlices(PadEdges(x, padding), window, strides, results);
-  }
+                    const Sizes& strides, const Paddings& padding) {
   return xla::ReduceWindowWithGeneralPadding(
       x, Constant(x, 0), *ctx->GetOrCreateAdd(tensorflow::DT_FLOAT), window, strides,
       /*base_dilations=*/{}, /*window_dilations=*/{}, padding);
+}
+
+// Whether an element of x may be in several windows.
+bool Overlap(const std::vector<PooledDimension>& dimensions) {
+  return std::any_of(
+      dimensions.begin(), dimensions.end(),
+      [](const PooledDimension& one) { return one.window > one.stride; });
 }
 
 class AveragePoolXla : public tensorflow::XlaOpKernel {
@@ -142,8 +133,14 @@ class AveragePoolXlaOp : public AveragePoolXla {
       const std::int64_t end = (one.pooled - 1) * one.stride + one.window - one.before;
       padding[d + 1] = {one.before, std::max<std::int64_t>(end - one.size, 0)};
     }
+    // XLA computes slices along the channels in vectors, and reduced windows element by
+    // element. But it computes x anew in each slice: they must have no element in common.
+    const bool by_slices = !Overlap(dimensions) && Product(pooled) > 0 &&
+                           Product(window) <= kMostSlices;
+    const XlaOp wide = Widen(ctx->Input(0));
     const XlaOp sums =
-        SumsOfWindows(ctx, Widen(ctx->Input(0)), window, strides, padding, pooled);
+        by_slices ? SumsOfSlices(PadEdges(wide, padding), window, strides, pooled)
+                  : SumsOfWindows(ctx, wide, window, strides, padding);
     SetRounded(ctx, 0, DivideByCounts(sums, dimensions), ctx->input_xla_type(0));
   }
 };
@@ -164,14 +161,11 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
     for (int d = 0; d < 3; ++d) result.set_dim(d + 1, dimensions[d].pooled);
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, result));
     const XlaOp grad_sums = DivideByCounts(Widen(ctx->Input(1)), dimensions);
-    const auto overlap = [](const PooledDimension& one) {
-      return one.window > one.stride;
-    };
     const XlaOp grad_x =
         result.num_elements() == 0
             ? xla::Broadcast(Constant(grad_sums, 0), shape.dim_sizes())
-        : std::any_of(dimensions.begin(), dimensions.end(), overlap)
-            ? Spread(ctx, grad_sums, dimensions, shape)
+        : Overlap(dimensions)
+            ? Spread(ctx, grad_sums, dimensions)
             : Repeat(grad_sums, dimensions, result);
     SetRounded(ctx, 0, grad_x, ctx->input_xla_type(1));
   }
@@ -207,26 +201,22 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
   // Sums, for each element of x, the gradients of the windows that contain it: interior
   // padding spreads the gradients by the strides, and windows of stride 1 sum them.
   static XlaOp Spread(XlaOpKernelContext* ctx, XlaOp grad_sums,
-                      const std::vector<PooledDimension>& dimensions,
-                      const TensorShape& x) {
+                      const std::vector<PooledDimension>& dimensions) {
     const XlaOp zero = Constant(grad_sums, 0);
     Sizes window = {1, 1, 1, 1, 1};
-    Sizes sizes = {x.dim_size(0), 0, 0, 0, x.dim_size(4)};
     const Sizes strides = window;
     xla::PaddingConfig apart;
     for (int d = 0; d < 5; ++d) apart.add_dimensions();
     for (int d = 0; d < 3; ++d) {
       const PooledDimension& one = dimensions[d];
       window[d + 1] = one.window;
-      sizes[d + 1] = one.size;
       auto* dimension = apart.mutable_dimensions(d + 1);
       dimension->set_interior_padding(one.stride - 1);
       dimension->set_edge_padding_low(one.window - 1 - one.before);
       const std::int64_t last = (one.pooled - 1) * one.stride;
       dimension->set_edge_padding_high(one.size - 1 - last + one.before);
     }
-    const XlaOp padded = xla::Pad(grad_sums, zero, apart);
-    return SumsOfWindows(ctx, padded, window, strides, /*padding=*/{}, sizes);
+    return SumsOfWindows(ctx, xla::Pad(grad_sums, zero, apart), window, strides, {});
   }
 };
 
