@@ -20,6 +20,7 @@ message(STATUS
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
   tensorflow/common/status.cc
+  tensorflow/conv/depthwise_conv_cpu.cc
   tensorflow/gemm/cpu_op_kernel.cc
   tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
@@ -35,6 +36,8 @@ set(op_sources
   tensorflow/update/locked_variables.cc
   tensorflow/update/op_definitions.cc)
 set(xla_sources
+  tensorflow/conv/depthwise_conv_xla.cc
+  tensorflow/conv/depthwise_conv_xla_ffi.cc
   tensorflow/gemm/xla_op_kernel.cc
   tensorflow/histogram/exponent_histogram_xla.cc
   tensorflow/norm/batch_norm_xla.cc

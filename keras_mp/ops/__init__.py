@@ -12,6 +12,7 @@ if keras.backend.backend() != "tensorflow":
 # The unused modules register the gradients of native ops.
 from keras_mp.ops import (
     batch_normalization,  # noqa: F401
+    depthwise_conv,  # noqa: F401
     exponentials,
     pooling,  # noqa: F401
     reductions,

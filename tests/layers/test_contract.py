@@ -371,6 +371,29 @@ CASES = {
         {"kernel_size": 3, "depth_multiplier": 2, "activation": "tanh"},
         [(2, 5, 5, 3)],
     ),
+    "separable1d-one": Case(
+        "SeparableConv1D",
+        {"filters": 3, "kernel_size": 3, "padding": "same", "activation": "relu"},
+        [(2, 5, 2)],
+    ),
+    "depthwise1d-one": Case(
+        "DepthwiseConv1D", {"kernel_size": 3, "activation": "silu"}, [(2, 5, 3)]
+    ),
+    "depthwise-one": Case(
+        "DepthwiseConv2D",
+        {"kernel_size": 3, "strides": 2, "padding": "same", "activation": "tanh"},
+        [(2, 5, 5, 3)],
+    ),
+    "depthwise-dilated": Case(
+        "DepthwiseConv2D",
+        {"kernel_size": 2, "dilation_rate": 2, "use_bias": False},
+        [(2, 5, 4, 17)],
+    ),
+    "conv1d-depthwise-same": Case(
+        "Conv1D",
+        {"filters": 3, "kernel_size": 3, "groups": 3, "padding": "same"},
+        [(2, 5, 3)],
+    ),
     "batch-norm": once("BatchNormalization", {}, (5, 7, 3), training=True),
     "batch-norm-inference": once(
         "BatchNormalization", {"epsilon": 0.1}, (7, 3), training=False

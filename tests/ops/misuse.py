@@ -33,6 +33,7 @@ def variables(count, dtype="float32"):
     return [tf.Variable(tf.ones((2, 3), dtype)) for _ in range(count)]
 
 
+CONV = {"strides": [1, 2], "dilations": [1, 1], "padding": "valid"}
 POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
 
 
@@ -95,6 +96,25 @@ def calls():
             "shape": np.array([2, 3, 4, 5, 2], "int32"),
             "grad_y": half(2, 3, 2, 2, 2),
             **POOL,
+        },
+        "depthwise_conv": {
+            "x": half(2, 3, 4, 2),
+            "kernel": single(2, 2, 2, 1),
+            "bias": [single(2)],
+            "Tout": "float16",
+            **CONV,
+        },
+        "depthwise_conv_grad_x": {
+            "shape": np.array([2, 3, 4, 2], "int32"),
+            "kernel": single(2, 2, 2, 1),
+            "grad_y": half(2, 2, 2, 2),
+            **CONV,
+        },
+        "depthwise_conv_grad_kernel": {
+            "x": half(2, 3, 4, 2),
+            "grad_y": half(2, 2, 2, 2),
+            "kernel_size": [2, 2],
+            **CONV,
         },
         "sum": {"x": half(2, 3, 4)},
         "exponent_histogram": {"x": half(2, 3)},
@@ -242,6 +262,13 @@ FITS = {
     "batch_norm_gradient": {"epsilon": {"as-inf"}},
     "average_pool": {"x": SIZES, **POOLS},
     "average_pool_gradient": POOLS,
+    "depthwise_conv": {
+        "bias": {"none", "too-few"},
+        "strides": {"with-2"},
+        "dilations": {"with-2"},
+    },
+    "depthwise_conv_grad_x": {"strides": {"with-2"}},
+    "depthwise_conv_grad_kernel": {"kernel_size": {"with-2"}, "strides": {"with-2"}},
     "sum": {"x": SIZES},
     "exponent_histogram": {"x": {*SIZES, "one-rank-more", "scalar", "vector"}},
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},

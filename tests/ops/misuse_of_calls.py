@@ -1,4 +1,4 @@
-"""Calls the update step's kernels as XLA does, with buffers that do not fit.
+"""Calls kernels as XLA does, with buffers that do not fit.
 
 A program, as misuse.py. The kernels are registered with XLA by name, so a SavedModel
 can hold a module of StableHLO that calls them, past the ops and all that these check.
@@ -10,6 +10,8 @@ import tensorflow as tf
 from keras_mp.ops.kernels import native
 
 DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
+
+SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
 
 # Name: the types of the operands and of the results, the attributes, and the operand
 # whose memory the first result has: each result that of the next one.
@@ -46,6 +48,24 @@ CALLS = {
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
+    "depthwise_conv": (
+        ["3x5x6x3xf16", "3x3x3x1xf32", "3xf16"],
+        ["3x3x2x3xf32"],
+        f"{SPACING}, is_same = false",
+        None,
+    ),
+    "depthwise_conv_grad_x": (
+        ["3x3x3x1xf16", "3x3x2x3xf16"],
+        ["3x5x6x3xf16"],
+        f"{SPACING}, is_same = false",
+        None,
+    ),
+    "depthwise_conv_grad_kernel": (
+        ["3x5x6x3xf16", "3x3x2x3xf16"],
+        ["3x3x3x1xf32"],
+        f"{SPACING}, is_same = false",
+        None,
+    ),
 }
 
 ATTRIBUTES = {
@@ -58,6 +78,12 @@ ATTRIBUTES = {
     "negative-weight": ("weight_of = array<i64: 0>", "weight_of = array<i64: -1>"),
     "weight-twice": ("weight_of = array<i64: 0>", "weight_of = array<i64: 0, 0>"),
     "two-decays": ("decay = array<i64: 0>", "decay = array<i64: 0, 0>"),
+    "stride-0": ("strides = array<i64: 1,", "strides = array<i64: 0,"),
+    "negative-stride": ("strides = array<i64: 1,", "strides = array<i64: -1,"),
+    "one-stride": ("strides = array<i64: 1, 2>", "strides = array<i64: 1>"),
+    "dilation": ("dilations = array<i64: 1, 1>", "dilations = array<i64: 2, 1>"),
+    "three-dilations": ("dilations = array<i64:", "dilations = array<i64: 1,"),
+    "same": ("is_same = false", "is_same = true"),
     "no-decays": ("decay = array<i64: 0>", "decay = array<i64>"),
 }
 
@@ -148,10 +174,13 @@ def mistakes(name):
                 yield f"operand {i} {other}", (changed, results, attributes)
     for i, text in enumerate(results):
         for other in other_types(text):
+            if len(results) == 1 and other.startswith("0x"):
+                continue  # XLA makes no call for it
             changed = [*results[:i], other, *results[i + 1 :]]
             yield f"result {i} {other}", (operands, changed, attributes)
     yield "no operands", ([], results, attributes)
-    yield "too few operands", (operands[:-1], results, attributes)
+    if name != "depthwise_conv":  # whose last operand is optional
+        yield "too few operands", (operands[:-1], results, attributes)
     yield "too many operands", ([*operands, "3xf32"], results, attributes)
     yield "too few results", (operands, results[:-1], attributes)
     yield "too many results", (operands, [*results, "3xf32"], attributes)

@@ -104,6 +104,37 @@ def pool_cases(dtype):
         yield f"pool slope {name}", "average_pool_gradient", tensors, attributes
 
 
+def conv_cases(dtype):
+    # The kernel's size, the stride and the dilation of rows, then of columns.
+    spacings = [((3, 1, 1), (3, 1, 1)), ((2, 3, 1), (3, 1, 2)), ((5, 2, 1), (1, 2, 3))]
+    shapes = [(2, 7, 9, 20), (2, 6, 5, 3), (0, 6, 5, 3), (2, 5, 5, 0)]
+    for spacing, padding, shape in itertools.product(
+        spacings, ["valid", "same"], shapes
+    ):
+        size, strides, dilations = zip(*spacing, strict=True)
+        name = f"{spacing} {padding} {shape}"
+        attributes = {"strides": strides, "dilations": dilations, "padding": padding}
+        x, bias = draw(*shape, dtype=dtype), draw(shape[-1])
+        kernel = draw(*size, shape[-1], 1)
+        for of_kernel, biases, result in [
+            (kernel, [bias], dtype),
+            (tf.cast(kernel, dtype), [tf.cast(bias, dtype)], dtype),
+            (kernel, [], "float32"),
+        ]:
+            tensors = {"x": x, "kernel": of_kernel, "bias": biases}
+            options = attributes | {"Tout": result}
+            yield f"conv {name} {result}", "depthwise_conv", tensors, options
+        y = native.load().keras_mp_depthwise_conv(
+            x=x, kernel=kernel, bias=[], Tout=dtype, **attributes
+        )
+        grad_y = draw(*y.shape, dtype=dtype)
+        tensors = {"shape": list(shape), "kernel": kernel, "grad_y": grad_y}
+        yield f"conv grad_x {name}", "depthwise_conv_grad_x", tensors, attributes
+        tensors = {"x": x, "grad_y": grad_y}
+        options = attributes | {"kernel_size": size}
+        yield f"conv grad_kernel {name}", "depthwise_conv_grad_kernel", tensors, options
+
+
 def run(op, tensors, attributes):
     results = getattr(native.load(), f"keras_mp_{op}")(**tensors, **attributes)
     return tf.nest.flatten(results if tf.is_tensor(results) else list(results))
@@ -131,7 +162,9 @@ def assert_close(actual, wanted, name):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "cases", [row_cases, channel_cases, pool_cases], ids=lambda cases: cases.__name__
+    "cases",
+    [row_cases, channel_cases, pool_cases, conv_cases],
+    ids=lambda cases: cases.__name__,
 )
 def test_xla_computes_what_the_kernels_do(cases, dtype):
     cases = list(cases(dtype))
@@ -161,6 +194,7 @@ def variables_of(tensors):
 
 # Each op that has a gradient, on few numbers: its tensors and attributes.
 WINDOWS = {"window": (1, 2, 2), "strides": (1, 1, 2), "padding": "same"}
+SPACING = {"strides": (1, 2), "dilations": (1, 1), "padding": "same"}
 ROWS, CHANNELS, IMAGES = (3, 4), (2, 3, 2), (1, 1, 3, 3, 2)
 EACH_CHANNEL = dict.fromkeys(("gamma", "mean", "variance"), (3,))
 OPS = {
@@ -188,6 +222,18 @@ OPS = {
     "sum": ({"x": CHANNELS}, {}),
     "average_pool": ({"x": IMAGES}, WINDOWS),
     "average_pool_gradient": ({"grad_y": (1, 1, 3, 2, 2)}, WINDOWS),
+    "depthwise_conv": (
+        {"x": IMAGES[1:], "kernel": (2, 2, 2, 1), "bias": [(2,)]},
+        SPACING | {"Tout": "float16"},
+    ),
+    "depthwise_conv_grad_x": (
+        {"kernel": (2, 2, 2, 1), "grad_y": (1, 3, 2, 2)},
+        SPACING | {"shape": IMAGES[1:]},
+    ),
+    "depthwise_conv_grad_kernel": (
+        {"x": IMAGES[1:], "grad_y": (1, 3, 2, 2)},
+        SPACING | {"kernel_size": (2, 2)},
+    ),
 }
 
 

@@ -4,6 +4,7 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_H_
 #define KERAS_MP_SRC_CPU_KERNELS_H_
 
+#include "cpu/conv/depthwise_conv_kernel.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/histogram/exponent_histogram_kernel.h"
 #include "cpu/norm/batch_norm_kernel.h"
@@ -21,6 +22,7 @@ struct Kernels {
   const RowNormKernel* row_norm;
   const SoftmaxKernel* softmax;
   const AveragePoolKernel* average_pool;
+  const DepthwiseConvKernel* depthwise_conv;
   const ExponentHistogramKernel* exponent_histogram;
 };
 

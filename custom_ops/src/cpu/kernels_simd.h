@@ -3,6 +3,7 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 #define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 
+#include "cpu/conv/depthwise_conv_kernel_simd.h"
 #include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/histogram/exponent_histogram_kernel_simd.h"
 #include "cpu/kernels.h"
@@ -17,7 +18,7 @@ template <class Simd>
 constexpr Kernels kKernels = {
     &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
     &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
-    &kExponentHistogramKernel<Simd>,
+    &kDepthwiseConvKernel<Simd>, &kExponentHistogramKernel<Simd>,
 };
 
 }  // namespace keras_mp

@@ -10,33 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "common/xla_ffi.h"
 #include "keras_mp/update.h"
 #include "update/arguments.h"
 #include "update/xla_call_names.h"
-#include "xla/ffi/api/ffi.h"
-
-// Declared here, as the header that does needs one of MLIR, which TensorFlow does not
-// ship.
-namespace xla::ffi {
-const XLA_FFI_Api* GetXlaFfiApi();
-}
 
 namespace keras_mp::update_xla {
 
 namespace ffi = xla::ffi;
-
-inline ffi::Error ToError(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  return ffi::Error::Internal(status.message);
-}
-
-// A call need not come from the ops, which check their arguments: a SavedModel may hold
-// any module. So each handler checks its buffers.
-inline ffi::Error Misfit(const char* call) {
-  return ffi::Error::InvalidArgument(
-      std::string("the buffers must be those of a call of ") + call +
-      ". Received: others");
-}
 
 // The operands or the results of a call.
 class Buffers {

@@ -8,14 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/xla_custom_call.h"
 #include "keras_mp/update.h"
 #include "tensorflow/compiler/tf2xla/shape_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "update/arguments.h"
 #include "update/xla_call_names.h"
 #include "xla/hlo/builder/xla_builder.h"
-#include "xla/layout_util.h"
-#include "xla/shape_util.h"
 
 namespace keras_mp {
 namespace {
@@ -24,69 +25,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
-
-// Builds a custom call.
-class CustomCall {
- public:
-  explicit CustomCall(xla::XlaBuilder* builder) : builder_(builder) {}
-
-  void AddOperand(XlaOp operand) { operands_.push_back(operand); }
-
-  void AddResult(xla::PrimitiveType type, const std::vector<std::int64_t>& sizes) {
-    results_.push_back(xla::ShapeUtil::MakeShapeWithDescendingLayout(type, sizes));
-  }
-
-  // Adds an operand that is written to, and the result that aliases it.
-  absl::Status AddVariable(XlaOp value) {
-    const auto shape = builder_->GetShape(value);
-    TF_RETURN_IF_ERROR(shape.status());
-    aliases_.emplace_back();
-    aliases_.back().first.push_back(static_cast<std::int64_t>(results_.size()));
-    aliases_.back().second.first = static_cast<std::int64_t>(operands_.size());
-    AddResult(shape->element_type(),
-              {shape->dimensions().begin(), shape->dimensions().end()});
-    AddOperand(value);
-    return absl::OkStatus();
-  }
-
-  // Builds the call of a handler and returns its results. `attributes`: in MLIR's syntax.
-  absl::StatusOr<std::vector<XlaOp>> Make(const std::string& target,
-                                          const std::string& attributes) const {
-    std::vector<xla::Shape> shapes;
-    for (XlaOp operand : operands_) {
-      const auto shape = builder_->GetShape(operand);
-      TF_RETURN_IF_ERROR(shape.status());
-      shapes.push_back(*shape);
-      xla::LayoutUtil::SetToDefaultLayout(&shapes.back());
-    }
-    const XlaOp call = xla::CustomCallWithLayout(
-        builder_, target, operands_, xla::ShapeUtil::MakeTupleShape(results_), shapes,
-        "{" + attributes + "}", /*has_side_effect=*/false, aliases_,
-        /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
-        xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
-    std::vector<XlaOp> results;
-    for (std::size_t i = 0; i < results_.size(); ++i) {
-      results.push_back(xla::GetTupleElement(call, static_cast<std::int64_t>(i)));
-    }
-    return results;
-  }
-
- private:
-  xla::XlaBuilder* builder_;
-  std::vector<XlaOp> operands_;
-  std::vector<xla::Shape> results_;
-  std::vector<std::pair<xla::ShapeIndex, std::pair<std::int64_t, xla::ShapeIndex>>>
-      aliases_;
-};
-
-std::string Attribute(const char* name, bool value) {
-  return absl::StrCat(name, " = ", value ? "true" : "false");
-}
-
-std::string Attribute(const char* name, const std::vector<std::int64_t>& values) {
-  return absl::StrCat(name, " = array<i64", values.empty() ? "" : ": ",
-                      absl::StrJoin(values, ", "), ">");
-}
 
 absl::Status ShapeOfInput(XlaOpKernelContext* ctx, int input, TensorShape* shape) {
   const auto found = ctx->InputXlaShape(input);

@@ -30,7 +30,8 @@ class BaseFP32Conv:
     are FP32. The 16-bit inputs are kept for the backward pass and converted again.
 
     On a CPU with bfloat16 instructions, TensorFlow's bfloat16 convolution accumulates
-    in FP32 and takes half the time, so that it is used there. Then the result of the
+    in FP32 and takes half the time, so that it is used there, except where the native
+    library convolves. Then the result of the
     convolution is rounded before the bias is added, and the gradient of a kernel is
     rounded to bfloat16 once.
 
@@ -73,19 +74,20 @@ class FP32Conv(BaseFP32Conv):
     """Mixin for Conv1D to Conv3D.
 
     A convolution with kernel size 1 and stride 1 is computed as a matrix product by
-    `fp16_gemm`.
+    `fp16_gemm`, and one with a group for each channel as a depthwise convolution.
     """
 
     def call(self: Any, inputs: Any) -> Any:
-        if not (_runs_in_fp32(self, inputs) and _is_pointwise(self)):
+        if not _runs_in_fp32(self, inputs):
             return super().call(inputs)
         kernel = read_without_autocast(lambda: self.kernel)
-        matrix = ops.reshape(kernel, kernel.shape[-2:])
-        activation = fused_activation(self.activation)
-        outputs = gemm(
-            inputs, matrix, bias=read_without_autocast(self.bias), activation=activation
-        )
-        return outputs if activation else activate(self.activation, outputs)
+        if _is_pointwise(self):
+            return _pointwise_conv(self, inputs, kernel)
+        if _is_depthwise_in_groups(self) and _has_depthwise_kernel(self):
+            kernel = ops.reshape(kernel, (*kernel.shape[:-2], self.groups, 1))
+            bias = read_without_autocast(self.bias)
+            return _native_depthwise_conv(self, inputs, kernel, bias, self.activation)
+        return super().call(inputs)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         padding = self.padding
@@ -123,7 +125,21 @@ class FP32ConvTranspose(BaseFP32Conv):
 
 
 class FP32DepthwiseConv(BaseFP32Conv):
-    """Mixin for a depthwise convolution of Keras."""
+    """Mixin for a depthwise convolution of Keras.
+
+    With a depth multiplier of 1 and channels last, the native library computes it.
+    """
+
+    def call(self: Any, inputs: Any) -> Any:
+        if (
+            not _runs_in_fp32(self, inputs)
+            or not _has_depthwise_kernel(self)
+            or self.depth_multiplier != 1
+        ):
+            return super().call(inputs)
+        kernel = read_without_autocast(lambda: self.kernel)
+        bias = read_without_autocast(self.bias)
+        return _native_depthwise_conv(self, inputs, kernel, bias, self.activation)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         return ops.depthwise_conv(
@@ -137,9 +153,27 @@ class FP32DepthwiseConv(BaseFP32Conv):
 
 
 class FP32SeparableConv(BaseFP32Conv):
-    """Mixin for a separable convolution of Keras."""
+    """Mixin for a separable convolution of Keras.
+
+    With a depth multiplier of 1 and channels last, the native library computes the
+    depthwise part, whose result is rounded to 16 bits, and `fp16_gemm` the rest.
+    """
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
+
+    def call(self: Any, inputs: Any) -> Any:
+        if (
+            not _runs_in_fp32(self, inputs)
+            or not _has_depthwise_kernel(self)
+            or self.depth_multiplier != 1
+        ):
+            return super().call(inputs)
+        depthwise, pointwise = (
+            read_without_autocast(lambda name=name: getattr(self, name))
+            for name in self.kernel_names
+        )
+        parts = _native_depthwise_conv(self, inputs, depthwise, None, None)
+        return _pointwise_conv(self, parts, pointwise)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         return ops.separable_conv(
@@ -150,6 +184,39 @@ class FP32SeparableConv(BaseFP32Conv):
             data_format=self.data_format,
             dilation_rate=self.dilation_rate,
         )
+
+
+def _pointwise_conv(layer: Any, inputs: Any, kernel: Any) -> Any:
+    """Returns the convolution with a kernel of size 1, bias and activation."""
+    matrix = ops.reshape(kernel, kernel.shape[-2:])
+    activation = fused_activation(layer.activation)
+    bias = read_without_autocast(layer.bias)
+    outputs = gemm(inputs, matrix, bias=bias, activation=activation)
+    return outputs if activation else activate(layer.activation, outputs)
+
+
+def _native_depthwise_conv(
+    layer: Any, inputs: Any, kernel: Any, bias: Any, activation: Any
+) -> Any:
+    """Returns the depthwise convolution, bias and activation, rounded to 16 bits."""
+    from keras_mp.ops.depthwise_conv import depthwise_conv
+
+    missing = 4 - len(inputs.shape)  # 1 for a sequence, a picture of one row
+    for _ in range(missing):
+        inputs, kernel = ops.expand_dims(inputs, 1), ops.expand_dims(kernel, 0)
+    rounds = activates_after_rounding(activation)
+    outputs = depthwise_conv(
+        inputs,
+        kernel,
+        bias,
+        strides=(1,) * missing + tuple(layer.strides),
+        padding=layer.padding,
+        dilation_rate=(1,) * missing + tuple(layer.dilation_rate),
+        output_dtype=layer.compute_dtype if rounds else "float32",
+    )
+    for _ in range(missing):
+        outputs = ops.squeeze(outputs, 1)
+    return activate_and_round(outputs, activation, layer.compute_dtype)
 
 
 def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
@@ -193,6 +260,22 @@ def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
     from keras_mp.ops.kernels.dispatch import has_accelerator
 
     return not has_accelerator()
+
+
+def _has_depthwise_kernel(layer: Any) -> bool:
+    """Tells whether the native library convolves the channels of such inputs."""
+    from keras_mp.ops.kernels.dispatch import has_cpu_kernels
+
+    return layer.data_format == "channels_last" and has_cpu_kernels()
+
+
+def _is_depthwise_in_groups(layer: Any) -> bool:
+    """Tells whether each filter of a `Conv1D` or `Conv2D` has a channel of its own."""
+    return (
+        layer.groups == layer.filters == layer.kernel.shape[-2] * layer.groups
+        and layer.rank < 3
+        and layer.padding != "causal"
+    )
 
 
 def _is_pointwise(layer: Any) -> bool:

@@ -13,6 +13,9 @@ class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
 
+    With `depth_multiplier=1` and channels last, a native kernel computes the depthwise
+    part, whose result is rounded to 16 bits, and `fp16_gemm` the pointwise one.
+
     Args: those of `keras.layers.SeparableConv1D`.
 
     Example:
@@ -33,6 +36,9 @@ class SeparableConv2D(FP32SeparableConv, keras.layers.SeparableConv2D):
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
+
+    With `depth_multiplier=1` and channels last, a native kernel computes the depthwise
+    part, whose result is rounded to 16 bits, and `fp16_gemm` the pointwise one.
 
     Args: those of `keras.layers.SeparableConv2D`.
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp import layers
-from keras_mp.ops.kernels import dispatch
+from keras_mp.ops.kernels import dispatch, native
 
 # Name: options, shape of the inputs.
 LAYERS = {
@@ -14,8 +14,12 @@ LAYERS = {
     "Conv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
     "Conv3D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 3, 2)),
     "Conv2DTranspose": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
-    "SeparableConv2D": ({"filters": 2, "kernel_size": 2}, (1, 3, 3, 2)),
-    "DepthwiseConv2D": ({"kernel_size": 2}, (1, 3, 3, 2)),
+    # With a depth multiplier of 1 the native library convolves.
+    "SeparableConv2D": (
+        {"filters": 2, "kernel_size": 2, "depth_multiplier": 2},
+        (1, 3, 3, 2),
+    ),
+    "DepthwiseConv2D": ({"kernel_size": 2, "depth_multiplier": 2}, (1, 3, 3, 2)),
 }
 EACH = pytest.mark.parametrize("name", LAYERS)
 
@@ -134,7 +138,103 @@ def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
     graph = step.get_concrete_function(x).graph
     kinds = [operation.type for operation in graph.get_operations()]
     assert not [kind for kind in kinds if "Call" in kind]
-    assert any(kind in ("Conv2D", "DepthwiseConv2dNative") for kind in kinds)
+    assert {"Conv2D", "DepthwiseConv2dNative", "KerasMp>DepthwiseConv"} & {*kinds}
+
+
+SAME_CHANNELS = {"filters": 2, "groups": 2, "kernel_size": 2}
+NATIVE_DEPTHWISE = {
+    "DepthwiseConv2D": ("DepthwiseConv2D", {"kernel_size": 2}, (1, 3, 3, 2), True),
+    "strides": (
+        "DepthwiseConv2D",
+        {"kernel_size": 2, "strides": (1, 2), "dilation_rate": (2, 1)},
+        (1, 3, 3, 2),
+        True,
+    ),
+    "DepthwiseConv1D": ("DepthwiseConv1D", {"kernel_size": 2}, (1, 3, 2), True),
+    "SeparableConv1D": (
+        "SeparableConv1D",
+        {"filters": 4, "kernel_size": 2},
+        (1, 3, 2),
+        True,
+    ),
+    "Conv1D": ("Conv1D", SAME_CHANNELS, (1, 3, 2), True),
+    "Conv2D": ("Conv2D", SAME_CHANNELS, (1, 3, 3, 2), True),
+    "causal": ("Conv1D", SAME_CHANNELS | {"padding": "causal"}, (1, 3, 2), False),
+    "Conv3D": ("Conv3D", SAME_CHANNELS, (1, 3, 3, 3, 2), False),
+    "multiplier": (
+        "DepthwiseConv2D",
+        {"kernel_size": 2, "depth_multiplier": 2},
+        (1, 3, 3, 2),
+        False,
+    ),
+    "more-filters": ("Conv2D", SAME_CHANNELS | {"filters": 4}, (1, 3, 3, 2), False),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "is_native"),
+    NATIVE_DEPTHWISE.values(),
+    ids=NATIVE_DEPTHWISE,
+)
+def test_which_channels_the_native_library_convolves(name, options, shape, is_native):
+    layer = getattr(layers, name)(dtype="mixed_float16", **options)
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec(shape, tf.float16))
+    kinds = {operation.type for operation in graph.graph.get_operations()}
+    has_library = native.library() is not None
+    assert ("KerasMp>DepthwiseConv" in kinds) is (is_native and has_library)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(
+    ("channels", "strides"), [(3, 1), (3, 2), (24, 1), (24, 2)], ids=str
+)
+def test_a_depthwise_convolution_and_its_gradients(
+    channels, strides, padding, dtype, jit_compile
+):
+    """Against TensorFlow's FP32 convolution of the same 16-bit numbers."""
+    layer = layers.DepthwiseConv2D(3, strides, padding, dtype=dtype)
+    half = layer.compute_dtype
+    rng = np.random.default_rng(channels)
+    x = tf.cast(rng.uniform(-1, 1, (2, 7, 6, channels)), half)
+    layer.build(x.shape)
+    layer.set_weights([rng.uniform(-1, 1, w.shape) for w in layer.weights])
+    weights = [variable.value for variable in layer.trainable_variables]
+
+    @tf.function(jit_compile=jit_compile)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, [x, *weights], upstream)
+
+    # The kernel is rounded to 16 bits, the bias is not.
+    wide = [
+        tf.cast(tf.cast(tensor, dtype), "float32")
+        for tensor, dtype in zip(
+            [x, *weights], [half, half, weights[1].dtype], strict=True
+        )
+    ]
+    with tf.GradientTape() as tape:
+        tape.watch(wide)
+        expected_y = wide[2] + tf.nn.depthwise_conv2d(
+            *wide[:2], [1, strides, strides, 1], padding.upper()
+        )
+    upstream = tf.cast(rng.uniform(-1, 1, expected_y.shape), half)
+    y, gradients = step(x)
+    expected = tape.gradient(expected_y, wide, tf.cast(upstream, "float32"))
+    # Sums of at most 84 products of numbers below 1 in FP32 err by 84**2 * 2**-24, and
+    # both that of the oracle and ours round once to 16 bits, or to FP32.
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+    for actual, wanted in [(y, expected_y), *zip(gradients, expected, strict=True)]:
+        wanted = tf.cast(wanted, "float32").numpy()
+        rounding = 2 * unit.get(actual.dtype.name, 0.0)
+        np.testing.assert_allclose(
+            tf.cast(actual, "float32"), wanted, rtol=rounding, atol=84**2 * 2.0**-23
+        )
+    assert y.dtype == half
+    assert [g.dtype for g in gradients[1:]] == [w.dtype for w in weights]
 
 
 @EACH

@@ -44,6 +44,15 @@ calls = {
     "pool": lambda: ops.keras_mp_average_pool(
         x=x[None, None, :, :, None], window=[1] * 3, strides=[1] * 3, padding="valid"
     ),
+    "conv": lambda: ops.keras_mp_depthwise_conv(
+        x=x[None, :, :, None],
+        kernel=tf.zeros((1, 1, 1, 1)),
+        bias=[],
+        strides=[1] * 2,
+        dilations=[1] * 2,
+        padding="valid",
+        Tout="float16",
+    ),
     "histogram": lambda: ops.keras_mp_exponent_histogram(x=x),
     "update": lambda: ops.keras_mp_unscale_gradients(
         scale=1.0, gradients=[x], count=1, compute_sum_of_squares=False

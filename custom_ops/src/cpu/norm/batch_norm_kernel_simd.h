@@ -28,8 +28,13 @@ struct InterleavedChannels {
   // With vectors of 8 lanes, 4 vectors of 16-bit elements are a cache line.
   static constexpr int kVectors = 4;
 
+  template <class Body>
+  static void ForChannels(const ChannelTile& tile, const Body& body) {
+    ForCoveringVectors<Simd, Format, kVectors>(tile.channels, body);
+  }
+
   static void Sums(const ChannelTile& tile, float* sums) {
-    ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
+    ForChannels(tile, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float sum[kParts] = {};
       for (std::int64_t i = 0; i < tile.count; ++i) {
@@ -45,7 +50,7 @@ struct InterleavedChannels {
 
   static void Moments(const ChannelTile& tile, float* mean, float* squares) {
     const Float count = Broadcast<Simd>(static_cast<float>(tile.count));
-    ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
+    ForChannels(tile, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float sum[kParts] = {};
       for (std::int64_t i = 0; i < tile.count; ++i) {
@@ -73,7 +78,7 @@ struct InterleavedChannels {
   }
 
   static void Normalize(const ChannelTile& tile, const Affine& affine) {
-    ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
+    ForChannels(tile, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float mean[kParts], scale[kParts], offset[kParts];
 #pragma GCC unroll 4
@@ -95,7 +100,7 @@ struct InterleavedChannels {
 
   static void GradientSums(const ChannelTile& tile, const float* means, float* sums,
                            float* products) {
-    ForVectors<Simd, Format, kVectors>(tile.channels, [&](auto part, std::int64_t c) {
+    ForChannels(tile, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float mean[kParts], sum[kParts] = {}, product[kParts] = {};
 #pragma GCC unroll 4
@@ -119,7 +124,7 @@ struct InterleavedChannels {
 
   static void Gradient(const ChannelTile& tile, const AffineGradient& affine) {
     // Half as many vectors: each needs four registers of coefficients.
-    ForVectors<Simd, Format, kVectors / 2>(
+    ForCoveringVectors<Simd, Format, kVectors / 2>(
         tile.channels, [&](auto part, std::int64_t c) {
           constexpr int kParts = decltype(part)::kVectors;
           Float mean[kParts], scale[kParts], mean_term[kParts], variance_term[kParts];

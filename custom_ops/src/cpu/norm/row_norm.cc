@@ -16,7 +16,7 @@
 #include "common/ceil_div.h"
 #include "cpu/kernels.h"
 #include "cpu/norm/check_arguments.h"
-#include "cpu/norm/partial_sums.h"
+#include "cpu/runtime/partial_sums.h"
 #include "cpu/runtime/parallel.h"
 
 namespace keras_mp {

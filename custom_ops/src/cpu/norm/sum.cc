@@ -15,8 +15,8 @@
 #include "cpu/kernels.h"
 #include "cpu/norm/channel_tiling.h"
 #include "cpu/norm/check_arguments.h"
-#include "cpu/norm/partial_sums.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/partial_sums.h"
 
 namespace keras_mp {
 

@@ -27,7 +27,7 @@ struct AveragePoolOf {
   template <class Format>
   static void Sum(const std::uint16_t* from, const PoolWindow& window,
                   std::int64_t channels, std::uint16_t* to) {
-    ForVectors<Simd, Format, 4>(channels, [&](auto part, std::int64_t c) {
+    ForCoveringVectors<Simd, Format, 4>(channels, [&](auto part, std::int64_t c) {
       constexpr int kParts = decltype(part)::kVectors;
       Float sum[kParts] = {};
       for (std::int64_t i = 0; i < window.count[0]; ++i) {

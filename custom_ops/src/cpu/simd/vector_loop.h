@@ -73,6 +73,18 @@ static inline void ForVectors(std::int64_t size, const Body& body) {
   if (at < size) body(TailVector<Simd, Format>{size - at}, at);
 }
 
+// As ForVectors, for a body that may compute an element twice: in place of the tail, which
+// is copied element by element, the last whole vector overlaps the one before.
+template <class Simd, class Format, int kVectors, class Body>
+static inline void ForCoveringVectors(std::int64_t size, const Body& body) {
+  constexpr std::int64_t kWidth = Simd::kWidth;
+  const std::int64_t whole = size - size % kWidth;
+  ForVectors<Simd, Format, kVectors>(size < kWidth ? size : whole, body);
+  if (size > kWidth && size > whole) {
+    body(WholeVectors<Simd, Format, 1>{}, size - kWidth);
+  }
+}
+
 }  // namespace keras_mp
 
 #endif  // KERAS_MP_SRC_CPU_SIMD_VECTOR_LOOP_H_

@@ -1,7 +1,7 @@
 // A matrix of partial sums [rows, size] in FP32. ok() is false without memory.
 
-#ifndef KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
-#define KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
+#ifndef KERAS_MP_SRC_CPU_RUNTIME_PARTIAL_SUMS_H_
+#define KERAS_MP_SRC_CPU_RUNTIME_PARTIAL_SUMS_H_
 
 #include <cstdint>
 #include <memory>
@@ -24,4 +24,4 @@ class PartialSums {
 
 }  // namespace keras_mp
 
-#endif  // KERAS_MP_SRC_CPU_NORM_PARTIAL_SUMS_H_
+#endif  // KERAS_MP_SRC_CPU_RUNTIME_PARTIAL_SUMS_H_

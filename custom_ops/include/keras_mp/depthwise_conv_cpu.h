@@ -1,0 +1,60 @@
+// Depthwise convolution of 16-bit tensors in FP32, and its gradients, on a CPU: "Mixed
+// Precision Training" (Micikevicius et al., 2018, section 3.3).
+//
+//   y[n, o, p, c] = round(bias[c] + sum over i and j of x[n, a(o, i), b(p, j), c]
+//                                                       * kernel[i, j, c])
+//   a(o, i) = o * stride - before + i * dilation, and b(p, j) likewise
+//
+// Positions outside of x are zeros. The kernel is rounded to the type of x. Accumulator:
+// FP32; a sum of N products errs by at most (N + 1) * 2^-24 of the sum of their absolute
+// values and that of the bias. Rounding: once, to nearest even. The gradient of the kernel
+// sums at most 256 products in a register and 256 of such sums in FP32, and those in
+// double: it errs by at most 2^-15 of the sum of the absolute values, and is FP32.
+
+#ifndef KERAS_MP_DEPTHWISE_CONV_CPU_H_
+#define KERAS_MP_DEPTHWISE_CONV_CPU_H_
+
+#include <cstdint>
+
+#include "keras_mp/cpu.h"
+#include "keras_mp/data_type.h"
+#include "keras_mp/status.h"
+
+namespace keras_mp {
+
+// One of the two dimensions in which the kernel slides.
+struct ConvolvedDimension {
+  std::int64_t size = 1;    // of x
+  std::int64_t result = 1;  // of y
+  std::int64_t kernel = 1;
+  std::int64_t stride = 1;
+  std::int64_t dilation = 1;
+  std::int64_t before = 0;  // padding before the first element
+};
+
+// x is [batch, size, size, channels], y [batch, result, result, channels], the kernel
+// [kernel, kernel, channels] and the bias [channels], packed, in host memory; a gradient
+// has the shape of its tensor.
+struct DepthwiseConv {
+  std::int64_t batch = 0;
+  std::int64_t channels = 0;
+  ConvolvedDimension dimensions[2];
+  DataType type = DataType::kHalf;          // of x and the gradients of x and y: 16 bits
+  DataType kernel_type = DataType::kFloat;  // `type` or kFloat
+};
+
+// `bias`: in `bias_type`, `type` or kFloat; null for none. `y`: in `y_type`, `type` or
+// kFloat. The results depend on `isa` to the last bit, and never on the number of threads.
+Status DepthwiseConvCpu(const DepthwiseConv& conv, const void* x, const void* kernel,
+                        const void* bias, DataType bias_type, void* y, DataType y_type,
+                        const Parallel& parallel = {}, Isa isa = ChosenIsa());
+Status DepthwiseConvGradXCpu(const DepthwiseConv& conv, const void* kernel,
+                             const void* grad_y, void* grad_x,
+                             const Parallel& parallel = {}, Isa isa = ChosenIsa());
+Status DepthwiseConvGradKernelCpu(const DepthwiseConv& conv, const void* x,
+                                  const void* grad_y, float* grad_kernel,
+                                  const Parallel& parallel = {}, Isa isa = ChosenIsa());
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_DEPTHWISE_CONV_CPU_H_

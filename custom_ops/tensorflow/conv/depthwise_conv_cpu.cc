@@ -1,0 +1,222 @@
+// The ops KerasMp>DepthwiseConv and its gradients: inputs, attributes and shape functions;
+// and their CPU kernels, the functions of depthwise_conv_cpu.h on TensorFlow's threads.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/cpu_threads.h"
+#include "common/status.h"
+#include "conv/arguments.h"
+#include "keras_mp/depthwise_conv_cpu.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor_util.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("KerasMp>DepthwiseConv")
+    .Input("x: T")
+    .Input("kernel: Tkernel")
+    .Input("bias: num_bias * Tbias")
+    .Output("y: Tout")
+    .Attr("T: {half, bfloat16}")
+    .Attr("Tkernel: {half, bfloat16, float}")
+    .Attr("Tbias: {half, bfloat16, float} = DT_FLOAT")
+    .Attr("Tout: {half, bfloat16, float}")
+    .Attr("num_bias: int >= 0 = 0")
+    .Attr("strides: list(int) >= 2")
+    .Attr("dilations: list(int) >= 2")
+    .Attr("padding: {'valid', 'same'}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle x, kernel;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &kernel));
+      ConvAttributes attributes;
+      TF_RETURN_IF_ERROR(GetConvAttributes(c, &attributes));
+      DimensionHandle channels, one;
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(x, 3), c->Dim(kernel, 2), &channels));
+      TF_RETURN_IF_ERROR(c->WithValue(c->Dim(kernel, 3), 1, &one));
+      for (int i = 2; i < c->num_inputs(); ++i) {
+        ShapeHandle bias;
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &bias));
+        TF_RETURN_IF_ERROR(c->Merge(channels, c->Dim(bias, 0), &channels));
+      }
+      std::vector<DimensionHandle> sizes = {c->Dim(x, 0)};
+      for (int d = 0; d < 2; ++d) {
+        const DimensionHandle size = c->Dim(x, d + 1), reach = c->Dim(kernel, d);
+        sizes.push_back(c->UnknownDim());
+        if (!c->ValueKnown(size) || !c->ValueKnown(reach)) continue;
+        sizes.back() = c->MakeDim(
+            Convolved(c->Value(size), c->Value(reach), attributes.strides[d],
+                      attributes.dilations[d], attributes.is_same)
+                .result);
+      }
+      sizes.push_back(channels);
+      c->set_output(0, c->MakeShape(sizes));
+      return absl::OkStatus();
+    })
+    .Doc("round(bias + the convolution of each channel of [batch, a, b, channels] with "
+         "its part of the kernel [a, b, channels, 1]), accumulated in FP32. An FP32 "
+         "kernel is rounded to the dtype of x first.");
+
+REGISTER_OP("KerasMp>DepthwiseConvGradX")
+    .Input("shape: int32")
+    .Input("kernel: Tkernel")
+    .Input("grad_y: T")
+    .Output("grad_x: T")
+    .Attr("T: {half, bfloat16}")
+    .Attr("Tkernel: {half, bfloat16, float}")
+    .Attr("strides: list(int) >= 2")
+    .Attr("dilations: list(int) >= 2")
+    .Attr("padding: {'valid', 'same'}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle x, unused;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(x, 4, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 4, &unused));
+      c->set_output(0, x);
+      return absl::OkStatus();
+    })
+    .Doc("The gradient of KerasMp>DepthwiseConv for x of this shape, in FP32.");
+
+REGISTER_OP("KerasMp>DepthwiseConvGradKernel")
+    .Input("x: T")
+    .Input("grad_y: T")
+    .Output("grad_kernel: float")
+    .Attr("T: {half, bfloat16}")
+    .Attr("kernel_size: list(int) >= 2")
+    .Attr("strides: list(int) >= 2")
+    .Attr("dilations: list(int) >= 2")
+    .Attr("padding: {'valid', 'same'}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle x, grad_y;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &grad_y));
+      std::vector<std::int64_t> kernel_size;
+      TF_RETURN_IF_ERROR(GetKernelSize(c, &kernel_size));
+      c->set_output(0, c->MakeShape({c->MakeDim(kernel_size[0]),
+                                     c->MakeDim(kernel_size[1]), c->Dim(x, 3),
+                                     c->MakeDim(1)}));
+      return absl::OkStatus();
+    })
+    .Doc("The gradient of KerasMp>DepthwiseConv for its kernel, in FP32.");
+
+class DepthwiseConvCpuOp : public tensorflow::OpKernel {
+ public:
+  explicit DepthwiseConvCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& x = ctx->input(0);
+    const Tensor& kernel = ctx->input(1);
+    tensorflow::OpInputList biases;
+    OP_REQUIRES_OK(ctx, ctx->input_list("bias", &biases));
+    DepthwiseConv conv;
+    OP_REQUIRES_OK(ctx, MakeDepthwiseConv(x.shape(), kernel.shape(), attributes_,
+                                          x.dtype(), &conv));
+    std::vector<TensorShape> bias_shapes;
+    std::vector<tensorflow::DataType> types = {kernel.dtype(),
+                                               ctx->expected_output_dtype(0)};
+    for (const Tensor& bias : biases) {
+      bias_shapes.push_back(bias.shape());
+      types.push_back(bias.dtype());
+    }
+    OP_REQUIRES_OK(ctx, CheckBias(conv, bias_shapes));
+    OP_REQUIRES_OK(ctx, CheckTypes(x.dtype(), types));
+    Tensor* y;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ResultShape(conv), &y));
+    conv.kernel_type = TypeOf(kernel.dtype());
+    const bool has_bias = biases.size() == 1;
+    OP_REQUIRES_OK(
+        ctx, ToAbsl(DepthwiseConvCpu(
+                 conv, x.data(), kernel.data(), has_bias ? biases[0].data() : nullptr,
+                 has_bias ? TypeOf(biases[0].dtype()) : DataType::kFloat, y->data(),
+                 TypeOf(y->dtype()), CpuThreads(ctx))));
+  }
+
+ private:
+  ConvAttributes attributes_;
+};
+
+class DepthwiseConvGradXCpuOp : public tensorflow::OpKernel {
+ public:
+  explicit DepthwiseConvGradXCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& kernel = ctx->input(1);
+    const Tensor& grad_y = ctx->input(2);
+    TensorShape x;
+    OP_REQUIRES_OK(ctx, tensorflow::tensor::MakeShape(ctx->input(0), &x));
+    DepthwiseConv conv;
+    OP_REQUIRES_OK(ctx, MakeDepthwiseConv(x, kernel.shape(), attributes_, grad_y.dtype(),
+                                          &conv));
+    OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y.shape()));
+    OP_REQUIRES_OK(ctx, CheckTypes(grad_y.dtype(), {kernel.dtype()}));
+    Tensor* grad_x;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x, &grad_x));
+    conv.kernel_type = TypeOf(kernel.dtype());
+    OP_REQUIRES_OK(ctx,
+                   ToAbsl(DepthwiseConvGradXCpu(conv, kernel.data(), grad_y.data(),
+                                                grad_x->data(), CpuThreads(ctx))));
+  }
+
+ private:
+  ConvAttributes attributes_;
+};
+
+class DepthwiseConvGradKernelCpuOp : public tensorflow::OpKernel {
+ public:
+  explicit DepthwiseConvGradKernelCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &kernel_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& x = ctx->input(0);
+    const Tensor& grad_y = ctx->input(1);
+    TensorShape kernel;
+    OP_REQUIRES_OK(ctx, KernelShape(x.shape(), kernel_size_, &kernel));
+    DepthwiseConv conv;
+    OP_REQUIRES_OK(
+        ctx, MakeDepthwiseConv(x.shape(), kernel, attributes_, x.dtype(), &conv));
+    OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y.shape()));
+    Tensor* grad_kernel;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, kernel, &grad_kernel));
+    OP_REQUIRES_OK(
+        ctx, ToAbsl(DepthwiseConvGradKernelCpu(conv, x.data(), grad_y.data(),
+                                               grad_kernel->flat<float>().data(),
+                                               CpuThreads(ctx))));
+  }
+
+ private:
+  ConvAttributes attributes_;
+  std::vector<std::int64_t> kernel_size_;
+};
+
+#define KERAS_MP_REGISTER(name)                                               \
+  REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(tensorflow::DEVICE_CPU), \
+                          name##CpuOp)
+
+KERAS_MP_REGISTER(DepthwiseConv);
+KERAS_MP_REGISTER(DepthwiseConvGradX);
+KERAS_MP_REGISTER(DepthwiseConvGradKernel);
+
+#undef KERAS_MP_REGISTER
+
+}  // namespace
+}  // namespace keras_mp
