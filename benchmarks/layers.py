@@ -29,8 +29,8 @@ RECURRENT = {
     "return_sequences": True,
     "recurrent_initializer": "glorot_uniform",
 }
-# Name, arguments, shape of the inputs: those of ResNet-50, of a base Transformer and of
-# small recurrent models.
+# Name, arguments, shape of the inputs: those of ResNet-50, of MobileNetV3, of a base
+# Transformer and of small recurrent models.
 CASES = (
     ("Dense", {"units": 2048, "activation": "relu"}, (2048, 512)),
     (
@@ -52,6 +52,7 @@ CASES = (
     ("Conv2DTranspose", {"filters": 64, "kernel_size": 3}, (4, 28, 28, 64)),
     ("Conv3D", {"filters": 32, "kernel_size": 3}, (2, 16, 28, 28, 32)),
     ("DepthwiseConv2D", {"kernel_size": 3}, (8, 56, 56, 64)),
+    ("DepthwiseConv2D", {"kernel_size": 5, "strides": 2}, (8, 28, 28, 120)),
     ("SeparableConv2D", {"filters": 64, "kernel_size": 3}, (8, 28, 28, 64)),
     ("BatchNormalization", {}, (16, 56, 56, 64)),
     ("BatchNormalization", {}, (16, 14, 14, 1024)),

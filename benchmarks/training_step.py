@@ -1,8 +1,8 @@
 """How long is a training step of whole models, and how much memory does it take?
 
 `python benchmarks/training_step.py` prints a Markdown table: the translator of
-examples/translation, ResNet-50 on small images and a small Transformer, each in FP32,
-in mixed precision as Keras has it, and in ours. A step is `train_on_batch` of the
+examples/translation, ResNet-50 and MobileNetV2 on small images and a small Transformer,
+each in FP32, in mixed precision as Keras has it, and in ours. A step is `train_on_batch` of the
 compiled model, its time the median of many; in each round the variants step one after
 the other, so that what else the machine does slows all of them. The memory is what a
 process of one variant alone grows by at its peak. A ratio of ours to FP32 is bold
@@ -54,9 +54,15 @@ def translator():
 
 
 def resnet():
-    model = keras.applications.ResNet50(
-        weights=None, input_shape=(64, 64, 3), classes=10
-    )
+    return of_images(keras.applications.ResNet50)
+
+
+def mobilenet():
+    return of_images(keras.applications.MobileNetV2)
+
+
+def of_images(make_model):
+    model = make_model(weights=None, input_shape=(64, 64, 3), classes=10)
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(8, 64, 64, 3)), rng.integers(0, 10, 8)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
@@ -77,7 +83,12 @@ def transformer(blocks=4, width=256, words=2000):
     return model, keras.optimizers.Adam(), loss, (tokens[:, :-1], tokens[:, 1:])
 
 
-MODELS = {"translator": translator, "ResNet-50": resnet, "Transformer": transformer}
+MODELS = {
+    "translator": translator,
+    "ResNet-50": resnet,
+    "MobileNetV2": mobilenet,
+    "Transformer": transformer,
+}
 
 
 def make_step(name, variant, xla):
