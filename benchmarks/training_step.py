@@ -2,12 +2,12 @@
 
 `python benchmarks/training_step.py` prints a Markdown table: the translator of
 examples/translation, ResNet-50 and MobileNetV2 on small images and a small Transformer,
-each in FP32, in mixed precision as Keras has it, and in ours. A step is `train_on_batch` of the
-compiled model, its time the median of many; in each round the variants step one after
-the other, so that what else the machine does slows all of them. The memory is what a
-process of one variant alone grows by at its peak. A ratio of ours to FP32 is bold
-above its goal: 1.0, and for bfloat16 0.65 where the kernels have instructions for it.
-Names as arguments choose models; `--xla` compiles the steps.
+each in FP32, in mixed precision as Keras has it, and in ours. A step is
+`train_on_batch` of the compiled model, its time the median of many; in each round the
+variants step one after the other, so that what else the machine does slows all of them.
+The memory is what a process of one variant alone grows by at its peak. A ratio of ours
+to FP32 is bold above its goal: 1.0, and for bfloat16 0.65 where the kernels have
+instructions for it. Names as arguments choose models; `--xla` compiles the steps.
 """
 
 import os

@@ -217,11 +217,22 @@ def accumulate(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         sizes = sizes_of(x)
         first, end = axes[0], axes[-1] + 1
         before, along, after = sizes[:first], sizes[first:end], sizes[end:]
-        matrices = [math.prod(part) for part in (before, along, after)]
+        matrices = _with_one_inferred([math.prod(n) for n in (before, along, after)])
         y = native.library().keras_mp_sum(x=tf.reshape(x, matrices))
         return tf.reshape(y, [*before, *[1] * len(axes), *after])
 
     return dispatch(formula, kernel if has_sum_kernel(x, axes) else None, x)
+
+
+def _with_one_inferred(sizes: list[Any]) -> list[Any]:
+    """Returns -1 in place of the only dynamic size, where the others tell it.
+
+    XLA cannot reshape to an int64 tensor of a size that it finds at run time.
+    """
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) < len(sizes) - 1 or 0 in known:
+        return sizes
+    return [size if isinstance(size, int) else -1 for size in sizes]
 
 
 @tf.RegisterGradient("KerasMp>Sum")

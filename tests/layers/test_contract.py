@@ -374,15 +374,15 @@ CASES = {
     "separable1d-one": Case(
         "SeparableConv1D",
         {"filters": 3, "kernel_size": 3, "padding": "same", "activation": "relu"},
-        [(2, 5, 2)],
+        [(2, 5, 16)],
     ),
     "depthwise1d-one": Case(
-        "DepthwiseConv1D", {"kernel_size": 3, "activation": "silu"}, [(2, 5, 3)]
+        "DepthwiseConv1D", {"kernel_size": 3, "activation": "silu"}, [(2, 5, 17)]
     ),
     "depthwise-one": Case(
         "DepthwiseConv2D",
         {"kernel_size": 3, "strides": 2, "padding": "same", "activation": "tanh"},
-        [(2, 5, 5, 3)],
+        [(2, 5, 5, 17)],
     ),
     "depthwise-dilated": Case(
         "DepthwiseConv2D",
@@ -391,8 +391,8 @@ CASES = {
     ),
     "conv1d-depthwise-same": Case(
         "Conv1D",
-        {"filters": 3, "kernel_size": 3, "groups": 3, "padding": "same"},
-        [(2, 5, 3)],
+        {"filters": 16, "kernel_size": 3, "groups": 16, "padding": "same"},
+        [(2, 5, 16)],
     ),
     "batch-norm": once("BatchNormalization", {}, (5, 7, 3), training=True),
     "batch-norm-inference": once(

@@ -105,7 +105,7 @@ def calls():
             **CONV,
         },
         "depthwise_conv_grad_x": {
-            "shape": np.array([2, 3, 4, 2], "int32"),
+            "x": half(2, 3, 4, 2),
             "kernel": single(2, 2, 2, 1),
             "grad_y": half(2, 2, 2, 2),
             **CONV,

@@ -128,7 +128,7 @@ def conv_cases(dtype):
             x=x, kernel=kernel, bias=[], Tout=dtype, **attributes
         )
         grad_y = draw(*y.shape, dtype=dtype)
-        tensors = {"shape": list(shape), "kernel": kernel, "grad_y": grad_y}
+        tensors = {"x": x, "kernel": kernel, "grad_y": grad_y}
         yield f"conv grad_x {name}", "depthwise_conv_grad_x", tensors, attributes
         tensors = {"x": x, "grad_y": grad_y}
         options = attributes | {"kernel_size": size}
@@ -228,7 +228,7 @@ OPS = {
     ),
     "depthwise_conv_grad_x": (
         {"kernel": (2, 2, 2, 1), "grad_y": (1, 3, 2, 2)},
-        SPACING | {"shape": IMAGES[1:]},
+        SPACING | {"x": tf.zeros(IMAGES[1:], "float16")},
     ),
     "depthwise_conv_grad_kernel": (
         {"x": IMAGES[1:], "grad_y": (1, 3, 2, 2)},
@@ -239,6 +239,20 @@ OPS = {
 
 def is_shape(value):
     return isinstance(value, tuple)
+
+
+@pytest.mark.parametrize("size", [2**31, 2**62])
+def test_a_kernel_whose_reach_overflows_is_refused(size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="1 to 2\\^31 - 1"):
+        native.load().keras_mp_depthwise_conv(
+            x=tf.zeros((1, 4, 4, 0), "float16"),
+            kernel=tf.zeros((size, 1, 0, 1)),
+            bias=[],
+            strides=(1, 1),
+            dilations=(2**31 - 1, 1),
+            padding="valid",
+            Tout="float16",
+        )
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

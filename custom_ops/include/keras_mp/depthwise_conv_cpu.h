@@ -8,8 +8,9 @@
 // Positions outside of x are zeros. The kernel is rounded to the type of x. Accumulator:
 // FP32; a sum of N products errs by at most (N + 1) * 2^-24 of the sum of their absolute
 // values and that of the bias. Rounding: once, to nearest even. The gradient of the kernel
-// sums at most 256 products in a register and 256 of such sums in FP32, and those in
-// double: it errs by at most 2^-15 of the sum of the absolute values, and is FP32.
+// sums at most 256 products in a register and 256 of such sums in FP32, or those of one row
+// of y if it has more, and those in double: for rows of up to 65,000 elements it errs by
+// at most 2^-15 of the sum of the absolute values. It is FP32.
 
 #ifndef KERAS_MP_DEPTHWISE_CONV_CPU_H_
 #define KERAS_MP_DEPTHWISE_CONV_CPU_H_

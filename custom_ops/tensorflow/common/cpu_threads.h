@@ -12,8 +12,8 @@
 
 namespace keras_mp {
 
-// The same threads work on every loop, since what they packed and summed last is in the
-// caches of their cores.
+// The hint lets mostly the same threads work on every loop: what they packed and summed
+// last is in the caches of their cores.
 inline Parallel CpuThreads(tensorflow::OpKernelContext* ctx) {
   using tensorflow::thread::ThreadPool;
   const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();

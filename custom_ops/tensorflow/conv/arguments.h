@@ -25,11 +25,12 @@ struct ConvAttributes {
 };
 
 // Up to 2^31 - 1, so that no product of two overflows.
+inline bool IsCount(std::int64_t number) {
+  return number >= 1 && number <= std::numeric_limits<std::int32_t>::max();
+}
+
 inline bool IsPairOfCounts(const std::vector<std::int64_t>& numbers) {
-  return numbers.size() == 2 &&
-         std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) {
-           return number >= 1 && number <= std::numeric_limits<std::int32_t>::max();
-         });
+  return numbers.size() == 2 && std::all_of(numbers.begin(), numbers.end(), IsCount);
 }
 
 // `Context` is the context of a
@@ -45,7 +46,7 @@ absl::Status GetConvAttributes(Context* ctx, ConvAttributes* attributes) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "strides and dilations must be two numbers of 1 or more. Received: strides=[",
+      "strides and dilations must be two numbers from 1 to 2^31 - 1. Received: strides=[",
       absl::StrJoin(attributes->strides, ", "), "], dilations=[",
       absl::StrJoin(attributes->dilations, ", "), "]"));
 }
@@ -56,7 +57,7 @@ absl::Status GetKernelSize(Context* ctx, std::vector<std::int64_t>* kernel_size)
   TF_RETURN_IF_ERROR(ctx->GetAttr("kernel_size", kernel_size));
   if (IsPairOfCounts(*kernel_size)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("kernel_size must be two numbers of 1 or more. Received: [",
+      absl::StrCat("kernel_size must be two numbers from 1 to 2^31 - 1. Received: [",
                    absl::StrJoin(*kernel_size, ", "), "]"));
 }
 
@@ -85,9 +86,10 @@ inline absl::Status MakeDepthwiseConv(const tensorflow::TensorShape& x,
                                       const ConvAttributes& attributes,
                                       tensorflow::DataType type, DepthwiseConv* conv) {
   if (x.dims() != 4 || kernel.dims() != 4 || kernel.dim_size(2) != x.dim_size(3) ||
-      kernel.dim_size(3) != 1 || kernel.dim_size(0) < 1 || kernel.dim_size(1) < 1) {
+      kernel.dim_size(3) != 1 || !IsCount(kernel.dim_size(0)) ||
+      !IsCount(kernel.dim_size(1))) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "x must be [batch, a, b, channels], and the kernel [1 or more, 1 or more, "
+        "x must be [batch, a, b, channels], and the kernel [1 to 2^31 - 1, 1 to 2^31 - 1, "
         "channels, 1]. Received: x.shape=",
         x.DebugString(), ", kernel.shape=", kernel.DebugString()));
   }

@@ -12,7 +12,6 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor_util.h"
 
 namespace keras_mp {
 namespace {
@@ -57,6 +56,11 @@ REGISTER_OP("KerasMp>DepthwiseConv")
         const DimensionHandle size = c->Dim(x, d + 1), reach = c->Dim(kernel, d);
         sizes.push_back(c->UnknownDim());
         if (!c->ValueKnown(size) || !c->ValueKnown(reach)) continue;
+        if (!IsCount(c->Value(reach))) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "the kernel must have sizes from 1 to 2^31 - 1. Received: kernel.shape=",
+              c->DebugString(kernel)));
+        }
         sizes.back() = c->MakeDim(
             Convolved(c->Value(size), c->Value(reach), attributes.strides[d],
                       attributes.dilations[d], attributes.is_same)
@@ -71,7 +75,7 @@ REGISTER_OP("KerasMp>DepthwiseConv")
          "kernel is rounded to the dtype of x first.");
 
 REGISTER_OP("KerasMp>DepthwiseConvGradX")
-    .Input("shape: int32")
+    .Input("x: T")
     .Input("kernel: Tkernel")
     .Input("grad_y: T")
     .Output("grad_x: T")
@@ -82,14 +86,13 @@ REGISTER_OP("KerasMp>DepthwiseConvGradX")
     .Attr("padding: {'valid', 'same'}")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle x, unused;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &x));
-      TF_RETURN_IF_ERROR(c->WithRank(x, 4, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &x));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 4, &unused));
       c->set_output(0, x);
       return absl::OkStatus();
     })
-    .Doc("The gradient of KerasMp>DepthwiseConv for x of this shape, in FP32.");
+    .Doc("The gradient of KerasMp>DepthwiseConv for x, of which it needs the shape alone.");
 
 REGISTER_OP("KerasMp>DepthwiseConvGradKernel")
     .Input("x: T")
@@ -160,8 +163,7 @@ class DepthwiseConvGradXCpuOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& kernel = ctx->input(1);
     const Tensor& grad_y = ctx->input(2);
-    TensorShape x;
-    OP_REQUIRES_OK(ctx, tensorflow::tensor::MakeShape(ctx->input(0), &x));
+    const TensorShape& x = ctx->input(0).shape();
     DepthwiseConv conv;
     OP_REQUIRES_OK(ctx, MakeDepthwiseConv(x, kernel.shape(), attributes_, grad_y.dtype(),
                                           &conv));

@@ -10,6 +10,7 @@
 #include "conv/arguments.h"
 #include "conv/xla_call_names.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
+#include "xla/hlo/builder/lib/constants.h"
 
 namespace keras_mp {
 namespace {
@@ -31,11 +32,28 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
     return MakeDepthwiseConv(x, kernel, attributes_, tensorflow::DT_HALF, conv);
   }
 
-  // Calls the handler with the inputs of the op from `first` on.
+  // Calls the handler with the inputs of the op from `first` on. `has_batch`: whether the
+  // first dimension of the result is that of the batch.
   void Call(XlaOpKernelContext* ctx, const char* target, int first,
-            const TensorShape& result) const {
+            const TensorShape& result, bool has_batch) const {
     CustomCall call(ctx->builder());
-    for (int i = first; i < ctx->num_inputs(); ++i) call.AddOperand(ctx->Input(i));
+    xla::XlaOp dynamic_batch;
+    for (int i = first; i < ctx->num_inputs(); ++i) {
+      xla::XlaOp operand = ctx->Input(i);
+      const auto shape = ctx->builder()->GetShape(operand);
+      OP_REQUIRES_OK(ctx, shape.status());
+      for (int d = 1; d < static_cast<int>(shape->dimensions().size()); ++d) {
+        OP_REQUIRES(ctx, shape->is_static_dimension(d),
+                    absl::UnimplementedError(
+                        "of a depthwise convolution XLA may find the size of the batch "
+                        "at run time, but no other size"));
+      }
+      if (shape->is_dynamic()) {
+        dynamic_batch = xla::GetDimensionSize(operand, 0);
+        operand = WithZeros(operand, *shape, dynamic_batch);
+      }
+      call.AddOperand(operand);
+    }
     xla::PrimitiveType type;
     OP_REQUIRES_OK(ctx, tensorflow::DataTypeToPrimitiveType(ctx->expected_output_dtype(0),
                                                             &type));
@@ -47,10 +65,23 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
         Attribute("is_same", attributes_.is_same)};
     const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
     OP_REQUIRES_OK(ctx, results.status());
-    ctx->SetOutput(0, (*results)[0]);
+    const bool is_dynamic = has_batch && dynamic_batch.valid();
+    ctx->SetOutput(0, is_dynamic
+                          ? xla::SetDimensionSize((*results)[0], dynamic_batch, 0)
+                          : (*results)[0]);
   }
 
  private:
+  // A handler takes static shapes: the batch has its largest size, with zeros at the end.
+  static xla::XlaOp WithZeros(xla::XlaOp x, const xla::Shape& shape, xla::XlaOp size) {
+    auto* builder = x.builder();
+    const xla::XlaOp all = xla::RemoveDynamicDimension(x, 0);
+    xla::Shape indices = xla::ShapeUtil::ChangeElementType(shape, xla::S32);
+    indices.clear_dynamic_dimensions();
+    const xla::XlaOp is_given = xla::Lt(xla::Iota(builder, indices, 0), size);
+    return xla::Select(is_given, all, xla::ZerosLike(all));
+  }
+
   ConvAttributes attributes_;
 };
 
@@ -73,7 +104,7 @@ class DepthwiseConvXlaOp : public DepthwiseConvXla {
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckBias(conv, biases));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(0), types));
-    Call(ctx, kDepthwiseConvCall, /*first=*/0, ResultShape(conv));
+    Call(ctx, kDepthwiseConvCall, /*first=*/0, ResultShape(conv), /*has_batch=*/true);
   }
 };
 
@@ -83,14 +114,14 @@ class DepthwiseConvGradXXlaOp : public DepthwiseConvXla {
 
   void Compile(XlaOpKernelContext* ctx) override {
     TensorShape x, kernel, grad_y;
-    OP_REQUIRES_OK(ctx, ctx->ConstantInputAsShape(0, &x));
+    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, &x));
     OP_REQUIRES_OK(ctx, GetShape(ctx, 1, &kernel));
     OP_REQUIRES_OK(ctx, GetShape(ctx, 2, &grad_y));
     DepthwiseConv conv;
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(2), {ctx->input_type(1)}));
-    Call(ctx, kDepthwiseConvGradXCall, /*first=*/1, x);
+    Call(ctx, kDepthwiseConvGradXCall, /*first=*/1, x, /*has_batch=*/true);
   }
 };
 
@@ -109,7 +140,7 @@ class DepthwiseConvGradKernelXlaOp : public DepthwiseConvXla {
     DepthwiseConv conv;
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
-    Call(ctx, kDepthwiseConvGradKernelCall, /*first=*/0, kernel);
+    Call(ctx, kDepthwiseConvGradKernelCall, /*first=*/0, kernel, /*has_batch=*/false);
   }
 
  private:

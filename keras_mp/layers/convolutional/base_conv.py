@@ -1,5 +1,6 @@
 """Mixins for the convolutions: 16 bits in and out, FP32 arithmetic on CPUs."""
 
+import math
 from typing import Any
 
 import keras
@@ -36,7 +37,8 @@ class BaseFP32Conv:
     rounded to bfloat16 once.
 
     A subclass has the method `convolve(inputs, *kernels)`, which returns the
-    convolution without bias and activation, in the dtype of both.
+    convolution without bias and activation, in the dtype of both; it is for where no
+    kernel of the native library computes all of it.
     """
 
     # Attributes with the weights that `convolve` takes, in order.
@@ -80,10 +82,11 @@ class FP32Conv(BaseFP32Conv):
     def call(self: Any, inputs: Any) -> Any:
         if not _runs_in_fp32(self, inputs):
             return super().call(inputs)
-        kernel = read_without_autocast(lambda: self.kernel)
         if _is_pointwise(self):
+            kernel = read_without_autocast(lambda: self.kernel)
             return _pointwise_conv(self, inputs, kernel)
-        if _is_depthwise_in_groups(self) and _has_depthwise_kernel(self):
+        if _is_depthwise_in_groups(self) and _has_depthwise_kernel(self, self.groups):
+            kernel = read_without_autocast(lambda: self.kernel)
             kernel = ops.reshape(kernel, (*kernel.shape[:-2], self.groups, 1))
             bias = read_without_autocast(self.bias)
             return _native_depthwise_conv(self, inputs, kernel, bias, self.activation)
@@ -127,13 +130,14 @@ class FP32ConvTranspose(BaseFP32Conv):
 class FP32DepthwiseConv(BaseFP32Conv):
     """Mixin for a depthwise convolution of Keras.
 
-    With a depth multiplier of 1 and channels last, the native library computes it.
+    With a depth multiplier of 1 and channels last, 16 or more, the native library
+    computes it, if the kernel has at most 121 elements.
     """
 
     def call(self: Any, inputs: Any) -> Any:
         if (
             not _runs_in_fp32(self, inputs)
-            or not _has_depthwise_kernel(self)
+            or not _has_depthwise_kernel(self, inputs.shape[-1])
             or self.depth_multiplier != 1
         ):
             return super().call(inputs)
@@ -155,8 +159,8 @@ class FP32DepthwiseConv(BaseFP32Conv):
 class FP32SeparableConv(BaseFP32Conv):
     """Mixin for a separable convolution of Keras.
 
-    With a depth multiplier of 1 and channels last, the native library computes the
-    depthwise part, whose result is rounded to 16 bits, and `fp16_gemm` the rest.
+    Where the native library computes such a depthwise convolution, it does so with the
+    depthwise part, whose result is rounded to 16 bits; `fp16_gemm` computes the rest.
     """
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
@@ -164,7 +168,7 @@ class FP32SeparableConv(BaseFP32Conv):
     def call(self: Any, inputs: Any) -> Any:
         if (
             not _runs_in_fp32(self, inputs)
-            or not _has_depthwise_kernel(self)
+            or not _has_depthwise_kernel(self, inputs.shape[-1])
             or self.depth_multiplier != 1
         ):
             return super().call(inputs)
@@ -262,11 +266,16 @@ def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
     return not has_accelerator()
 
 
-def _has_depthwise_kernel(layer: Any) -> bool:
-    """Tells whether the native library convolves the channels of such inputs."""
+def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
+    """Tells whether the native library convolves the channels of such inputs.
+
+    It does not where TensorFlow's FP32 convolution is faster: channels that fill less
+    than a vector, and large kernels.
+    """
     from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 
-    return layer.data_format == "channels_last" and has_cpu_kernels()
+    is_fast = channels >= 16 and math.prod(layer.kernel_size) <= 121
+    return is_fast and layer.data_format == "channels_last" and has_cpu_kernels()
 
 
 def _is_depthwise_in_groups(layer: Any) -> bool:

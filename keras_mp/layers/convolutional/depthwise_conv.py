@@ -13,8 +13,9 @@ class DepthwiseConv1D(FP32DepthwiseConv, keras.layers.DepthwiseConv1D):
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
 
-    With `depth_multiplier=1` and channels last, a native kernel computes it, inside XLA
-    and outside; XLA has none for CPUs and takes 30 to 200 times as long.
+    With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
+    elements, a native kernel computes it, inside XLA and outside. XLA has none for CPUs
+    and takes 9 to 65 times as long (docs/performance.md).
 
     Args: those of `keras.layers.DepthwiseConv1D`.
 
@@ -37,8 +38,9 @@ class DepthwiseConv2D(FP32DepthwiseConv, keras.layers.DepthwiseConv2D):
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
 
-    With `depth_multiplier=1` and channels last, a native kernel computes it, inside XLA
-    and outside; XLA has none for CPUs and takes 30 to 200 times as long.
+    With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
+    elements, a native kernel computes it, inside XLA and outside. XLA has none for CPUs
+    and takes 9 to 65 times as long (docs/performance.md).
 
     Args: those of `keras.layers.DepthwiseConv2D`.
 

@@ -13,8 +13,10 @@ class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
 
-    With `depth_multiplier=1` and channels last, a native kernel computes the depthwise
-    part, whose result is rounded to 16 bits, and `fp16_gemm` the pointwise one.
+    With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
+    elements, a native kernel computes the depthwise part, and `fp16_gemm` the rest.
+    Then the result of the depthwise part is rounded to 16 bits as well, as in Keras,
+    and may overflow.
 
     Args: those of `keras.layers.SeparableConv1D`.
 
@@ -37,8 +39,10 @@ class SeparableConv2D(FP32SeparableConv, keras.layers.SeparableConv2D):
     result is rounded once, after bias and activation; the gradients of FP32 weights are
     FP32. On a GPU the layer computes as that of Keras.
 
-    With `depth_multiplier=1` and channels last, a native kernel computes the depthwise
-    part, whose result is rounded to 16 bits, and `fp16_gemm` the pointwise one.
+    With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
+    elements, a native kernel computes the depthwise part, and `fp16_gemm` the rest.
+    Then the result of the depthwise part is rounded to 16 bits as well, as in Keras,
+    and may overflow.
 
     Args: those of `keras.layers.SeparableConv2D`.
 

@@ -141,33 +141,37 @@ def test_the_forward_pass_of_a_grouped_convolution_runs_once(groups):
     assert {"Conv2D", "DepthwiseConv2dNative", "KerasMp>DepthwiseConv"} & {*kinds}
 
 
-SAME_CHANNELS = {"filters": 2, "groups": 2, "kernel_size": 2}
+GROUPS = {"filters": 16, "groups": 16, "kernel_size": 2}
+PICTURES, SEQUENCES = (1, 3, 3, 16), (1, 3, 16)
+# Name: layer, options, shape of the inputs, whether the native library convolves.
 NATIVE_DEPTHWISE = {
-    "DepthwiseConv2D": ("DepthwiseConv2D", {"kernel_size": 2}, (1, 3, 3, 2), True),
+    "DepthwiseConv2D": ("DepthwiseConv2D", {"kernel_size": 2}, PICTURES, True),
     "strides": (
         "DepthwiseConv2D",
         {"kernel_size": 2, "strides": (1, 2), "dilation_rate": (2, 1)},
-        (1, 3, 3, 2),
+        PICTURES,
         True,
     ),
-    "DepthwiseConv1D": ("DepthwiseConv1D", {"kernel_size": 2}, (1, 3, 2), True),
+    "DepthwiseConv1D": ("DepthwiseConv1D", {"kernel_size": 2}, SEQUENCES, True),
     "SeparableConv1D": (
         "SeparableConv1D",
         {"filters": 4, "kernel_size": 2},
-        (1, 3, 2),
+        SEQUENCES,
         True,
     ),
-    "Conv1D": ("Conv1D", SAME_CHANNELS, (1, 3, 2), True),
-    "Conv2D": ("Conv2D", SAME_CHANNELS, (1, 3, 3, 2), True),
-    "causal": ("Conv1D", SAME_CHANNELS | {"padding": "causal"}, (1, 3, 2), False),
-    "Conv3D": ("Conv3D", SAME_CHANNELS, (1, 3, 3, 3, 2), False),
+    "Conv1D": ("Conv1D", GROUPS, SEQUENCES, True),
+    "Conv2D": ("Conv2D", GROUPS, PICTURES, True),
+    "causal": ("Conv1D", GROUPS | {"padding": "causal"}, SEQUENCES, False),
+    "Conv3D": ("Conv3D", GROUPS, (1, 3, 3, 3, 16), False),
     "multiplier": (
         "DepthwiseConv2D",
         {"kernel_size": 2, "depth_multiplier": 2},
-        (1, 3, 3, 2),
+        PICTURES,
         False,
     ),
-    "more-filters": ("Conv2D", SAME_CHANNELS | {"filters": 4}, (1, 3, 3, 2), False),
+    "more-filters": ("Conv2D", GROUPS | {"filters": 32}, PICTURES, False),
+    "few-channels": ("DepthwiseConv2D", {"kernel_size": 2}, (1, 3, 3, 15), False),
+    "large-kernel": ("DepthwiseConv1D", {"kernel_size": 122}, (1, 130, 16), False),
 }
 
 
@@ -188,7 +192,7 @@ def test_which_channels_the_native_library_convolves(name, options, shape, is_na
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize(
-    ("channels", "strides"), [(3, 1), (3, 2), (24, 1), (24, 2)], ids=str
+    ("channels", "strides"), [(16, 1), (17, 2), (24, 1), (24, 2)], ids=str
 )
 def test_a_depthwise_convolution_and_its_gradients(
     channels, strides, padding, dtype, jit_compile
@@ -235,6 +239,31 @@ def test_a_depthwise_convolution_and_its_gradients(
         )
     assert y.dtype == half
     assert [g.dtype for g in gradients[1:]] == [w.dtype for w in weights]
+
+
+def test_xla_finds_the_size_of_the_batch_at_run_time():
+    layer = layers.DepthwiseConv2D(3, padding="same", dtype="mixed_float16")
+    rng = np.random.default_rng(0)
+    x = tf.cast(rng.integers(-2, 3, (4, 5, 5, 16)), "float16")
+    keep = tf.constant([True, False, True, False])
+    layer.build(x.shape)
+    layer.set_weights([rng.integers(-2, 3, w.shape) for w in layer.weights])
+
+    def step(x, keep):
+        weights = [variable.value for variable in layer.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(tf.boolean_mask(x, keep))
+            total = tf.reduce_sum(tf.cast(y, "float32") ** 2)
+        return total, tape.gradient(total, [x, *weights])
+
+    # Of small integers, which every order of sums gives exactly.
+    expected = step(x, keep)
+    found = tf.function(step, jit_compile=True)(x, keep)
+    for actual, wanted in zip(
+        tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
+    ):
+        np.testing.assert_array_equal(actual, wanted)
 
 
 @EACH

@@ -25,16 +25,6 @@ namespace {
 
 constexpr std::int64_t kNowhere = -1;
 
-// Fewer channels than a vector has lanes leave lanes empty. Where the elements of adjacent
-// results are adjacent, so many results are computed as one that has all their channels.
-constexpr std::int64_t kLanes = 16, kTogether = 64, kMostTogether = kTogether + kLanes;
-
-std::int64_t ResultsTogether(std::int64_t channels, std::int64_t step,
-                             std::int64_t advance) {
-  if (channels >= kLanes || step != 1 || advance != 1) return 1;
-  return CeilDiv(kTogether, channels);
-}
-
 // Positions of a result, a step apart, that sum over the same elements of the kernel.
 struct Run {
   std::int64_t begin, results;
@@ -136,15 +126,6 @@ std::unique_ptr<float[]> Allocate(std::int64_t count) {
   return std::unique_ptr<float[]>(new (std::nothrow) float[count + 1]);
 }
 
-// Makes [rows, count, size] of [rows, size], in place: each row `count` times.
-void Repeat(float* numbers, std::int64_t rows, std::int64_t size, std::int64_t count) {
-  for (std::int64_t row = rows - 1; count > 1 && row >= 0; --row) {
-    for (std::int64_t i = count - 1; i >= 0; --i) {
-      std::copy_n(numbers + row * size, size, numbers + (row * count + i) * size);
-    }
-  }
-}
-
 // The tensors of a weighted sum. `sizes` are those of `from`.
 struct WeightedSums {
   DimensionSums rows, columns;
@@ -160,25 +141,21 @@ Status SumWeighted(const DepthwiseConv& conv, const void* kernel,
                    const WeightedSums& sums, const Parallel& parallel, Isa isa) {
   const auto& functions = *KernelsOf(isa)->depthwise_conv;
   const std::int64_t channels = conv.channels;
-  const std::int64_t together = ResultsTogether(channels, sums.columns.step, sums.columns.advance);
-  const std::int64_t width = together * channels;
-  const std::int64_t kernel_row = conv.dimensions[1].kernel * width;
-  const std::int64_t kernel_count = conv.dimensions[0].kernel * conv.dimensions[1].kernel;
-  const auto weights = Allocate(kernel_count * width), start = Allocate(width);
+  const std::int64_t kernel_row = conv.dimensions[1].kernel * channels;
+  const std::int64_t kernel_size = conv.dimensions[0].kernel * kernel_row;
+  const auto weights = Allocate(kernel_size), start = Allocate(channels);
   if (weights == nullptr || start == nullptr) {
     return {StatusCode::kOutOfMemory, "no memory for the kernel"};
   }
-  functions.widen(conv.type, conv.kernel_type == DataType::kFloat, kernel,
-                  kernel_count * channels, weights.get());
-  Repeat(weights.get(), kernel_count, channels, together);
+  functions.widen(conv.type, conv.kernel_type == DataType::kFloat, kernel, kernel_size,
+                  weights.get());
   if (sums.bias == nullptr) {
-    std::fill_n(start.get(), width, 0.0f);
+    std::fill_n(start.get(), channels, 0.0f);
   } else if (sums.bias_type == DataType::kFloat) {
     std::copy_n(static_cast<const float*>(sums.bias), channels, start.get());
   } else {
     functions.widen(conv.type, /*is_float=*/false, sums.bias, channels, start.get());
   }
-  Repeat(start.get(), 1, channels, together);
 
   // For each result of the first dimension, its run.
   std::vector<const Run*> run_of(sums.results[0]);
@@ -190,9 +167,9 @@ Status SumWeighted(const DepthwiseConv& conv, const void* kernel,
   const std::int64_t element_size = sums.to_type == DataType::kFloat ? 4 : 2;
   const std::int64_t row_size = sums.results[1] * channels;
   const std::int64_t from_row = sums.sizes[1] * channels;
-  // Tasks of a few rows: the first one finds nothing in the cache that it shares with the
-  // row before.
-  const std::int64_t work = row_size / 4;
+  // Tasks of a few rows, four times as many as of a sum: the first row of each finds
+  // nothing in the cache that it shares with the row before.
+  const std::int64_t work = kernel_size * sums.results[1] / 36;
   ParallelFor(parallel, conv.batch * sums.results[0], work, [&](std::int64_t i) {
     const std::int64_t n = i / sums.results[0], at = i % sums.results[0];
     const Run& outer = *run_of[at];
@@ -202,26 +179,18 @@ Status SumWeighted(const DepthwiseConv& conv, const void* kernel,
                        (n * sums.sizes[0] + source) * from_row;
     auto* to = static_cast<char*>(sums.to) + i * row_size * element_size;
     for (const Run& run : sums.columns.runs) {
-      const float* first = weights.get() + outer.first * kernel_row + run.first * width;
-      const auto add = [&](std::int64_t begin, std::int64_t results,
-                           std::int64_t row_channels) {
-        const ConvolvedRow row = {
-            results,
-            row_channels,
-            sums.columns.advance * row_channels,
-            sums.columns.step * row_channels,
-            {outer.count, run.count},
-            {sums.rows.source_step * from_row, sums.columns.source_step * channels},
-            {sums.rows.kernel_step * kernel_row, sums.columns.kernel_step * width}};
-        const std::int64_t moved = begin * sums.columns.advance;
-        functions.weighted_sums(conv.type, row, from + (run.source + moved) * channels,
-                                first, start.get(), sums.to_type,
-                                to + (run.begin + begin * sums.columns.step) * channels *
-                                         element_size);
-      };
-      const std::int64_t rest = run.results % together;
-      add(0, run.results / together, width);
-      if (rest > 0) add(run.results - rest, 1, rest * channels);
+      const ConvolvedRow row = {
+          run.results,
+          channels,
+          sums.columns.advance * channels,
+          sums.columns.step * channels,
+          {outer.count, run.count},
+          {sums.rows.source_step * from_row, sums.columns.source_step * channels},
+          {sums.rows.kernel_step * kernel_row, sums.columns.kernel_step * channels}};
+      functions.weighted_sums(
+          conv.type, row, from + run.source * channels,
+          weights.get() + outer.first * kernel_row + run.first * channels, start.get(),
+          sums.to_type, to + run.begin * channels * element_size);
     }
   });
   return {};
@@ -237,15 +206,13 @@ class ProductSums {
       : type_(conv.type),
         channels_(conv.channels),
         columns_(conv.dimensions[1]),
-        together_(ResultsTogether(conv.channels, /*step=*/1, columns_.stride)),
         kernel_(*KernelsOf(isa)->depthwise_conv) {
     for (std::int64_t k = 0; k < columns_.kernel; ++k) ranges_.push_back(Meeting(k));
   }
 
   // sums[k, c] += sum over p of x[position of p and k, c] * grad_y[p, c]
   void Add(const std::uint16_t* x, const std::uint16_t* grad_y, float* sums) const {
-    const bool slides =
-        columns_.stride == 1 && columns_.dilation == 1 && together_ == 1;
+    const bool slides = columns_.stride == 1 && columns_.dilation == 1;
     std::int64_t k = 0;
     for (; slides && k + kSlidingColumns <= columns_.kernel; k += kSlidingColumns) {
       Range all = ranges_[k];
@@ -298,32 +265,15 @@ class ProductSums {
   void AddColumn(std::int64_t k, const Range& range, const std::uint16_t* x,
                  const std::uint16_t* grad_y, float* sums) const {
     ForSpans(range, [&](std::int64_t p, std::int64_t count) {
-      const auto* a = x + InX(p, k);
-      const auto* b = grad_y + p * channels_;
-      if (together_ > 1) {
-        AddTogether(a, b, count, sums + k * channels_);
-      } else {
-        kernel_.product_sums(type_, count, channels_, a, columns_.stride * channels_, b,
-                             channels_, sums + k * channels_);
-      }
+      kernel_.product_sums(type_, count, channels_, x + InX(p, k),
+                           columns_.stride * channels_, grad_y + p * channels_, channels_,
+                           sums + k * channels_);
     });
-  }
-
-  // sums[c] += sum over p of a[p, c] * b[p, c], where both are packed
-  void AddTogether(const std::uint16_t* a, const std::uint16_t* b, std::int64_t count,
-                   float* sums) const {
-    const std::int64_t width = together_ * channels_, rest = count % together_;
-    float together[kMostTogether] = {};
-    kernel_.product_sums(type_, count / together_, width, a, width, b, width, together);
-    const std::int64_t done = (count - rest) * channels_;
-    kernel_.product_sums(type_, 1, rest * channels_, a + done, 0, b + done, 0, together);
-    for (std::int64_t i = 0; i < width; ++i) sums[i % channels_] += together[i];
   }
 
   DataType type_;
   std::int64_t channels_;
   const ConvolvedDimension& columns_;
-  std::int64_t together_;
   const DepthwiseConvKernel& kernel_;
   std::vector<Range> ranges_;
 };

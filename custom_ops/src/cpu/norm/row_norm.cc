@@ -16,8 +16,8 @@
 #include "common/ceil_div.h"
 #include "cpu/kernels.h"
 #include "cpu/norm/check_arguments.h"
-#include "cpu/runtime/partial_sums.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/partial_sums.h"
 
 namespace keras_mp {
 namespace {
