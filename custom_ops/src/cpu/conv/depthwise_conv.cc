@@ -167,8 +167,8 @@ Status SumWeighted(const DepthwiseConv& conv, const void* kernel,
   const std::int64_t element_size = sums.to_type == DataType::kFloat ? 4 : 2;
   const std::int64_t row_size = sums.results[1] * channels;
   const std::int64_t from_row = sums.sizes[1] * channels;
-  // Tasks of a few rows, four times as many as of a sum: the first row of each finds
-  // nothing in the cache that it shares with the row before.
+  // So that a task is several rows: the first one of a task finds nothing in the cache that
+  // it shares with the row before.
   const std::int64_t work = kernel_size * sums.results[1] / 36;
   ParallelFor(parallel, conv.batch * sums.results[0], work, [&](std::int64_t i) {
     const std::int64_t n = i / sums.results[0], at = i % sums.results[0];
