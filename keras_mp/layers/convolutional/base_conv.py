@@ -135,11 +135,7 @@ class FP32DepthwiseConv(BaseFP32Conv):
     """
 
     def call(self: Any, inputs: Any) -> Any:
-        if (
-            not _runs_in_fp32(self, inputs)
-            or not _has_depthwise_kernel(self, inputs.shape[-1])
-            or self.depth_multiplier != 1
-        ):
+        if not _has_kernel_for_depthwise_part(self, inputs):
             return super().call(inputs)
         kernel = read_without_autocast(lambda: self.kernel)
         bias = read_without_autocast(self.bias)
@@ -166,11 +162,7 @@ class FP32SeparableConv(BaseFP32Conv):
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
 
     def call(self: Any, inputs: Any) -> Any:
-        if (
-            not _runs_in_fp32(self, inputs)
-            or not _has_depthwise_kernel(self, inputs.shape[-1])
-            or self.depth_multiplier != 1
-        ):
+        if not _has_kernel_for_depthwise_part(self, inputs):
             return super().call(inputs)
         depthwise, pointwise = (
             read_without_autocast(lambda name=name: getattr(self, name))
@@ -274,8 +266,18 @@ def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
     """
     from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 
-    is_fast = channels >= 16 and math.prod(layer.kernel_size) <= 121
-    return is_fast and layer.data_format == "channels_last" and has_cpu_kernels()
+    if layer.data_format != "channels_last" or not has_cpu_kernels():
+        return False
+    return channels >= 16 and math.prod(layer.kernel_size) <= 121
+
+
+def _has_kernel_for_depthwise_part(layer: Any, inputs: Any) -> bool:
+    """Tells the same of a depthwise or separable convolution of Keras."""
+    return (
+        _runs_in_fp32(layer, inputs)
+        and layer.depth_multiplier == 1
+        and _has_depthwise_kernel(layer, inputs.shape[-1])
+    )
 
 
 def _is_depthwise_in_groups(layer: Any) -> bool:

@@ -241,6 +241,24 @@ def test_a_depthwise_convolution_and_its_gradients(
     assert [g.dtype for g in gradients[1:]] == [w.dtype for w in weights]
 
 
+@pytest.mark.parametrize("data_format", ["channels_first", "channels_last"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("DepthwiseConv2D", {}), ("SeparableConv2D", {"filters": 3})],
+    ids=str,
+)
+def test_pictures_of_any_size(name, options, data_format):
+    sizes: list[int | None] = [None] * 4
+    sizes[1 if data_format == "channels_first" else 3] = 16
+    layer = getattr(layers, name)(
+        kernel_size=3, data_format=data_format, dtype="mixed_float16", **options
+    )
+    layer.build(sizes)
+    traced = tf.function(layer).get_concrete_function(tf.TensorSpec(sizes, tf.float16))
+    sizes[sizes.index(16)] = options.get("filters", 16)
+    assert traced.structured_outputs.shape.as_list() == sizes
+
+
 def test_xla_finds_the_size_of_the_batch_at_run_time():
     layer = layers.DepthwiseConv2D(3, padding="same", dtype="mixed_float16")
     rng = np.random.default_rng(0)
