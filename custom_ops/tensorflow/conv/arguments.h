@@ -33,8 +33,7 @@ inline bool IsPairOfCounts(const std::vector<std::int64_t>& numbers) {
   return numbers.size() == 2 && std::all_of(numbers.begin(), numbers.end(), IsCount);
 }
 
-// `Context` is the context of a
-// kernel's construction or of a shape function.
+// `Context` is the context of a kernel's construction or of a shape function.
 template <class Context>
 absl::Status GetConvAttributes(Context* ctx, ConvAttributes* attributes) {
   std::string padding;
@@ -89,8 +88,8 @@ inline absl::Status MakeDepthwiseConv(const tensorflow::TensorShape& x,
       kernel.dim_size(3) != 1 || !IsCount(kernel.dim_size(0)) ||
       !IsCount(kernel.dim_size(1))) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "x must be [batch, a, b, channels], and the kernel [1 to 2^31 - 1, 1 to 2^31 - 1, "
-        "channels, 1]. Received: x.shape=",
+        "x must be [batch, a, b, channels], and the kernel [1 to 2^31 - 1, "
+        "1 to 2^31 - 1, channels, 1]. Received: x.shape=",
         x.DebugString(), ", kernel.shape=", kernel.DebugString()));
   }
   conv->batch = x.dim_size(0);
