@@ -12,11 +12,8 @@ from keras_mp.diagnostics.arguments import (
     master_values,
     scale_of,
 )
-from keras_mp.diagnostics.subject import (
-    Backpropagation,
-    Subject,
-    weight_paths,
-)
+from keras_mp.diagnostics.observation import Call
+from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
 
 _ADVICE = {
     "weight": (
@@ -85,11 +82,13 @@ def find_overflow(
     """Finds the layer where the numbers of a batch first overflow.
 
     The batch is run under the model's own dtype policy. First come the weights
-    themselves, then the outputs of the layers, in the order of computation, then the
-    loss, then the gradients of the scaled loss, in the order of back-propagation: of
-    the outputs of a layer before those of its weights, and those before the layer that
-    comes before it. Where the loss is finite, -inf in an output is taken for that of a
-    mask. Nothing of the model, its optimizer, metrics or seeds is changed.
+    themselves, then what the layers compute, at any depth and in the order of
+    computation, then the loss, then the gradients of the scaled loss, in the order of
+    back-propagation: of the outputs of a layer before those of its weights, and those
+    before the layer that comes before it. The innermost layer is named: one with
+    sublayers, where its own arithmetic overflows. Where the loss is finite, -inf in an
+    output is taken for that of a mask. Nothing of the model, its optimizer, metrics or
+    seeds is changed.
 
     Args:
         model: `keras.Model`, built and compiled.
@@ -122,36 +121,61 @@ def find_overflow(
     for weight in model.variables:
         if "float" in weight.dtype and not _is_finite(weight):
             return Overflow(weight.path, "weight", _largest([weight]))
-    subject = Subject(model, lambda layer: layer, master_values(model))
-    run = subject.run(*as_batch(x, y, sample_weight), scale)
+    batch = as_batch(x, y, sample_weight)
+    found = run(model, batch, scale, masters=master_values(model))
+    return _in_forward_pass(model, found) or _in_backward_pass(model, found, scale)
+
+
+def _in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
+    """Returns the first overflow in the order of computation."""
     before: list[Any] = []
-    for path, activation in run.activations:
-        if not _is_finite(activation) and not _is_masked(activation, run.loss):
-            return Overflow(path, "forward", _largest([*before, activation]))
-        before.append(activation)
-    if not _is_finite(run.loss):
+    for path, tensor in _in_order_of_computation(model, found.calls):
+        if not _is_finite(tensor) and not _is_masked(tensor, found.loss):
+            return Overflow(path, "forward", _largest([*before, tensor]))
+        before.append(tensor)
+    if not _is_finite(found.loss):
         return Overflow(model.name, "loss", _largest(before))
-    return _in_gradients(model, subject, run, scale)
+    return None
 
 
-def _is_masked(activation: Any, loss: Any) -> bool:
+def _in_order_of_computation(model: Any, calls: list[Call]) -> list[tuple[str, Any]]:
+    """Returns what layers are given and what they return, each with its origin.
+
+    What a layer is given comes from the layer around it, if it was not finite before:
+    from what that layer computes itself.
+    """
+    events = []
+    for index, call in enumerate(calls):
+        origin = call.outer.path if call.outer else model.name
+        # Of two calls that begin after the same one has ended, the outer comes first.
+        began = (call.calls_before, 0, -index)
+        events += [(began, origin, tensor) for tensor in call.inputs]
+        events += [((index, 1, 0), call.path, tensor) for tensor in call.outputs]
+    events.sort(key=lambda event: event[0])
+    return [(path, tensor) for _, path, tensor in events]
+
+
+def _is_masked(tensor: Any, loss: Any) -> bool:
     """Tells whether all that is not finite is -inf, and the loss is finite with it."""
-    numbers = _in_float64(activation)
+    numbers = _in_float64(tensor)
     return _is_finite(loss) and _is_finite(numbers[numbers != -np.inf])
 
 
-def _in_gradients(
-    model: Any, subject: Subject, run: Backpropagation, scale: float
+def _in_backward_pass(
+    model: Any, found: Backpropagation, scale: float
 ) -> Overflow | None:
     """Returns the first overflow in the order of back-propagation."""
-    order = {path: i for i, (path, _) in enumerate(run.activations)}
-    steps = [(order[path], 1, path, g) for path, g in run.activation_gradients]
-    weights = zip(weight_paths(model), model.trainable_variables, strict=True)
-    positions = {path: subject.position_of(variable) for path, variable in weights}
+    used_by: dict[int, int] = {}  # a variable: the first call that uses it
+    steps = []
+    for index, call in enumerate(found.calls):
+        for variable in getattr(call.layer, "variables", ()):
+            used_by.setdefault(id(variable), index)
+        gradients = [gradient for gradient in call.gradients if gradient is not None]
+        steps += [(index, 1, call.path, gradient) for gradient in gradients]
+    variables = dict(zip(weight_paths(model), model.trainable_variables, strict=True))
     # The last weight of a layer first: within it, they are in the order of their use.
-    for path, gradient in reversed(run.weight_gradients):
-        position = positions[path]
-        steps.append((-1 if position is None else position, 0, path, gradient))
+    for path, gradient in reversed(found.weight_gradients):
+        steps.append((used_by.get(id(variables[path]), -1), 0, path, gradient))
     before: list[Any] = []
     for _, _, path, gradient in sorted(steps, key=lambda s: s[:2], reverse=True):
         scaled = _in_float64(gradient) * scale

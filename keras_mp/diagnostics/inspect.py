@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_mp.diagnostics.arguments import (
     as_batch,
@@ -15,20 +16,10 @@ from keras_mp.diagnostics.arguments import (
     scale_of,
 )
 from keras_mp.diagnostics.numerics import Entry, Numerics
+from keras_mp.diagnostics.observation import floating_tensors
 from keras_mp.diagnostics.statistics import TensorStatistics
-from keras_mp.diagnostics.subject import (
-    Backpropagation,
-    Subject,
-    overrides,
-    weight_paths,
-)
-from keras_mp.diagnostics.twin import NoTwinError, to_fp16, to_fp32
+from keras_mp.diagnostics.subject import Backpropagation, overrides, run, weight_paths
 from keras_mp.diagnostics.updates import Difference, updates_of
-
-OWN_CALL = (
-    "the model has a `call` of its own: of its activations only those are seen that "
-    "pass through a keras_mp.layers.Probe"
-)
 
 
 def inspect(
@@ -42,15 +33,15 @@ def inspect(
     """Runs one batch through a model and tells what FP16 does to its numbers.
 
     Activations, their gradients, weights, weight gradients and updates are those of the
-    model computed in FP32, on a twin with the same values, so that they show what FP16
-    *would* lose. Beside them the batch is run in FP16, without a loss scale and with
-    one, and the gradients are compared. Nothing of the model, its optimizer, metrics or
-    seeds is changed.
+    model computed in FP32, so that they show what FP16 *would* lose. Beside them the
+    batch is run in FP16, without a loss scale and with one, and the loss, the outputs
+    and the gradients are compared. Nothing of the model, its optimizer, metrics or
+    seeds is changed. Its layers have other dtype policies for the time of the call, so
+    that no other thread may run the model meanwhile.
 
-    The outputs of all layers of functional, Sequential and nested models are seen, of
-    recurrent layers those of all time steps; the gradients of these are those of what
-    the layer returns. Inside a layer or model with a `call` of its own, what passes
-    through a `keras_mp.layers.Probe` is seen.
+    The outputs of all layers are seen, at any depth and in any model; of recurrent
+    layers those of all time steps, with the gradients of what the layer returns. To see
+    a tensor in the middle of a layer, pass it through a `keras_mp.layers.Probe`.
 
     Args:
         model: `keras.Model`, built and compiled, of any dtype policy.
@@ -60,18 +51,16 @@ def inspect(
         loss_scale: positive float, at which the gradients of FP16 are computed.
             Defaults to that of the model's optimizer, or 1.
         as_is: bool, default False: whether the numbers are to be those of the model
-            under its own policy, at `loss_scale` and divided by it, instead of those of
-            the twin. Layers that cannot be made from their config are then no error;
-            but nothing is compared.
+            under its own policy, at `loss_scale` and divided by it, instead of those in
+            FP32.
 
     Returns:
         `Numerics`. Printed, it is a table, the worst layers first.
 
     Raises:
         TypeError: `model` is not a `keras.Model`.
-        ValueError: it is not built, not compiled, or has no trainable weights; a layer
-            cannot be made from its config; `loss_scale` is not positive; the batch or
-            its loss is not finite.
+        ValueError: it is not built, not compiled, or has no trainable weights;
+            `loss_scale` is not positive; the batch or its loss is not finite.
         RuntimeError: Keras is on another backend than TensorFlow.
 
     Example:
@@ -88,54 +77,52 @@ def inspect(
     scale = scale_of(model, loss_scale)
     batch = as_batch(x, y, sample_weight)
     masters = master_values(model)
-    own = Subject(model, lambda layer: layer, masters)
-    shown = own.run(*batch, scale) if as_is else None
-    notes = _notes(model, own)
-    in_fp16: dict[float, Backpropagation] = {}
-    try:
-        in_fp32 = Subject(model, to_fp32, masters).run(*batch, 1.0)
-        fp16 = Subject(model, to_fp16(model), masters)
-        in_fp16 = {each: fp16.run(*batch, each) for each in {1.0, scale}}
-    except NoTwinError as error:
-        if shown is None:
-            raise
-        in_fp32 = shown
-        notes.append(f"FP16 is not compared with FP32. {error}")
-    shown = shown or in_fp32
+    in_fp32 = run(model, batch, dtype="float32", masters=masters)
+    shown = run(model, batch, scale, masters=masters) if as_is else in_fp32
     _check_run(shown)
+    in_fp16 = {
+        each: run(model, batch, each, "float16", masters) for each in {1.0, scale}
+    }
     report = Numerics(
         entries=(
             *_activations(shown),
-            *_weights(model, shown, in_fp32, in_fp16.get(scale), masters),
+            *_weights(model, shown, in_fp32, in_fp16[scale], masters),
         ),
         loss=float(shown.loss),
         loss_scale=scale,
         gradient_errors={},
-        notes=tuple(notes),
+        notes=tuple(_notes(model)),
+        **_forward_errors(in_fp16[1.0], in_fp32),
     )
-    if not in_fp16:
-        return report
     suggested = report.suggested_scale()
     if suggested not in in_fp16:
-        in_fp16[suggested] = fp16.run(*batch, suggested)
-    errors = {each: _error(run, in_fp32) for each, run in in_fp16.items()}
+        in_fp16[suggested] = run(model, batch, suggested, "float16", masters)
+    errors = {each: _error(fp16, in_fp32) for each, fp16 in in_fp16.items()}
     return dataclasses.replace(report, gradient_errors=errors)
 
 
-def _notes(model: Any, own: Subject) -> list[str]:
+def _notes(model: Any) -> list[str]:
     """Returns what the report does not see, or sees otherwise than training does."""
-    notes = [] if own.sees_layers else [OWN_CALL]
-    notes += [
-        f"of {name!r} only the last output is seen: it cannot be made from its config"
-        for name in own.unseen
-    ]
     if overrides(model, "train_step"):
-        notes.append("the model's own `train_step` is not run, only `compute_loss`")
-    if overrides(model, "compute_loss"):
-        notes.append(
-            "layers that the model's own `compute_loss` calls run under their policy"
+        return ["the model's own `train_step` is not run, only `compute_loss`"]
+    return []
+
+
+def _forward_errors(
+    in_fp16: Backpropagation, in_fp32: Backpropagation
+) -> dict[str, float]:
+    """Returns the loss in FP16, and the relative error of the outputs."""
+    found, expected = (
+        np.concatenate(
+            [np.ravel(ops.cast(x, "float32")) for x in floating_tensors(predictions)]
+            or [np.zeros(0)]
         )
-    return notes
+        for predictions in (in_fp16.predictions, in_fp32.predictions)
+    )
+    return {
+        "fp16_loss": float(in_fp16.loss),
+        "output_error": Difference.between(found, expected).relative_error,
+    }
 
 
 def _check_run(run: Backpropagation) -> None:
@@ -165,14 +152,14 @@ def _weights(
     model: Any,
     shown: Backpropagation,
     in_fp32: Backpropagation,
-    in_fp16: Backpropagation | None,
+    in_fp16: Backpropagation,
     masters: dict[int, Any],
 ) -> Iterator[Entry]:
     """Yields the entries of each weight that has a gradient."""
     paths, weights = weight_paths(model), model.trainable_variables
     references = dict(in_fp32.weight_gradients)
     shown_gradients = dict(shown.weight_gradients)
-    halves = dict(in_fp16.weight_gradients) if in_fp16 else {}
+    halves = dict(in_fp16.weight_gradients)
     values = [fp32_value(weight, masters) for weight in weights]
     updates = updates_of(
         model.optimizer, weights, values, [references.get(path) for path in paths]
@@ -182,11 +169,8 @@ def _weights(
             continue
         yield Entry(path, "weight", TensorStatistics.of(value))
         gradient = TensorStatistics.of(shown_gradients[path])
-        if path in halves:
-            difference = Difference.between(halves[path], references[path])
-            yield Entry(path, "weight_gradient", gradient, *_parts(difference))
-        else:
-            yield Entry(path, "weight_gradient", gradient)
+        difference = Difference.between(halves[path], references[path])
+        yield Entry(path, "weight_gradient", gradient, *_parts(difference))
         yield Entry(
             path,
             "update",

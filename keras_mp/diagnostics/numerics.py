@@ -115,6 +115,9 @@ class Numerics:
         gradient_errors: dict from a loss scale to the relative error of all FP16 weight
             gradients, taken as one vector, at that scale.
         notes: tuple of str, what was not seen, and why.
+        fp16_loss: float or None, that of the batch in FP16.
+        output_error: float or None, the relative error of the model's outputs in FP16,
+            taken as one vector; inf where they are not finite.
 
     Example:
 
@@ -134,6 +137,8 @@ class Numerics:
     loss_scale: float
     gradient_errors: Mapping[float, float]
     notes: tuple[str, ...] = ()
+    fp16_loss: float | None = None
+    output_error: float | None = None
 
     def of_kind(self, *kinds: str) -> list[Entry]:
         """Returns the entries of these kinds, in the order of computation."""
@@ -196,6 +201,29 @@ class Numerics:
             return 0.0
         return gradients.overflows_at(exponent) / gradients.elements
 
+    def needs_fp32(self) -> Verdict:
+        """Tells whether the forward pass needs more range than FP16 has.
+
+        Yes, where the loss or the outputs of the model differ in FP16 from those in
+        FP32 by more than a tenth, or are not finite. No loss scale helps then.
+
+        Raises:
+            ValueError: the report is of an earlier version, which did not compare them.
+        """
+        if self.fp16_loss is None or self.output_error is None:
+            raise ValueError(
+                "The verdict rests on the loss and the outputs in FP16. Received: a "
+                "report of an earlier version. Call keras_mp.inspect again."
+            )
+        loss_error = _relative_error(self.fp16_loss, self.loss)
+        return Verdict(
+            max(loss_error, self.output_error) > _TOLERANCE,
+            max(loss_error, self.output_error),
+            _TOLERANCE,
+            f"in FP16 the loss is {self.fp16_loss:.6g}, off by {loss_error:.2%}, and "
+            f"the outputs are off by {self.output_error:.2%}",
+        )
+
     def needs_scaling(self) -> Verdict:
         """Tells whether FP16 loses gradients that a loss scale would keep.
 
@@ -203,11 +231,6 @@ class Numerics:
         FP32 by more than a tenth of their length, and by less than half as much at
         `suggested_scale()`.
         """
-        if not self.gradient_errors:
-            raise ValueError(
-                "The verdict rests on gradients in FP32 and in FP16. Received: a "
-                "report without a comparison. Let all layers have `get_config`."
-            )
         without = self.gradient_errors[1.0]
         suggested = self.suggested_scale()
         with_scale = self.gradient_errors.get(suggested, without)
@@ -252,6 +275,8 @@ class Numerics:
             "entries": entries,
             "gradient_errors": errors,
             "notes": list(self.notes),
+            "fp16_loss": _to_json(self.fp16_loss),
+            "output_error": _to_json(self.output_error),
         }
 
     @classmethod
@@ -265,6 +290,9 @@ class Numerics:
                 "entries": entries,
                 "gradient_errors": errors,
                 "notes": tuple(data["notes"]),
+                # Reports of an earlier version have neither.
+                "fp16_loss": _from_json(data.get("fp16_loss")),
+                "output_error": _from_json(data.get("output_error")),
             }
         )
 
@@ -298,12 +326,19 @@ class Numerics:
             positive_number("scale", scale, "Try 2.0**15."),
         )
 
+    def _headline(self) -> list[str]:
+        """Returns what FP16 makes of the loss and the outputs, in one line or two."""
+        if self.fp16_loss is None:
+            return [f"loss {self.loss:.6g}"]
+        verdict = self.needs_fp32()
+        lines = [f"loss {self.loss:.6g}; {verdict.reason}"]
+        return [*lines, _OVERFLOWS] if verdict else lines
+
     def __str__(self) -> str:
         scale = self.suggested_scale()
-        scaling = self.needs_scaling() if self.gradient_errors else "not compared"
         lines = [
-            f"loss {self.loss:.6g}; FP16 gradients at the loss scale "
-            f"{_power(self.loss_scale)}",
+            *self._headline(),
+            f"FP16 gradients at the loss scale {_power(self.loss_scale)}",
             "",
             _ROW.format(*_TITLES),
         ]
@@ -314,7 +349,7 @@ class Numerics:
                 lines.append(f"{kind:<19} and {len(entries) - _ROWS} more")
         lines += [
             "",
-            f"loss scaling needed? {scaling}",
+            f"loss scaling needed? {self.needs_scaling()}",
             f"suggested scale      {_power(scale)}, which recovers "
             f"{self.recovered(scale):.2%} of the lost gradients",
             f"masters needed?      {self.needs_masters()}",
@@ -323,6 +358,9 @@ class Numerics:
         return "\n".join(_folded(lines))
 
 
+_OVERFLOWS = (
+    "FP16 has not the range for this model: see keras_mp.find_overflow(model, x, y)"
+)
 _ROW = "{:<19} {:<27} {:>9} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}"
 _TITLES = (
     *("kind", "layer or variable", "elements"),
@@ -381,6 +419,14 @@ def _to_json(error: float | None) -> Any:
 
 def _from_json(error: Any) -> float | None:
     return None if error is None else float(error)
+
+
+def _relative_error(x: float, reference: float) -> float:
+    if not math.isfinite(x):
+        return math.inf
+    if x == reference:
+        return 0.0
+    return abs(x / reference - 1.0) if reference else math.inf
 
 
 def _damage(entry: Entry) -> tuple[float, float]:

@@ -1,175 +1,128 @@
-"""A model, or its twin under another dtype policy, run forward and backward once."""
+"""A model run forward and backward once, in the precision of choice."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp.diagnostics.expansion import Expansion, is_floating, is_graph, numbered
-from keras_mp.diagnostics.twin import (
-    copy_state,
-    paired_variables,
-    same_random_state,
+from keras_mp.diagnostics.observation import (
+    Call,
+    Observation,
+    floating_tensors,
+    is_floating,
 )
-from keras_mp.layers.probe import recording
+from keras_mp.diagnostics.paths import numbered
+from keras_mp.diagnostics.precision import Values, computing_in
+from keras_mp.dtypes import is_half
 
 
 @dataclass
 class Backpropagation:
     """What one forward and backward pass computed.
 
+    All gradients are those of the loss times the scale, divided by the scale.
+
     Attributes:
-        activations: list of (path, tensor), in the order of computation.
-        activation_gradients: list of (path, float32 tensor), in that order: computed
-            from the loss times the scale, and divided by the scale.
-        weight_gradients: as `activation_gradients`, in the order of the weights.
+        calls: list of `Call`, of all layers at any depth, in the order of computation.
+        weight_gradients: list of (path, float32 tensor), in the order of the weights.
+        predictions: the outputs of the model.
         loss: scalar float32 tensor, not scaled.
     """
 
-    activations: list[tuple[str, Any]]
-    activation_gradients: list[tuple[str, Any]]
+    calls: list[Call]
     weight_gradients: list[tuple[str, Any]]
+    predictions: Any
     loss: Any
 
+    @property
+    def activations(self) -> list[tuple[str, Any]]:
+        """The tensors that layers return, each with its path, in that order."""
+        return [(path, call.shown[i]) for path, call, i in self._outputs()]
 
-class Subject:
-    """A model, or its twin under another policy, that is run without a trace.
+    @property
+    def activation_gradients(self) -> list[tuple[str, Any]]:
+        """The gradients that there are of them, float32, each with that path."""
+        return [
+            (path, call.gradients[i])
+            for path, call, i in self._outputs()
+            if call.gradients[i] is not None
+        ]
+
+    def _outputs(self) -> list[tuple[str, Call, int]]:
+        """Returns the outputs: path, call and index in it.
+
+        What a layer returns as one inside it has returned it, is listed there alone.
+        """
+        first: dict[int, int] = {}  # by the `id` of a tensor: the call it came from
+        outputs = []
+        for index, call in enumerate(self.calls):
+            for i, tensor in enumerate(call.outputs):
+                if first.get(id(tensor), -1) < call.calls_before:
+                    outputs.append((call, i))
+                first.setdefault(id(tensor), index)
+        paths = numbered([call.path for call, _ in outputs])
+        return [(path, *each) for path, each in zip(paths, outputs, strict=True)]
+
+
+def run(
+    model: Any,
+    batch: tuple[Any, Any, Any],
+    scale: float = 1.0,
+    dtype: str | None = None,
+    masters: dict[int, Any] | None = None,
+) -> Backpropagation:
+    """Runs one batch forward and backward, as a step of training would.
 
     Whatever the layers assign to their variables, statistics and seeds among them, is
-    forgotten after a run.
+    forgotten.
 
     Args:
         model: `keras.Model`, built and compiled.
-        layer_of: returns the layer that computes in the place of a layer: itself, or
-            its twin.
-        values: dict from the `id` of a variable to the value it is to have instead of
+        batch: tuple of inputs, targets and sample weights: a tensor each, a structure
+            of several, or None.
+        scale: float, the loss is multiplied by it before it is differentiated.
+        dtype: `"float32"`, `"float16"`, or None, for the precision of the model itself.
+        masters: dict from the `id` of a variable to the value it is to have instead of
             its own.
-
-    Attributes:
-        sees_layers: bool, whether the outputs of its layers are seen, and not only what
-            passes through a `keras_mp.layers.Probe`.
-        unseen: list of the names of recurrent layers of which only the last output is
-            seen.
     """
+    import tensorflow as tf
 
-    def __init__(
-        self, model: Any, layer_of: Callable[[Any], Any], values: dict[int, Any]
-    ) -> None:
-        self._original = model
-        self._values = values
-        self.unseen: list[str] = []
-        self.sees_layers = is_graph(model)
-        with same_random_state():
-            if self.sees_layers:
-                expansion = Expansion(model, layer_of)
-                self._model, self._paths = expansion.model, expansion.paths
-                layers, self._positions = expansion.layers, expansion.positions
-                self.unseen = expansion.unseen
-            else:
-                self._model, self._paths = layer_of(model), []
-                self._positions = {}
-                layers = [(model, self._model)]
-        self._pairs = [pair for pair in layers if pair[0] is not pair[1]]
-
-    def run(self, x: Any, y: Any, sample_weight: Any, scale: float) -> Backpropagation:
-        """Runs one batch forward and backward, as a step of training would.
-
-        Args:
-            x: tensor, or a structure of several.
-            y: as `x`.
-            sample_weight: as `x`, or None.
-            scale: float, the loss is multiplied by it before it is differentiated.
-        """
-        import tensorflow as tf
-
-        self._build()
-        mapping = self._mapping()
-        values = {id(old): value for old, _, value in mapping}
-        weights = [(v, values[id(v)]) for v in self._original.trainable_variables]
-        with tf.GradientTape() as tape:
-            tape.watch([value for _, value in weights])
-            # So that layers before the first weight have gradients, too.
-            tape.watch([each for each in keras.tree.flatten(x) if is_floating(each)])
-            with (
-                keras.StatelessScope(
-                    [(new, value) for _, new, value in mapping], collect_losses=True
-                ),
-                recording() as probes,
-            ):
-                y_pred, outputs, shown = self._forward(x)
-                loss = self._loss(x, y, y_pred, sample_weight)
-                scaled = ops.cast(loss, "float32") * scale
-        # Inside a tf.function there are no numbers to be seen.
-        probes = [(path, x) for path, x in probes if hasattr(x, "numpy")]
-        paths = numbered([*self._paths, *(path for path, _ in probes)])
-        outputs += [x for _, x in probes]
-        shown += [x for _, x in probes]
-        gradients = tape.gradient(scaled, [[x for _, x in weights], outputs])
-        return Backpropagation(
-            list(zip(paths, shown, strict=True)),
-            _unscaled(paths, gradients[1], scale),
-            _unscaled(weight_paths(self._original), gradients[0], scale),
-            ops.cast(loss, "float32"),
-        )
-
-    def position_of(self, variable: Any) -> int | None:
-        """Returns the index of the layer of a variable among the activations."""
-        return self._positions.get(id(variable))
-
-    def _build(self) -> None:
-        """Creates the weights of twins that no symbolic call has created."""
-        for layer, twin in self._pairs:
-            if not twin.built or len(twin.variables) != len(layer.variables):
-                with same_random_state():
-                    twin.build_from_config(layer.get_build_config())
-            copy_state(layer, twin)
-
-    def _mapping(self) -> list[tuple[Any, Any, Any]]:
-        """Returns each variable, the one in its place, and the value it is to have.
-
-        Those of twins come last: the loss of the original still reads its own.
-        """
-        pairs = {id(new): (old, new) for old, new in self._variables()}
-        # One tensor for all that stand for a variable: its gradient is from all uses.
-        values: dict[tuple[int, str], Any] = {}
-        mapping = []
-        for old, new in pairs.values():
-            key = id(old), new.dtype
-            if key not in values:
-                values[key] = self._value(old, new)
-            mapping.append((old, new, values[key]))
-        return mapping
-
-    def _variables(self) -> list[tuple[Any, Any]]:
-        own = [(v, v) for v in self._original.variables]
-        own += [(v, v) for v in self._model.variables]
-        twins = [p for pair in self._pairs for p in paired_variables(*pair)]
-        replaced = {id(new) for _, new in twins}
-        return [pair for pair in own if id(pair[1]) not in replaced] + twins
-
-    def _value(self, old: Any, new: Any) -> Any:
-        value = self._values.get(id(old), old)
-        # A copy: of the trainable ones the tape is to see one tensor.
-        return ops.copy(ops.cast(ops.convert_to_tensor(value), new.dtype))
-
-    def _forward(self, x: Any) -> tuple[Any, list[Any], list[Any]]:
-        outputs = self._model(x, training=True)
-        if not self.sees_layers:
-            return outputs, [], []
-        y_pred, seen, shown = outputs
-        return y_pred, list(seen), list(shown)
-
-    def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        original = self._original
-        if original.loss is None and not overrides(original, "compute_loss"):
-            return _sum(self._model.losses)
-        loss = original.compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-        )
-        # Penalties are those of the weights that compute, not of the original ones.
-        return loss - _sum(original.losses) + _sum(self._model.losses)
+    x, y, sample_weight = batch
+    values = [(v, _value(v, dtype, masters or {})) for v in model.variables]
+    by_id = {id(variable): value for variable, value in values}
+    weights = [by_id[id(variable)] for variable in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        # So that layers before the first weight have gradients, too.
+        tape.watch(floating_tensors(x))
+        with (
+            computing_in(model, dtype),
+            Values(values),
+            Observation(model) as observation,
+        ):
+            predictions = model(x, training=True)
+            loss = model.compute_loss(
+                x=x,
+                y=y,
+                y_pred=predictions,
+                sample_weight=sample_weight,
+                training=True,
+            )
+            loss = ops.cast(loss, "float32")
+            scaled = loss * scale
+    calls = list(observation.calls)
+    outputs = [call.outputs for call in calls]
+    weight_gradients, gradients = tape.gradient(scaled, [weights, outputs])
+    for call, found in zip(calls, gradients, strict=True):
+        call.gradients = [_unscaled(gradient, scale) for gradient in found]
+    pairs = zip(weight_paths(model), weight_gradients, strict=True)
+    return Backpropagation(
+        calls,
+        [(path, _unscaled(grad, scale)) for path, grad in pairs if grad is not None],
+        predictions,
+        loss,
+    )
 
 
 def overrides(model: Any, method: str) -> bool:
@@ -182,18 +135,18 @@ def weight_paths(model: Any) -> list[str]:
     return numbered([variable.path for variable in model.trainable_variables])
 
 
-def _sum(losses: Any) -> Any:
-    return sum(ops.sum(ops.cast(loss, "float32")) for loss in losses)
+def _value(variable: Any, dtype: str | None, masters: dict[int, Any]) -> Any:
+    """Returns a tensor with the value of a variable, in the precision of the run."""
+    value = ops.convert_to_tensor(masters.get(id(variable), variable))
+    stored = dtype if dtype and is_half(variable.dtype) else variable.dtype
+    # A copy: of the trainable ones the tape is to see one tensor.
+    return ops.copy(ops.cast(value, stored)) if is_floating(value) else ops.copy(value)
 
 
-def _unscaled(
-    paths: list[str], gradients: list[Any], scale: float
-) -> list[tuple[str, Any]]:
-    """Returns the gradients that there are, each with its path, dense and divided."""
+def _unscaled(gradient: Any, scale: float) -> Any:
+    """Returns a gradient, dense and divided, or None."""
     import tensorflow as tf
 
-    return [
-        (path, ops.cast(tf.convert_to_tensor(gradient), "float32") / scale)
-        for path, gradient in zip(paths, gradients, strict=True)
-        if gradient is not None
-    ]
+    if gradient is None:
+        return None
+    return ops.cast(tf.convert_to_tensor(gradient), "float32") / scale

@@ -11,8 +11,7 @@ import numpy as np
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.numerics import scale_below_overflow
-from keras_mp.diagnostics.subject import Subject
-from keras_mp.diagnostics.twin import to_fp32
+from keras_mp.diagnostics.subject import run
 from keras_mp.loss_scale import ConstantLossScale
 
 
@@ -57,11 +56,12 @@ def suggest_loss_scale(
     check_model(model)
     batches = whole_number("batches", batches, "Try 10.")
     margin = positive_number("margin", margin, "Try 2.")
-    subject = Subject(model, to_fp32, master_values(model))
+    masters = master_values(model)
     largest, count = 0.0, 0
     for batch in itertools.islice(dataset, batches):
-        run = subject.run(*as_batch(*keras.utils.unpack_x_y_sample_weight(batch)), 1.0)
-        gradients = [*run.activation_gradients, *run.weight_gradients]
+        batch = as_batch(*keras.utils.unpack_x_y_sample_weight(batch))
+        found = run(model, batch, dtype="float32", masters=masters)
+        gradients = [*found.activation_gradients, *found.weight_gradients]
         for path, gradient in gradients:
             size = float(np.max(np.abs(gradient), initial=0.0))
             if not math.isfinite(size):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.diagnostics.expansion import numbered
+from keras_mp.diagnostics.paths import numbered
 from keras_mp.optimizer.master_weights import create_master
 
 

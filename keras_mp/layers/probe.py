@@ -1,26 +1,19 @@
 """Probe, an identity whose input diagnostics report."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
-
-_RECORD: contextvars.ContextVar[list[tuple[str, Any]] | None] = contextvars.ContextVar(
-    "keras_mp_probes", default=None
-)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Probe(keras.layers.Layer):
     """Returns its input, and shows it to `inspect` and `NumericsCallback`.
 
-    `inspect` sees the output of every layer of a functional or Sequential model. Of a
-    layer or model with a `call` of its own it sees what passes through a Probe.
-    `NumericsCallback` sees in `fit` what passes through a Probe, in any model: of a
-    structure its first tensor, of several calls in a step the last; not inside of a
-    loop, as in a cell of a recurrent layer.
+    `inspect` sees what every layer returns. What the code of a layer computes in
+    between, it sees where that passes through a Probe. `NumericsCallback` sees in `fit`
+    what passes through a Probe: of a structure its first tensor, of several calls in a
+    step the last; not inside of a loop, as in a cell of a recurrent layer.
 
     Args:
         **kwargs: `name` and `dtype`, as for any layer.
@@ -49,31 +42,16 @@ class Probe(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        record = _RECORD.get()
         first, *others = keras.tree.flatten(inputs)
         # A symbolic tensor, of a model that is being built, has no numbers.
         if keras.utils.is_keras_tensor(first):
             return inputs
-        if record is None:
-            if not training or self.observe is None:
-                return inputs
+        if training and self.observe is not None:
             observed = [self.observe(first), *others]
             return keras.tree.pack_sequence_as(inputs, observed)
         # Another tensor than the input: its gradient is that of what comes after it.
-        outputs = keras.tree.map_structure(keras.ops.copy, inputs)
-        record.append((self.path or self.name, outputs))
-        return outputs
+        return keras.tree.map_structure(keras.ops.copy, inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[tuple[str, Any]]]:
-    """Collects the path and the outputs of every Probe that is called inside."""
-    record: list[tuple[str, Any]] = []
-    token = _RECORD.set(record)
-    try:
-        yield record
-    finally:
-        _RECORD.reset(token)
