@@ -165,13 +165,16 @@ def _in_backward_pass(
     model: Any, found: Backpropagation, scale: float
 ) -> Overflow | None:
     """Returns the first overflow in the order of back-propagation."""
+    order = {id(call): index for index, call in enumerate(found.calls)}
     used_by: dict[int, int] = {}  # a variable: the first call that uses it
-    steps = []
-    for index, call in enumerate(found.calls):
+    for call in found.calls:
         for variable in getattr(call.layer, "variables", ()):
-            used_by.setdefault(id(variable), index)
-        gradients = [gradient for gradient in call.gradients if gradient is not None]
-        steps += [(index, 1, call.path, gradient) for gradient in gradients]
+            used_by.setdefault(id(variable), order[id(call)])
+    steps = [
+        (order[id(call)], 1, call.path, call.gradients[i])
+        for _, call, i in found.outputs
+        if call.gradients[i] is not None
+    ]
     variables = dict(zip(weight_paths(model), model.trainable_variables, strict=True))
     # The last weight of a layer first: within it, they are in the order of their use.
     for path, gradient in reversed(found.weight_gradients):

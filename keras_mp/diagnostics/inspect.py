@@ -97,7 +97,7 @@ def inspect(
     suggested = report.suggested_scale()
     if suggested not in in_fp16:
         in_fp16[suggested] = run(model, batch, suggested, "float16", masters)
-    errors = {each: _error(fp16, in_fp32) for each, fp16 in in_fp16.items()}
+    errors = {each: _gradient_error(fp16, in_fp32) for each, fp16 in in_fp16.items()}
     return dataclasses.replace(report, gradient_errors=errors)
 
 
@@ -111,17 +111,13 @@ def _notes(model: Any) -> list[str]:
 def _forward_errors(
     in_fp16: Backpropagation, in_fp32: Backpropagation
 ) -> dict[str, float]:
-    """Returns the loss in FP16, and the relative error of the outputs."""
-    found, expected = (
-        np.concatenate(
-            [np.ravel(ops.cast(x, "float32")) for x in floating_tensors(predictions)]
-            or [np.zeros(0)]
-        )
-        for predictions in (in_fp16.predictions, in_fp32.predictions)
-    )
+    """Returns the loss in FP16, and its error and that of the outputs."""
     return {
         "fp16_loss": float(in_fp16.loss),
-        "output_error": Difference.between(found, expected).relative_error,
+        "loss_error": _relative_error([in_fp16.loss], [in_fp32.loss]),
+        "output_error": _relative_error(
+            *(floating_tensors(each.predictions) for each in (in_fp16, in_fp32))
+        ),
     }
 
 
@@ -185,10 +181,16 @@ def _parts(difference: Difference) -> tuple[float, float | None]:
     return difference.relative_error, difference.cosine
 
 
-def _error(run: Backpropagation, reference: Backpropagation) -> float:
-    """Returns the relative error of all weight gradients as one vector."""
-    found, expected = (
-        np.concatenate([np.ravel(gradient) for _, gradient in each.weight_gradients])
-        for each in (run, reference)
+def _gradient_error(run: Backpropagation, reference: Backpropagation) -> float:
+    return _relative_error(
+        *([grad for _, grad in each.weight_gradients] for each in (run, reference))
     )
-    return Difference.between(found, expected).relative_error
+
+
+def _relative_error(found: list[Any], expected: list[Any]) -> float:
+    """Returns the relative error of several tensors, taken as one vector."""
+    vectors = (
+        np.concatenate([np.ravel(ops.cast(x, "float32")) for x in [*tensors, ()]])
+        for tensors in (found, expected)
+    )
+    return Difference.between(*vectors).relative_error

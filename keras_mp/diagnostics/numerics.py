@@ -116,6 +116,7 @@ class Numerics:
             gradients, taken as one vector, at that scale.
         notes: tuple of str, what was not seen, and why.
         fp16_loss: float or None, that of the batch in FP16.
+        loss_error: float or None, its relative error; inf where it is not finite.
         output_error: float or None, the relative error of the model's outputs in FP16,
             taken as one vector; inf where they are not finite.
 
@@ -138,6 +139,7 @@ class Numerics:
     gradient_errors: Mapping[float, float]
     notes: tuple[str, ...] = ()
     fp16_loss: float | None = None
+    loss_error: float | None = None
     output_error: float | None = None
 
     def of_kind(self, *kinds: str) -> list[Entry]:
@@ -210,18 +212,18 @@ class Numerics:
         Raises:
             ValueError: the report is of an earlier version, which did not compare them.
         """
-        if self.fp16_loss is None or self.output_error is None:
+        if self.loss_error is None or self.output_error is None:
             raise ValueError(
                 "The verdict rests on the loss and the outputs in FP16. Received: a "
                 "report of an earlier version. Call keras_mp.inspect again."
             )
-        loss_error = _relative_error(self.fp16_loss, self.loss)
+        error = max(self.loss_error, self.output_error)
         return Verdict(
-            max(loss_error, self.output_error) > _TOLERANCE,
-            max(loss_error, self.output_error),
+            error > _TOLERANCE,
+            error,
             _TOLERANCE,
-            f"in FP16 the loss is {self.fp16_loss:.6g}, off by {loss_error:.2%}, and "
-            f"the outputs are off by {self.output_error:.2%}",
+            f"in FP16 the loss is {self.fp16_loss:.6g}, off by {self.loss_error:.2%}, "
+            f"and the outputs are off by {self.output_error:.2%}",
         )
 
     def needs_scaling(self) -> Verdict:
@@ -276,6 +278,7 @@ class Numerics:
             "gradient_errors": errors,
             "notes": list(self.notes),
             "fp16_loss": _to_json(self.fp16_loss),
+            "loss_error": _to_json(self.loss_error),
             "output_error": _to_json(self.output_error),
         }
 
@@ -290,8 +293,9 @@ class Numerics:
                 "entries": entries,
                 "gradient_errors": errors,
                 "notes": tuple(data["notes"]),
-                # Reports of an earlier version have neither.
+                # Reports of an earlier version have none of these.
                 "fp16_loss": _from_json(data.get("fp16_loss")),
+                "loss_error": _from_json(data.get("loss_error")),
                 "output_error": _from_json(data.get("output_error")),
             }
         )
@@ -328,7 +332,7 @@ class Numerics:
 
     def _headline(self) -> list[str]:
         """Returns what FP16 makes of the loss and the outputs, in one line or two."""
-        if self.fp16_loss is None:
+        if self.loss_error is None:
             return [f"loss {self.loss:.6g}"]
         verdict = self.needs_fp32()
         lines = [f"loss {self.loss:.6g}; {verdict.reason}"]
@@ -419,14 +423,6 @@ def _to_json(error: float | None) -> Any:
 
 def _from_json(error: Any) -> float | None:
     return None if error is None else float(error)
-
-
-def _relative_error(x: float, reference: float) -> float:
-    if not math.isfinite(x):
-        return math.inf
-    if x == reference:
-        return 0.0
-    return abs(x / reference - 1.0) if reference else math.inf
 
 
 def _damage(entry: Entry) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """`Observation`: what goes into and comes out of each layer of a model that runs."""
 
 import contextlib
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,9 @@ class Observation:
 
             members = {name: getattr(cls, name) for name in ("__module__", "__doc__")}
             members |= {"__qualname__": cls.__qualname__, "__call__": observed_call}
-            self._classes[cls] = type(cls)(cls.__name__, (cls,), members)
+            self._classes[cls] = types.new_class(
+                cls.__name__, (cls,), exec_body=lambda body: body.update(members)
+            )
         return self._classes[cls]
 
     def _record(self, cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:

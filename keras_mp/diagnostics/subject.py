@@ -1,5 +1,6 @@
 """A model run forward and backward once, in the precision of choice."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +39,20 @@ class Backpropagation:
     @property
     def activations(self) -> list[tuple[str, Any]]:
         """The tensors that layers return, each with its path, in that order."""
-        return [(path, call.shown[i]) for path, call, i in self._outputs()]
+        return [(path, call.shown[i]) for path, call, i in self.outputs]
 
     @property
     def activation_gradients(self) -> list[tuple[str, Any]]:
         """The gradients that there are of them, float32, each with that path."""
         return [
             (path, call.gradients[i])
-            for path, call, i in self._outputs()
+            for path, call, i in self.outputs
             if call.gradients[i] is not None
         ]
 
-    def _outputs(self) -> list[tuple[str, Call, int]]:
-        """Returns the outputs: path, call and index in it.
+    @functools.cached_property
+    def outputs(self) -> list[tuple[str, Call, int]]:
+        """The tensors that layers return: path, call, and which of its outputs.
 
         What a layer returns as one inside it has returned it, is listed there alone.
         """

@@ -54,4 +54,3 @@ class Probe(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
-

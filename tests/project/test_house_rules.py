@@ -63,7 +63,10 @@ for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.updat
 # Diagnostics look at models and optimizers alike, and neither knows of them.
 MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"
-    for name in ("arguments", "diagnostics", "layers", "loss_scale", "ops", "optimizer")
+    for name in (
+        *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
+        "optimizer",
+    )
 ]
 # Commands call what users call.
 MAY_IMPORT["keras_mp.command_line"] = [
