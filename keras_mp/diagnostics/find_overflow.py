@@ -123,10 +123,10 @@ def find_overflow(
             return Overflow(weight.path, "weight", _largest([weight]))
     batch = as_batch(x, y, sample_weight)
     found = run(model, batch, scale, masters=master_values(model))
-    return _in_forward_pass(model, found) or _in_backward_pass(model, found, scale)
+    return in_forward_pass(model, found) or in_backward_pass(model, found, scale)
 
 
-def _in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
+def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
     """Returns the first overflow in the order of computation."""
     before: list[Any] = []
     for path, tensor in _in_order_of_computation(model, found.calls):
@@ -161,7 +161,7 @@ def _is_masked(tensor: Any, loss: Any) -> bool:
     return _is_finite(loss) and _is_finite(numbers[numbers != -np.inf])
 
 
-def _in_backward_pass(
+def in_backward_pass(
     model: Any, found: Backpropagation, scale: float
 ) -> Overflow | None:
     """Returns the first overflow in the order of back-propagation."""
