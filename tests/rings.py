@@ -60,6 +60,7 @@ IN_MAKE_TEST = {
     },
     "test_contract.py": {
         "test_16_bits_are_close_to_float64": ["*-mixed_float16-eager"],
+        "test_a_batch_without_examples": ["conv*-graph"],
         "test_float32_is_what_keras_computes": [
             "batch-norm",
             "conv2d",
@@ -68,6 +69,9 @@ IN_MAKE_TEST = {
             "lstm",
             "softmax",
         ],
+    },
+    "test_convolutions.py": {
+        "test_an_empty_convolution_has_its_own_shape": ["*-float16-graph"],
     },
     "test_cpu_instructions.py": {
         "test_a_set_that_this_cpu_has_is_used": ["portable"],

@@ -22,14 +22,14 @@ def adaptive_average_pool(
         axes: those along which `x` is pooled.
 
     Raises:
-        ValueError: the size of such an axis is not known.
+        ValueError: the size of such an axis is not known, or 0.
     """
     sizes = [x.shape[axis] for axis in axes]
-    if None in sizes:
+    if None in sizes or 0 in sizes:
         raise ValueError(
-            "Adaptive pooling needs inputs whose sizes are known, but for those of the "
-            f"batch and the channels. Received: shape={x.shape}. Give them to "
-            "`keras.Input`."
+            "Adaptive pooling needs inputs whose sizes are known and not 0, but for "
+            "those of the batch and the channels. "
+            f"Received: shape={x.shape}. Give them to `keras.Input`."
         )
     windows = [_Windows(*of_axis) for of_axis in zip(sizes, output_size, strict=True)]
     dtype = x.dtype

@@ -63,11 +63,21 @@ class Case:
 
 
 def listed(**arguments):
-    return lambda layer, inputs: layer(list(inputs), **arguments)
+    return lambda layer, inputs: layer(list(inputs), **cut(arguments, inputs))
 
 
 def called(**arguments):
-    return lambda layer, inputs: layer(*inputs, **arguments)
+    return lambda layer, inputs: layer(*inputs, **cut(arguments, inputs))
+
+
+def cut(arguments, inputs):
+    """Leaves the masks of as many examples as there are."""
+    if keras.utils.is_keras_tensor(inputs[0]):
+        return arguments
+    count = keras.ops.shape(inputs[0])[0]
+    return keras.tree.map_structure(
+        lambda x: tf.constant(x)[:count] if isinstance(x, np.ndarray) else x, arguments
+    )
 
 
 def step(layer, inputs):
@@ -677,6 +687,46 @@ def test_16_bits_are_close_to_float64(name, policy, mode):
     ):
         for a, b in zip(actual, wanted, strict=True):
             assert_close(a, b, roundings, UNIT[half], what)
+
+
+EMPTY = {
+    f"{name}-{mode}": (name, mode)
+    for name in CASES
+    for mode in (("eager", "graph", "xla") if name in FIRST else ("eager", "graph"))
+}
+
+
+@pytest.mark.parametrize(("name", "mode"), EMPTY.values(), ids=EMPTY)
+def test_a_batch_without_examples(name, mode):
+    """The share of a replica where a batch has fewer examples than there are replicas.
+
+    On a CPU TensorFlow's convolutions return it in the shape of their input.
+    """
+    case = CASES[name]
+    layer = case.make(layers, "mixed_float16")
+    some = [tf.cast(x, "float16") for x in inputs_of(case)]
+    shapes = [(0, *y.shape[1:]) for y in case.run(layer, some)]
+    empty = [x[:0] for x in some]
+
+    def run(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = case.run(layer, inputs)
+            loss = sum(tf.reduce_sum(tf.cast(y, "float32")) for y in outputs)
+        return outputs, tape.gradient(loss, [layer.trainable_variables, list(inputs)])
+
+    if mode != "eager":
+        # XLA compiles for the shapes it is given; a graph runs for any number.
+        signature = [tf.TensorSpec((None, *x.shape[1:]), x.dtype) for x in empty]
+        run = tf.function(run, signature, jit_compile=mode == "xla")
+    outputs, (of_weights, of_inputs) = run(*empty)
+    assert [y.shape for y in outputs] == shapes
+    assert [g.shape for g in of_inputs] == [x.shape for x in empty]
+    assert {x.dtype.name for x in [*outputs, *of_inputs]} == {"float16"}
+    for gradient, weight in zip(of_weights, layer.trainable_variables, strict=True):
+        expected = np.zeros(weight.shape, weight.dtype)
+        np.testing.assert_array_equal(gradient, expected, weight.path, strict=True)
+    assert all(np.all(np.isfinite(weight)) for weight in layer.get_weights())
 
 
 def described(case, package):

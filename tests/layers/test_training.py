@@ -165,6 +165,33 @@ def test_a_replica_without_examples_takes_part(strategy):
             assert np.any(copy != old), weight.path
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+@pytest.mark.parametrize("end", ["Flatten", "GlobalAveragePooling2D"])
+def test_a_replica_without_examples_convolves(end, policy, strategy):
+    # Of 9 examples in batches of 8, the last is one for the first replica alone.
+    keras.config.set_dtype_policy(policy)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.Conv2DTranspose(2, 2),
+                getattr(keras.layers, end)(),
+                layers.Dense(1, dtype="float32"),
+            ]
+        )
+        model.compile(keras_mp.wrap("sgd"), "mse")
+    before = model.get_weights()
+    x, y = images(9)
+    losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert model.optimizer.skipped_steps.numpy() == 0
+    for weight, old in zip(model.weights, before, strict=True):
+        for copy in strategy.experimental_local_results(weight.value):
+            assert np.any(copy != old), weight.path
+    assert model.predict(x, batch_size=8, verbose=0).shape == (9, 1)
+
+
 @pytest.fixture
 def another_backend(monkeypatch):
     precision._warn_of_backend.cache_clear()

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_mp.dtypes import is_half
+from keras_mp.layers.convolutional.empty_inputs import convolve_filled, least_sizes
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,
@@ -68,8 +69,21 @@ class BaseFP32Conv:
                 outputs = _add_bias(outputs, bias, self.data_format)
             return ops.cast(outputs, dtype)
 
-        outputs = remat(compute, inputs, *kernels, *biases)
+        least, growth = self.least_and_growth()
+        outputs = convolve_filled(
+            lambda inputs: remat(compute, inputs, *kernels, *biases),
+            inputs,
+            self.data_format,
+            least,
+            self.strides,
+            growth,
+        )
         return activate_and_round(outputs, self.activation, self.compute_dtype)
+
+    def least_and_growth(self: Any) -> tuple[list[int], list[int]]:
+        """Returns what `convolve_filled` takes of the spatial dimensions."""
+        least = least_sizes(self.kernel_size, self.dilation_rate, self.padding)
+        return least, [1] * len(least)
 
 
 class FP32Conv(BaseFP32Conv):
@@ -114,6 +128,9 @@ class FP32Conv(BaseFP32Conv):
 
 class FP32ConvTranspose(BaseFP32Conv):
     """Mixin for a transposed convolution of Keras."""
+
+    def least_and_growth(self: Any) -> tuple[list[int], list[int]]:
+        return [1] * len(self.strides), list(self.strides)
 
     def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
         return ops.conv_transpose(

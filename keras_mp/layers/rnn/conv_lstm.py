@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.convolutional.base_conv import round_straight_through
+from keras_mp.layers.convolutional.empty_inputs import convolve_filled, least_sizes
 from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras, loop
 from keras_mp.layers.rnn.lstm_cell import LSTMStep
@@ -27,7 +28,15 @@ class RecurrentConvolution:
 
     def product(self, h: Any) -> Any:
         """Returns the convolution in FP32; `h` is a state of 16 bits."""
-        return self._cell.recurrent_conv(ops.cast(h, "float32"), self._kernel)
+        one = [1] * self._cell.rank
+        return convolve_filled(
+            lambda h: self._cell.recurrent_conv(h, self._kernel),
+            ops.cast(h, "float32"),
+            self._cell.data_format,
+            least=one,
+            strides=one,
+            growth=one,
+        )
 
 
 class FP32ConvLSTM:
@@ -88,10 +97,18 @@ def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
     """Returns the convolution of each time step of `[batch, time, ...]`, in FP32."""
 
     def compute(x: Any, kernel: Any) -> Any:
-        steps = ops.reshape(ops.cast(x, "float32"), (-1, *x.shape[2:]))
+        batch, time, *sizes = ops.shape(x)
+        steps = ops.reshape(ops.cast(x, "float32"), (batch * time, *sizes))
         kernel = round_straight_through(kernel, cell.compute_dtype)
-        outputs = cell.input_conv(steps, kernel, padding=cell.padding)
-        return ops.reshape(outputs, (*ops.shape(x)[:2], *outputs.shape[1:]))
+        outputs = convolve_filled(
+            lambda x: cell.input_conv(x, kernel, padding=cell.padding),
+            steps,
+            cell.data_format,
+            least_sizes(cell.kernel_size, cell.dilation_rate, cell.padding),
+            cell.strides,
+            growth=[1] * cell.rank,
+        )
+        return ops.reshape(outputs, (batch, time, *ops.shape(outputs)[1:]))
 
     return remat(compute, x, kernel)
 

@@ -259,11 +259,22 @@ def test_pictures_of_any_size(name, options, data_format):
     assert traced.structured_outputs.shape.as_list() == sizes
 
 
-def test_xla_finds_the_size_of_the_batch_at_run_time():
-    layer = layers.DepthwiseConv2D(3, padding="same", dtype="mixed_float16")
+@pytest.mark.parametrize("keep", [(1, 0, 1, 0), (0, 0, 0, 0)], ids=["two", "none"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("DepthwiseConv2D", {}),
+        ("Conv2D", {"filters": 2, "activation": "relu"}),
+        ("Conv2DTranspose", {"filters": 2, "strides": 2}),
+    ],
+)
+def test_xla_finds_the_size_of_the_batch_at_run_time(name, options, keep):
+    layer = getattr(layers, name)(
+        kernel_size=3, padding="same", dtype="mixed_float16", **options
+    )
     rng = np.random.default_rng(0)
     x = tf.cast(rng.integers(-2, 3, (4, 5, 5, 16)), "float16")
-    keep = tf.constant([True, False, True, False])
+    keep = tf.cast(keep, "bool")
     layer.build(x.shape)
     layer.set_weights([rng.integers(-2, 3, w.shape) for w in layer.weights])
 
@@ -282,6 +293,80 @@ def test_xla_finds_the_size_of_the_batch_at_run_time():
         tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
     ):
         np.testing.assert_array_equal(actual, wanted)
+
+
+SAME = {"padding": "same"}
+FIRST = {"data_format": "channels_first", "groups": 2}
+# Name: layer, options, shape of the inputs, and that of the result.
+EMPTY = {
+    "batch": ("Conv2D", {}, (0, 5, 5, 2), (0, 3, 3, 6)),
+    "channels-first": ("Conv2D", FIRST, (0, 2, 5, 5), (0, 6, 3, 3)),
+    "batch-and-rows": ("Conv2D", SAME, (0, 0, 5, 2), (0, 0, 5, 6)),
+    "columns": ("Conv2D", SAME | {"strides": 2}, (1, 5, 0, 2), (1, 3, 0, 6)),
+    "groups": ("Conv2D", SAME | {"groups": 2}, (1, 0, 5, 2), (1, 0, 5, 6)),
+    "voxels": ("Conv3D", SAME, (1, 0, 0, 0, 2), (1, 0, 0, 0, 6)),
+    "time": ("Conv1D", {"padding": "causal"}, (2, 0, 2), (2, 0, 6)),
+    "patches": ("Conv1D", {"kernel_size": 4, "strides": 4}, (2, 0, 2), (2, 0, 6)),
+    "separable": ("SeparableConv1D", SAME, (2, 0, 2), (2, 0, 6)),
+    "transposed-batch": ("Conv2DTranspose", SAME, (0, 2, 2, 2), (0, 2, 2, 6)),
+    "transposed-same": ("Conv1DTranspose", SAME, (2, 0, 2), (2, 0, 6)),
+    # What no input reaches has the bias alone: 3 - 2 elements.
+    "transposed": ("Conv1DTranspose", {"strides": 2}, (2, 0, 2), (2, 1, 6)),
+    "transposed-2d": ("Conv2DTranspose", {"strides": 2}, (1, 0, 2, 2), (1, 1, 5, 6)),
+    "transposed-3d": ("Conv3DTranspose", SAME, (1, 2, 0, 2, 2), (1, 2, 0, 2, 6)),
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "expected"), EMPTY.values(), ids=EMPTY
+)
+def test_an_empty_convolution_has_its_own_shape(
+    name, options, shape, expected, dtype, mode
+):
+    options = {"filters": 6, "kernel_size": 3} | options
+    layer = getattr(layers, name)(
+        dtype=f"mixed_{dtype}", bias_initializer="ones", **options
+    )
+    channels = 1 if layer.data_format == "channels_first" else len(shape) - 1
+    unknown = [2 if axis == channels else None for axis in range(len(shape))]
+    layer.build(unknown)
+
+    def slopes(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tape.gradient(y, [x, *(w.value for w in layer.trainable_variables)])
+
+    results = []
+    for function in (layer, slopes):
+        if mode != "eager":
+            spec = [tf.TensorSpec(unknown, dtype)]
+            function = tf.function(function, spec, jit_compile=mode == "xla")
+        results.append(function(tf.zeros(shape, dtype)))
+    y, (of_x, *of_weights) = results
+    np.testing.assert_array_equal(y, tf.ones(expected, dtype), strict=True)
+    assert of_x.shape == shape and of_x.dtype == dtype
+    for slope, weight in zip(of_weights, layer.trainable_variables, strict=True):
+        of_one = y.shape.num_elements() // 6 if weight.name == "bias" else 0.0
+        np.testing.assert_array_equal(slope, np.full(weight.shape, np.float32(of_one)))
+
+
+def test_a_kernel_has_to_fit_into_the_inputs():
+    layer = layers.Conv2D(6, (3, 1), dtype="mixed_float16")
+    layer.build((None, None, None, 2))
+    with pytest.raises(ValueError, match=r"sizes \[2, 4\], which must be \[3, 1\] or"):
+        layer(tf.zeros((1, 2, 4, 2), "float16"))
+
+
+def test_sizes_that_are_known_add_nothing_to_a_graph():
+    layer = layers.Conv2D(6, 3, dtype="mixed_float16")
+    for batch, expected in ((2, set()), (None, {"PadV2", "Slice"})):
+        spec = tf.TensorSpec((batch, 5, 5, 2), tf.float16)
+        graph = tf.function(layer).get_concrete_function(spec).graph
+        kinds = {operation.type for operation in graph.get_operations()}
+        assert kinds & {"Pad", "PadV2", "Slice"} == expected
 
 
 @EACH

@@ -323,3 +323,9 @@ def test_adaptive_pooling_of_an_unknown_size_is_refused():
     call = tf.function(layer, input_signature=[tf.TensorSpec((1, None, 1), "float16")])
     with pytest.raises(ValueError, match=r"Received: shape=\(1, None, 1\)"):
         call(tf.ones((1, 5, 1), "float16"))
+
+
+def test_adaptive_pooling_of_nothing_is_refused():
+    layer = made("AdaptiveAveragePooling1D", output_size=2)
+    with pytest.raises(ValueError, match=r"not 0, .*Received: shape=\(1, 0, 1\)"):
+        layer(tf.ones((1, 0, 1), "float16"))

@@ -238,3 +238,17 @@ def test_a_cell_of_ones_own_goes_on_to_count():
 
     layer.cell.__class__ = Nothing
     assert not np.any(layer(x))
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_pictures_of_any_size(padding):
+    layer = made(2, filters=1, kernel_size=2, padding=padding)
+    x = inputs()
+    expected = layer(x)
+    unknown = tf.TensorSpec((None, None, None, None, 2), tf.float16)
+    np.testing.assert_array_equal(tf.function(layer, [unknown])(x), expected)
+
+
+def test_pictures_without_pixels():
+    layer = made(2, filters=3, kernel_size=2, padding="same")
+    assert layer(tf.zeros((2, 3, 0, 4, 2), "float16")).shape == (2, 0, 4, 3)
