@@ -8,7 +8,7 @@ has a default: an attribute that is missing is an AttributeError, not another re
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -386,3 +386,16 @@ def autocasts(variable: keras.Variable) -> bool:
     `Variable._autocast`: the constructor argument is public, but cannot be read.
     """
     return variable._autocast
+
+
+def replicas_scope(variable: keras.Variable) -> Any:
+    """Returns a context in which variables have as many copies as this one.
+
+    `DistributedVariable.distribute_strategy`: TensorFlow exports `DistributedValues`,
+    the class above it, which has no public way to its strategy.
+    """
+    import tensorflow as tf
+
+    if not isinstance(variable.value, tf.distribute.DistributedValues):
+        return nullcontext()
+    return variable.value.distribute_strategy.scope()

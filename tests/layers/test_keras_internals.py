@@ -174,6 +174,18 @@ def autocasts():
         yield keras_internals.autocasts(variable), autocast
 
 
+def replicas_scope():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        mirrored = keras.Variable(0.0)
+    for variable, expected in (
+        (mirrored, strategy),
+        (keras.Variable(0.0), tf.distribute.get_strategy()),
+    ):
+        with keras_internals.replicas_scope(variable):
+            yield tf.distribute.get_strategy(), expected
+
+
 # For each function a generator of pairs: what it returns, and what keras_mp relies on.
 CONTRACTS = (
     uses_flash_attention,
@@ -193,6 +205,7 @@ CONTRACTS = (
     add_variable,
     remove_variable,
     autocasts,
+    replicas_scope,
 )
 
 

@@ -35,7 +35,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     `convolution_op`.
 
     Under the policies `float16` and `bfloat16`, the 16-bit weights of normalizations
-    are replaced by FP32 weights with the same values, names and order. Therefore
+    are replaced by FP32 weights with the same values, names and order, and on replicas
+    with as many copies, inside the scope of a strategy and outside. Therefore
     convert the outermost model: another model that shares these layers and has been
     trained uses the old weights until it is compiled again.
 
@@ -237,6 +238,7 @@ def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
 def _fp32_copy(old: Any) -> Any:
     *scopes, name = old.path.split("/")
     with ExitStack() as stack:
+        stack.enter_context(keras_internals.replicas_scope(old))
         for scope in scopes:
             stack.enter_context(keras.name_scope(scope))
         new = keras.Variable(
@@ -244,6 +246,7 @@ def _fp32_copy(old: Any) -> Any:
             dtype="float32",
             autocast=keras_internals.autocasts(old),
             aggregation=old.aggregation,
+            synchronization=old.synchronization,
             name=name,
         )
     for attribute in ("regularizer", "constraint", "overwrite_with_gradient"):
