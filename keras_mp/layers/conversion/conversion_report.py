@@ -16,6 +16,7 @@ from keras_mp.layers.conversion.counterparts import (
     is_converted,
     overridden,
     plain_base,
+    replaced_methods,
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras
@@ -137,11 +138,15 @@ def _reason_left(layer: Any) -> str:
     cls = type(layer)
     base = plain_base(cls)
     if base is not None:
+        if names := replaced_methods(layer):
+            return f"a {base.__name__} whose {_quote(names)} was replaced"
         if counterpart(cls) is not None:
             return "not converted: call `keras_mp.convert`"
         names = overridden(cls) or ["__init_subclass__"]
         return f"a {base.__name__} with its own {_quote(names)}"
     if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
+        if "call" in vars(layer):
+            return f"a {cls.__name__} whose `call` was replaced"
         return LEFT.get(cls.__name__, "")
     names, casts = products_and_sums(layer)
     if not names:

@@ -17,6 +17,7 @@ from keras_mp.layers.conversion.counterparts import (
     counterpart,
     is_converted,
     plain,
+    replaced_methods,
 )
 from keras_mp.layers.precision import FP32Weights
 
@@ -32,7 +33,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     state. A subclass of `keras.layers.X` gets `keras_mp.layers.X` as an additional base
     class, below its own methods. It is left as it is if it overrides a method that
     `keras_mp.layers.X` replaces, such as `call`, or does not call, such as
-    `convolution_op`.
+    `convolution_op`; so is a layer on which you have replaced one.
 
     Under the policies `float16` and `bfloat16`, the 16-bit weights of normalizations
     are replaced by FP32 weights with the same values, names and order, and on replicas
@@ -70,8 +71,11 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     """
     _check(model, "convert")
     layers = every_layer(model)
-    changes = [(layer, counterpart(type(layer))) for layer in layers]
-    changes = [(layer, cls) for layer, cls in changes if cls is not None]
+    changes = [
+        (layer, cls)
+        for layer in layers
+        if (cls := counterpart(type(layer))) is not None and not replaced_methods(layer)
+    ]
     replaced = [
         (layer, halves)
         for layer, cls in changes

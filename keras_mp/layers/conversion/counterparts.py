@@ -260,21 +260,39 @@ def plain_base(cls: Any) -> Any:
 
 
 def overridden(cls: Any) -> list[str]:
-    """Returns the methods of a subclass that a conversion would disable or replace.
-
-    They are the methods that the counterpart of its base overrides too, such as `call`,
-    and those that only the overridden methods of the base call, such as
-    `convolution_op`.
-    """
+    """Returns the methods of a subclass that a conversion would disable or replace."""
     base = plain_base(cls)
-    of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
     own = _methods(set(cls.__mro__) - set(base.__mro__))
+    return sorted(own.keys() & _disabled(base))
+
+
+def replaced_methods(layer: Any) -> list[str]:
+    """Returns such methods that were replaced on a layer itself, not by its class."""
+    own = {
+        name
+        for name, value in vars(layer).items()
+        if callable(value) and callable(getattr(type(layer), name, None))
+    }
+    return sorted((own - _SET_BY_KERAS) & _disabled(plain_base(type(layer))))
+
+
+# The methods that Keras replaces on each layer when it is made.
+_SET_BY_KERAS = {"build", "quantize"}
+
+
+@functools.cache
+def _disabled(base: Any) -> set[str]:
+    """Returns the methods of a Keras layer that its conversion disables or replaces.
+
+    They are the methods that the counterpart overrides, such as `call`, and those that
+    only the overridden methods of the Keras layer call, such as `convolution_op`.
+    """
+    of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
     ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
     called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
     # The counterparts call private methods of Keras through this module.
     internals = dict(inspect.getmembers(keras_internals, inspect.isfunction))
-    unused = called - _called(ours.values(), internals)
-    return sorted(own.keys() & (ours.keys() | unused))
+    return ours.keys() | (called - _called(ours.values(), internals))
 
 
 def _methods(classes: set[Any]) -> dict[str, Any]:

@@ -95,18 +95,18 @@ def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
 
 
 def has_cell_of_type(layer: Any, *classes: Any) -> bool:
-    """Tells whether the cell of a layer is of one of these classes, not a subclass.
+    """Tells whether the cell of a layer computes as one of these classes.
 
     The loop over time does not call the cell, so that it would ignore the methods of a
-    subclass.
+    subclass, and a `call` that was replaced on the cell.
     """
-    return type(layer.cell) in classes
+    return type(layer.cell) in classes and "call" not in vars(layer.cell)
 
 
 def has_cell_of_keras(layer: Any) -> bool:
-    """Tells whether the cell of a layer is of a class of Keras, or one of ours."""
+    """Tells whether the cell of a layer computes as a cell of Keras or one of ours."""
     package = type(layer.cell).__module__.partition(".")[0]
-    return package in ("keras", "keras_mp")
+    return package in ("keras", "keras_mp") and "call" not in vars(layer.cell)
 
 
 def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:

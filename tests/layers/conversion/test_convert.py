@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_mp
 from keras_mp import layers
+from keras_mp.layers.conversion import counterparts
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
     LEFT,
@@ -675,6 +676,74 @@ def test_what_a_subclass_hooks_into_keras_goes_on_to_count(make, shape, said):
     found = keras.tree.flatten(layer(*inputs, **options))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+# The layer, what has the method, its name, the inputs, and what is said of it.
+REPLACED = {
+    "convolution": (
+        lambda: keras.layers.Conv2D(2, 1),
+        lambda layer: layer,
+        "convolution_op",
+        (1, 3, 3, 2),
+        "Conv2D .a Conv2D whose `convolution_op` was replaced",
+    ),
+    "call": (
+        lambda: Named(2),
+        lambda layer: layer,
+        "call",
+        (1, 3),
+        "Named .a Dense whose `call` was replaced",
+    ),
+    "loop": (
+        lambda: keras.layers.LSTM(2),
+        lambda layer: layer,
+        "inner_loop",
+        (1, 3, 2),
+        "LSTM .a LSTM whose `inner_loop` was replaced",
+    ),
+    "cell": (
+        lambda: keras.layers.LSTM(2),
+        lambda layer: layer.cell,
+        "call",
+        (1, 3, 2),
+        "LSTMCell .a LSTMCell whose `call` was replaced",
+    ),
+    "convolutional-cell": (
+        lambda: keras.layers.ConvLSTM1D(2, 1),
+        lambda layer: layer.cell,
+        "call",
+        (1, 3, 4, 2),
+        "ConvLSTMCell .a ConvLSTMCell whose `call` was replaced",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "find", "name", "shape", "said"), REPLACED.values(), ids=REPLACED
+)
+def test_a_method_that_was_replaced_on_a_layer_goes_on_to_count(
+    make, find, name, shape, said
+):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer, x = make(), np.linspace(-1, 1, np.prod(shape)).reshape(shape)
+    layer(x)
+    owner = find(layer)
+    method = getattr(owner, name)
+
+    def doubled(*args, **options):
+        return keras.tree.map_structure(lambda y: 2 * y, method(*args, **options))
+
+    setattr(owner, name, doubled)
+    expected = layer(x)
+    with pytest.warns(UserWarning, match=said):
+        keras_mp.convert(layer)
+    np.testing.assert_array_equal(layer(x), expected)
+
+
+def test_keras_replaces_the_methods_of_a_layer_that_convert_allows_for():
+    found = [name for name in vars(keras.layers.Layer()) if hasattr(keras.Layer, name)]
+    methods = {name for name in found if callable(getattr(keras.Layer, name))}
+    assert methods == counterparts._SET_BY_KERAS
 
 
 class OwnCausalMask(keras.layers.MultiHeadAttention):
