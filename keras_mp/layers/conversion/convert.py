@@ -1,6 +1,5 @@
 """`convert` turns the layers of a model into `keras_mp.layers`, `to_keras` back."""
 
-import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,10 +9,9 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
+from keras_mp.layers.conversion.change_class import change_class
 from keras_mp.layers.conversion.conversion_report import conversion_report, every_layer
 from keras_mp.layers.conversion.counterparts import (
-    COUNTERPARTS,
-    PLAIN,
     counterpart,
     is_converted,
     plain,
@@ -84,7 +82,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     if replaced:
         _check_optimizers(layers)
     for layer, cls in changes:
-        _change_class(layer, cls)
+        change_class(layer, cls)
     for layer, halves in replaced:
         _store_in_fp32(layer, halves)
     _forget_traces(layers)
@@ -148,7 +146,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
             f"Received: {', '.join(names)}. Build the model without."
         )
     for layer in ours:
-        _change_class(layer, plain(type(layer)))
+        change_class(layer, plain(type(layer)))
     _forget_traces(layers)
     return model
 
@@ -166,21 +164,6 @@ def _check(model: Any, function: str) -> None:
             f"`{function}` takes a model or a layer. Received: {model!r}. Call it for "
             "each of several models."
         )
-
-
-def _change_class(layer: Any, cls: Any) -> None:
-    layer.__class__ = cls
-    if "quantize" in vars(cls):
-        # Keras binds `quantize` to the layer when it is made, with the check that
-        # refuses subclasses.
-        layer.quantize = functools.partial(_quantize, layer, layer.quantize)
-
-
-def _quantize(
-    layer: Any, bound: Any, mode: Any = None, type_check: bool = True, **options: Any
-) -> None:
-    is_subclass = type(layer) not in (*PLAIN, *COUNTERPARTS)
-    bound(mode, type_check=type_check and is_subclass, **options)
 
 
 def _half_weights(layer: Any) -> list[Any]:

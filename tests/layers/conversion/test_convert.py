@@ -517,6 +517,38 @@ def test_what_is_converted_can_be_quantized_as_in_keras():
         np.testing.assert_array_equal(outputs(model, x), outputs(theirs, x))
 
 
+def test_a_subclass_is_not_quantized_as_in_keras():
+    layer = Named(2)
+    layer.build((None, 8))
+    with pytest.raises(NotImplementedError, match="Named") as theirs:
+        layer.quantize("int8")
+    keras_mp.convert(layer)
+    with pytest.raises(NotImplementedError) as ours:
+        layer.quantize("int8")
+    assert str(ours.value) == str(theirs.value)
+
+
+QUANTIZED = {
+    "dense": lambda package: package.Dense(2),
+    "einsum": lambda package: package.EinsumDense("ab,bc->ac", (2,)),
+    "embedding": lambda package: package.ReversibleEmbedding(4, 2),
+}
+
+
+@pytest.mark.parametrize("package", [keras.layers, layers], ids=["keras", "keras_mp"])
+@pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
+def test_there_and_back_again_leaves_no_trace(make, package):
+    layer = make(package)
+    layer.build((None, 8))
+    made_as, before = type(layer), dict(vars(layer))
+    for change in (keras_mp.convert, keras_mp.to_keras) * 2:
+        change(layer)
+        if type(layer) is made_as:
+            assert vars(layer) == before
+    layer.quantize("int8")
+    assert layer.quantization_mode == "int8"
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
