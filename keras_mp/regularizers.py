@@ -1,11 +1,13 @@
 """Regularizers of 16-bit weights, evaluated in FP32."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_mp.arguments import short_repr
+from keras_mp.dtypes import is_half
 from keras_mp.serialization import deserialize
 
 
@@ -63,3 +65,53 @@ def _deserialize(config: dict[str, Any]) -> Any:
         return keras.saving.get_registered_object(name)
     kind = keras.regularizers.Regularizer
     return deserialize("regularizer", config, kind, "regularizers")
+
+
+def regularizers_in_16_bits(
+    layers: Iterable[keras.Layer],
+) -> Iterator[tuple[keras.Layer, str]]:
+    """Yields layers and the names of their regularizers that compute in 16 bits."""
+    for layer in layers:
+        for name, value in list(vars(layer).items()):
+            is_activity = name == "activity_regularizer"
+            dtype = layer.compute_dtype if is_activity else layer.variable_dtype
+            if name.endswith("_regularizer") and _computes_in_16_bits(value, dtype):
+                yield layer, name
+
+
+def regularize_layers(layers: Iterable[keras.Layer]) -> None:
+    """Puts `FP32Regularizer` around the regularizers of 16-bit layers and weights.
+
+    Args:
+        layers: those of a model, at any depth.
+    """
+    layers = list(layers)
+    for layer, name in regularizers_in_16_bits(layers):
+        setattr(layer, name, FP32Regularizer(getattr(layer, name)))
+    for layer in layers:
+        regularize_weights(layer.weights)
+
+
+def regularize_weights(weights: Iterable[Any]) -> None:
+    """Puts `FP32Regularizer` around the regularizers of weights stored in 16 bits.
+
+    Args:
+        weights: list of `keras.Variable` or `tf.Variable`.
+    """
+    for weight in weights:
+        if _computes_in_16_bits(getattr(weight, "regularizer", None), weight.dtype):
+            weight.regularizer = FP32Regularizer(weight.regularizer)
+
+
+def restore_regularizers(layers: Iterable[keras.Layer]) -> None:
+    """Takes `FP32Regularizer` out of layers; on their weights no file has it."""
+    for layer in layers:
+        for name, value in list(vars(layer).items()):
+            if name.endswith("_regularizer") and isinstance(value, FP32Regularizer):
+                setattr(layer, name, value.regularizer)
+
+
+def _computes_in_16_bits(regularizer: Any, dtype: Any) -> bool:
+    if regularizer is None or isinstance(regularizer, FP32Regularizer):
+        return False
+    return is_half(keras.backend.standardize_dtype(dtype))

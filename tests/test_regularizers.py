@@ -256,6 +256,39 @@ def test_penalties_in_a_fit(policy, arguments, is_built):
         assert getattr(layer, name).regularizer is L2
 
 
+@pytest.mark.parametrize(
+    ("policy", "arguments", "is_built"), PENALTIES.values(), ids=PENALTIES
+)
+def test_convert_sees_to_penalties(policy, arguments, is_built):
+    model = sequential(policy, unit(policy, **arguments), is_built=is_built)
+    keras_mp.convert(model)
+    assert loss_of(model) == [0.5]
+    keras_mp.convert(model)
+    (layer,) = model.layers
+    for name in arguments:
+        assert getattr(layer, name).regularizer is L2
+    keras_mp.to_keras(model)
+    for name in arguments:
+        assert getattr(layer, name) is L2
+
+
+def test_a_converted_model_saves_its_penalty_and_a_plain_one_the_one_of_keras(tmp_path):
+    model = sequential("float16", unit("float16", kernel_regularizer=L2))
+    for change, expected in (
+        (keras_mp.convert, FP32Regularizer),
+        (keras_mp.to_keras, keras.regularizers.L2),
+    ):
+        change(model).save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+        assert type(loaded.layers[0].kernel_regularizer) is expected
+
+
+def test_convert_sees_to_the_penalty_of_a_cell_that_its_layer_does_not_call():
+    layer = keras.layers.LSTM(1, kernel_regularizer=L2, dtype="float16")
+    keras_mp.convert(layer)
+    assert type(layer.cell.kernel_regularizer) is FP32Regularizer
+
+
 def test_a_penalty_inside_of_a_layer():
     cell = keras.layers.LSTMCell(1, kernel_regularizer=L2, dtype="float16")
     model = keras.Sequential([keras.layers.RNN(cell, dtype="float16")])

@@ -19,7 +19,6 @@ from keras_mp.optimizer.inner_optimizer import (
 from keras_mp.optimizer.loss_scaler import add_scalar
 from keras_mp.optimizer.master_weights import MasterWeights, create_masters
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
-from keras_mp.optimizer.penalties import regularize_weights
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
@@ -35,6 +34,7 @@ from keras_mp.optimizer.update.execution import (
 from keras_mp.optimizer.update.gradient_check import Wanted, joined
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.optimizer.update.unscaling import unscale
+from keras_mp.regularizers import regularize_weights
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

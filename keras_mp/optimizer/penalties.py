@@ -4,14 +4,14 @@ On TensorFlow, Keras adds them to a float32 loss by an op whose arguments must h
 same dtype, before it calls the optimizer.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.dtypes import is_half
-from keras_mp.regularizers import FP32Regularizer
+from keras_mp.regularizers import (
+    regularize_layers,
+    regularize_weights,
+    regularizers_in_16_bits,
+)
 
 
 def regularize_in_fp32(model: keras.Model) -> keras.Model:
@@ -39,21 +39,8 @@ def regularize_in_fp32(model: keras.Model) -> keras.Model:
 
     Reference: Mixed Precision Training, section 3.3.
     """
-    for layer, name in _in_16_bits(model):
-        setattr(layer, name, FP32Regularizer(getattr(layer, name)))
-    regularize_weights(model.weights)
+    regularize_layers(keras_internals.flatten_layers(model))
     return model
-
-
-def regularize_weights(weights: Iterable[Any]) -> None:
-    """Puts `FP32Regularizer` around the regularizers of weights stored in 16 bits.
-
-    Args:
-        weights: list of `keras.Variable` or `tf.Variable`.
-    """
-    for weight in weights:
-        if _computes_in_16_bits(getattr(weight, "regularizer", None), weight.dtype):
-            weight.regularizer = FP32Regularizer(weight.regularizer)
 
 
 def check_penalties(model: keras.Model) -> None:
@@ -68,7 +55,8 @@ def check_penalties(model: keras.Model) -> None:
     if keras.backend.backend() != "tensorflow" or not _adds_to_its_loss(model):
         return
     regularize_weights(model.weights)
-    for layer, name in _in_16_bits(model):
+    layers = keras_internals.flatten_layers(model)
+    for layer, name in regularizers_in_16_bits(layers):
         if name != "activity_regularizer" and layer.built:
             continue
         raise ValueError(
@@ -87,19 +75,3 @@ def _adds_to_its_loss(model: keras.Model) -> bool:
         and own.compute_loss is of_keras.compute_loss
         and own.train_step is of_keras.train_step
     )
-
-
-def _in_16_bits(model: keras.Model) -> Iterator[tuple[keras.Layer, str]]:
-    """Yields layers and the names of their regularizers that compute in 16 bits."""
-    for layer in keras_internals.flatten_layers(model):
-        for name, value in list(vars(layer).items()):
-            is_activity = name == "activity_regularizer"
-            dtype = layer.compute_dtype if is_activity else layer.variable_dtype
-            if name.endswith("_regularizer") and _computes_in_16_bits(value, dtype):
-                yield layer, name
-
-
-def _computes_in_16_bits(regularizer: Any, dtype: Any) -> bool:
-    if regularizer is None or isinstance(regularizer, FP32Regularizer):
-        return False
-    return is_half(keras.backend.standardize_dtype(dtype))

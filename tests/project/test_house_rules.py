@@ -60,6 +60,8 @@ MAY_IMPORT = {
 # The one bridge between the chains: the update step has a kernel.
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
+# What goes through every layer of a model goes through its regularizers.
+MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.regularizers")
 # Diagnostics look at models and optimizers alike, and neither knows of them.
 MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"

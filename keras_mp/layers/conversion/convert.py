@@ -18,6 +18,7 @@ from keras_mp.layers.conversion.counterparts import (
     replaced_methods,
 )
 from keras_mp.layers.precision import FP32Weights
+from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
 def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
@@ -37,7 +38,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     are replaced by FP32 weights with the same values, names and order, and on replicas
     with as many copies, inside the scope of a strategy and outside. Therefore
     convert the outermost model: another model that shares these layers and has been
-    trained uses the old weights until it is compiled again.
+    trained uses the old weights until it is compiled again. Around regularizers of
+    weights and activities in 16 bits it puts `keras_mp.FP32Regularizer`.
 
     A file saved from the model contains `keras_mp.layers.X` for each layer in the
     config of the model. A layer that creates sublayers in its constructor creates those
@@ -85,6 +87,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
         change_class(layer, cls)
     for layer, halves in replaced:
         _store_in_fp32(layer, halves)
+    regularize_layers(keras_internals.flatten_layers(model))
     _forget_traces(layers)
     report = conversion_report(model)
     if verbose:
@@ -105,8 +108,9 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
     The inverse of `convert`, in place: weights, names and all other state stay. A model
-    saved or exported then loads without keras_mp. Normalizations keep their FP32
-    weights under the policy `float16` too.
+    saved or exported then loads without keras_mp: no regularizer is a
+    `keras_mp.FP32Regularizer` any more. Normalizations keep their FP32 weights under
+    the policy `float16` too.
 
     Args:
         model: `keras.Model`, or a layer.
@@ -147,6 +151,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
         )
     for layer in ours:
         change_class(layer, plain(type(layer)))
+    restore_regularizers(keras_internals.flatten_layers(model))
     _forget_traces(layers)
     return model
 
