@@ -1,18 +1,30 @@
-"""The class of a layer changes, and nothing else about it."""
+"""The class of a layer changes, and what Keras has bound to the layer."""
 
 import functools
 from typing import Any
 
+import keras
+
 from keras_mp.layers.conversion.counterparts import COUNTERPARTS, PLAIN
+from keras_mp.layers.rnn.orthogonal_weights import (
+    BuildsCell,
+    draw_as_keras,
+    draw_in_fp32,
+)
 
 
 def change_class(layer: Any, cls: Any) -> None:
-    """Makes a layer one of a Keras class or its counterpart, and keeps `quantize`."""
+    """Makes a layer of a Keras class one of its counterpart, or the other way round."""
     if not isinstance(layer.quantize, _Quantize):
         layer.quantize = _Quantize(layer)
     elif cls is layer.quantize.made_as:
         layer.quantize = layer.quantize.of_keras
     layer.__class__ = cls
+    # `build` is bound to the layer as well, and goes on to be that of its old class.
+    if issubclass(cls, BuildsCell):
+        draw_in_fp32(layer)
+    elif isinstance(layer, keras.layers.RNN):
+        draw_as_keras(layer)
 
 
 class _Quantize:

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.precision import gemm, read_without_autocast
+from keras_mp.layers.rnn.orthogonal_weights import class_of_cell
 
 
 class RecurrentKernel:
@@ -100,7 +101,7 @@ def has_cell_of_type(layer: Any, *classes: Any) -> bool:
     The loop over time does not call the cell, so that it would ignore the methods of a
     subclass, and a `call` that was replaced on the cell.
     """
-    return type(layer.cell) in classes and "call" not in vars(layer.cell)
+    return class_of_cell(layer) in classes and "call" not in vars(layer.cell)
 
 
 def has_cell_of_keras(layer: Any) -> bool:

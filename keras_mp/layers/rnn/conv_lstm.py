@@ -11,6 +11,7 @@ from keras_mp.layers.convolutional.empty_inputs import convolve_filled, least_si
 from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras, loop
 from keras_mp.layers.rnn.lstm_cell import LSTMStep
+from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 
 class RecurrentConvolution:
@@ -39,7 +40,7 @@ class RecurrentConvolution:
         )
 
 
-class FP32ConvLSTM:
+class FP32ConvLSTM(BuildsCell):
     """Mixed into a Keras ConvLSTM: convolves, adds and activates in FP32.
 
     Inputs, states and weights are 16-bit numbers, converted, on every device: also

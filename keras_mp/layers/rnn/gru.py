@@ -7,10 +7,11 @@ import keras
 from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_type, keras_runs_cudnn, loop
 from keras_mp.layers.rnn.gru_cell import GRUCell, GRUStep, project_gru
+from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class GRU(keras.layers.GRU):
+class GRU(BuildsCell, keras.layers.GRU):
     """`keras.layers.GRU`, whose 16-bit products accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.

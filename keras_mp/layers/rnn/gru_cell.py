@@ -7,6 +7,7 @@ from keras import activations, ops
 
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
+from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
 
 # Activations that are applied to each element, whatever the shape.
 _ELEMENTWISE = (
@@ -122,7 +123,7 @@ def project_gru(cell: Any, x: Any, training: bool) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class GRUCell(keras.layers.GRUCell):
+class GRUCell(OrthogonalInFP32, keras.layers.GRUCell):
     """`keras.layers.GRUCell`, whose 16-bit products accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.

@@ -7,10 +7,11 @@ import keras
 from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_type, keras_runs_cudnn, loop
 from keras_mp.layers.rnn.lstm_cell import LSTMCell, LSTMStep, project_lstm
+from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class LSTM(keras.layers.LSTM):
+class LSTM(BuildsCell, keras.layers.LSTM):
     """`keras.layers.LSTM`, whose 16-bit products accumulate in FP32.
 
     Products, bias and gates are FP32; `h` and `c` are rounded once, when they are

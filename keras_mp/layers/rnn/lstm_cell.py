@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
+from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
 
 
 class LSTMStep:
@@ -67,7 +68,7 @@ def project_lstm(cell: Any, x: Any, training: bool) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class LSTMCell(keras.layers.LSTMCell):
+class LSTMCell(OrthogonalInFP32, keras.layers.LSTMCell):
     """`keras.layers.LSTMCell`, whose 16-bit products accumulate in FP32.
 
     Products, bias and gates are FP32; the two states are rounded once, when they are

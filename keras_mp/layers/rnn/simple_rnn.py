@@ -6,6 +6,7 @@ import keras
 
 from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_type, loop
+from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 from keras_mp.layers.rnn.simple_rnn_cell import (
     SimpleRNNCell,
     SimpleRNNStep,
@@ -14,7 +15,7 @@ from keras_mp.layers.rnn.simple_rnn_cell import (
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class SimpleRNN(keras.layers.SimpleRNN):
+class SimpleRNN(BuildsCell, keras.layers.SimpleRNN):
     """`keras.layers.SimpleRNN`, whose 16-bit products accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project
+from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
 
 
 class SimpleRNNStep:
@@ -52,7 +53,7 @@ def project_simple(cell: Any, x: Any, training: bool) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class SimpleRNNCell(keras.layers.SimpleRNNCell):
+class SimpleRNNCell(OrthogonalInFP32, keras.layers.SimpleRNNCell):
     """`keras.layers.SimpleRNNCell`, whose 16-bit products accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is
