@@ -186,8 +186,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             List like `gradients`, float32.
 
         Raises:
-            RuntimeError: called twice before `apply`, or several replicas are to sum
-                gradients in FP16, where un-scaled ones are lost.
+            RuntimeError: no loss was scaled; called twice before `apply`; or several
+                replicas are to sum gradients in FP16, where un-scaled ones are lost.
             ValueError: lists of different lengths.
 
         Example:
@@ -200,6 +200,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         """
         self._notes.check_not_unscaled()
         self._execution.check_may_unscale(self.all_reduce_dtype)
+        self._scaler.check_a_loss_was_scaled()
         scale = self._notes.scale_of_loss(self.loss_scale)
         if trainable_variables is None:
             known = keras_internals.trainable_variables(self)
@@ -223,7 +224,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         Raises:
             ValueError: no gradient at all, an unknown variable, or lists of
                 different lengths.
-            RuntimeError: `unscale_gradients` was called in another function.
+            RuntimeError: no loss was scaled, and the loss scale is not a constant 1; or
+                `unscale_gradients` was called in another function.
         """
         grads = list(grads)
         if not grads:
@@ -231,14 +233,14 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         known = keras_internals.trainable_variables(self)
         variables = list(trainable_variables or known)
         validation.check_gradients(grads, variables)
+        self._scaler.check_a_loss_was_scaled()
         if not self.built:
             backend.refuse_several_replicas()
             backend.outside_functions(lambda: self.build(variables))
         self._master_weights.initialize()
         keras_internals.check_variables_are_known(self, variables)
-        scale = self._notes.divisor(self.loss_scale)
-        if scale is not None:
-            self._scaler.warn_if_no_loss_was_scaled()
+        indices = {keras_internals.variable_index(self, v) for v in variables}
+        scale = self._notes.divisor(self.loss_scale, indices)
         if self.gradient_sampler is not None:
             self.gradient_sampler.sample(grads, variables, scale)
         if self._execution.is_joint:
@@ -259,7 +261,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         finite, first = find_nonfinite(self.inner_optimizer, check.nonfinite, given)
         # What `unscale_gradients` returned may have been clipped since.
         check = check if scale is not None else self._notes.check
-        self._notes.use()
+        self._notes.use(indices)
         is_summed = self._execution.is_joint or replicas == 1
         self._norm.assign(check, None if is_summed else grads, scale)
         # Steps 3 to 6.

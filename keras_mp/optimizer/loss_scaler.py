@@ -1,6 +1,5 @@
 """The state of a loss scale, as variables, and the rule that updates it."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,7 +7,12 @@ from typing import Any
 import keras
 from keras import ops, tree
 
-from keras_mp.loss_scale import LossScale, LossScaleState, as_loss_scale
+from keras_mp.loss_scale import (
+    ConstantLossScale,
+    LossScale,
+    LossScaleState,
+    as_loss_scale,
+)
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.step_notes import StepNotes
 
@@ -85,18 +89,28 @@ class LossScaler:
             each.offer(scale)
         notes.take(scale)
 
-    def warn_if_no_loss_was_scaled(self) -> None:
-        """Warns, once, if `apply` divides by a scale that multiplied nothing."""
-        if self.has_scaled or self.rule.initial_scale == 1:
+    def check_a_loss_was_scaled(self) -> None:
+        """Refuses gradients before any user has scaled a loss.
+
+        Gradients do not tell whether their loss was scaled. To divide those of one that
+        was not would stop training, and not to divide those of one that was, by hand or
+        by a function of another program, would destroy the model: so neither is done.
+
+        One user may scale for another, one `tf.function` or thread for another, and one
+        loss for many `apply`; the first call of `scale_loss`, traced or executed, is
+        therefore enough for all that follow.
+
+        Raises:
+            RuntimeError: no user has, and the rule is not a constant 1.
+        """
+        if self.has_scaled or self.rule == ConstantLossScale(1):
             return
-        self.has_scaled = True
-        warnings.warn(
-            "`apply` divides the gradients by the loss scale, but `scale_loss` was "
-            "never called, so the updates will be too small. Received: a loss scale "
-            f"that starts at {self.rule.initial_scale}. Inside the tape, write "
-            "`loss = optimizer.scale_loss(loss)`; if the loss is scaled elsewhere, "
-            "ignore this.",
-            stacklevel=3,
+        raise RuntimeError(
+            "Gradients that `apply` divides by the loss scale must have been scaled. "
+            "Received: gradients before any call of `scale_loss`, and a loss scale of "
+            f"{self.rule!r}. Inside the tape add the line `scaled = "
+            "optimizer.scale_loss(loss)`, and take the gradients of `scaled`; or train "
+            "without loss scaling: keras_mp.wrap(optimizer, loss_scale=1)."
         )
 
     def _create_variables(self, add_variable: Callable[..., Any]) -> None:

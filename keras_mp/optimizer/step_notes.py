@@ -1,6 +1,7 @@
 """Notes that `scale_loss` and `unscale_gradients` leave for the next `apply`."""
 
 import threading
+from collections.abc import Set
 from typing import Any
 
 import keras
@@ -15,6 +16,10 @@ class StepNotes:
     A note is valid only in the function in which it was made and in branches and loop
     bodies of that function: another function may be traced once and run many times.
 
+    The scale of a loss holds for several `apply`, of different variables: the first has
+    moved the current scale when the second divides. A second `apply` of the same
+    variables is of another loss, scaled in some other function.
+
     Attributes:
         scale: scalar tensor, or None when there is no note.
         check: `GradientCheck` of `unscale_gradients`, or None if it was not called.
@@ -23,6 +28,7 @@ class StepNotes:
     scale: Any = None
     check: Any = None
     _used: bool = False
+    _applied: frozenset[int] = frozenset()
     _function: Any = None
     _is_own: bool = False
 
@@ -36,13 +42,14 @@ class StepNotes:
         self.scale, self.check = scale, check
         self._function = backend.current_function()
         self._used, self._is_own = False, True
+        self._applied = frozenset()
 
     def offer(self, scale: Any) -> None:
         """Notes the scale of a loss that another optimizer has scaled.
 
         The loss may be for both; an optimizer that scaled its own keeps that scale.
         """
-        if not (self._is_own and self._is_here()):
+        if not (self._is_own and not self._applied and self._is_here()):
             self.take(scale)
             self._is_own = False
 
@@ -58,11 +65,12 @@ class StepNotes:
         """
         return self.scale if self._is_here() else ops.copy(current)
 
-    def divisor(self, current: Any) -> Any:
+    def divisor(self, current: Any, indices: Set[int]) -> Any:
         """Returns the scale that `apply` must divide by, None if that has been done.
 
         Args:
             current: as for `scale_of_loss`.
+            indices: set of int, the positions of the variables in the optimizer.
 
         Raises:
             RuntimeError: gradients were un-scaled in another function.
@@ -70,6 +78,8 @@ class StepNotes:
         if self.unscaled and self._is_here():
             return None
         if not self._awaits_apply:
+            if self._applied & indices:
+                self._clear()
             return self.scale_of_loss(current)
         self._clear()
         raise RuntimeError(
@@ -93,12 +103,18 @@ class StepNotes:
                 "`gradient_accumulation_steps` on the inner optimizer."
             )
 
-    def use(self) -> None:
-        """Removes the note, unless a branch used it: another branch may use it, too."""
-        if self._is_here() and self._function != backend.current_function():
+    def use(self, indices: Set[int]) -> None:
+        """Notes an `apply`. What a branch used, another branch may use, too.
+
+        Args:
+            indices: as for `divisor`.
+        """
+        if not self._is_here():
+            self._clear()
+        elif self._function != backend.current_function():
             self._used = True
         else:
-            self._clear()
+            self.check, self._applied = None, self._applied | indices
 
     def _is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
@@ -111,7 +127,7 @@ class StepNotes:
 
     def _clear(self) -> None:
         self.scale, self.check, self._used = None, None, False
-        self._function, self._is_own = None, False
+        self._function, self._is_own, self._applied = None, False, frozenset()
 
 
 class ReplicaStepNotes(threading.local, StepNotes):

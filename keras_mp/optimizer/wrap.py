@@ -17,6 +17,9 @@ def wrap(
 ) -> FP32MasterOptimizer:
     """Gives `optimizer` FP32 master weights and loss scaling.
 
+    `fit` scales the loss by itself. A `train_step` or a loop of your own calls
+    `scale_loss`, or the first step is an error.
+
     Args:
         optimizer: `keras.optimizers.Optimizer`, its name or its config.
         loss_scale: `"dynamic"`, a positive number (a constant scale), a `LossScale`,

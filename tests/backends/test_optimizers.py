@@ -200,6 +200,19 @@ def test_stochastic_rounding_takes_both_neighbours_as_the_seed_says(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused(mode):
+    weights = make_weights("float16")
+    optimizer = keras_mp.wrap("sgd", 8)
+    optimizer.build(weights)
+    everything = variables_of(weights, optimizer)
+    before = snapshot(*everything)
+    step = make_step(optimizer, weights, mode)
+    with pytest.raises(RuntimeError, match=r"(?s)must have been scaled.*loss_scale=1"):
+        step(tensors(make_gradients(0), "float16"))
+    assert_snapshot(before, *everything)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_the_scale_moves_by_the_rule(mode):
     weights = make_weights("float16")
     rule = keras_mp.DynamicLossScale(8.0, growth_interval=2, hysteresis=2)

@@ -84,7 +84,7 @@ PROMISES = {
         "wrapping twice, un-scaling twice, forgetting to scale": [
             "test_custom_loops.py::test_what_cannot_be_wrapped",
             "test_custom_loops.py::test_unscale_twice",
-            "test_custom_loops.py::test_forgotten_scale_loss_warns_once_and_names_the_fix",
+            "test_forgotten_scale_loss.py::test_a_train_step_of_ones_own",
         ],
     },
     "docs/using.md": {

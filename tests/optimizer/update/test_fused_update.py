@@ -309,6 +309,7 @@ def test_gradients_that_were_unscaled_are_taken_as_they_are():
     weight = keras.Variable([1.0], dtype="float16")
     optimizer = keras_mp.wrap(optimizers.SGD(0.5), loss_scale=8)
     optimizer.build([weight])
+    optimizer.scale_loss(0.0)
     gradients = optimizer.unscale_gradients([tf.constant([8.0], "float16")])
     optimizer.apply(gradients)
     assert weight.numpy() == np.array([0.5], "float16")
