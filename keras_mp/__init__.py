@@ -24,6 +24,7 @@ from keras_mp.layers import (
     convert,
     to_keras,
 )
+from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.loss_scale import (
     ConstantLossScale,
     DynamicLossScale,
@@ -32,6 +33,8 @@ from keras_mp.loss_scale import (
 )
 from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
+from keras_mp.precision_plan.plan_precision import plan_precision
+from keras_mp.precision_plan.precision_plan import PrecisionPlan
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.statistical_loss_scale import StatisticalLossScale
@@ -48,6 +51,7 @@ __all__ = [
     "DynamicLossScale",
     "FP32MasterOptimizer",
     "FP32Regularizer",
+    "Float16ProductsPolicy",
     "LossScale",
     "LossScaleCallback",
     "LossScaleCollapseError",
@@ -55,6 +59,7 @@ __all__ = [
     "Numerics",
     "NumericsCallback",
     "Overflow",
+    "PrecisionPlan",
     "StatisticalLossScale",
     "SwapEMAWeights",
     "conversion_report",
@@ -64,6 +69,7 @@ __all__ = [
     "inspect",
     "layers",
     "ops",
+    "plan_precision",
     "regularize_in_fp32",
     "suggest_loss_scale",
     "to_keras",

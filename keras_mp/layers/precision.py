@@ -10,6 +10,7 @@ from keras import activations, ops
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
+from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 
 _FUSED = (
     (activations.relu, "relu"),
@@ -32,6 +33,27 @@ def uses_ops(layer: keras.Layer, *inputs: Any) -> bool:
         _warn_of_backend(keras.backend.backend())
         return False
     return all(_is_dense(x) and _dtype(x) == layer.compute_dtype for x in inputs)
+
+
+def multiplies(layer: keras.Layer, *inputs: Any) -> bool:
+    """Tells whether a layer multiplies these inputs with `keras_mp.ops`.
+
+    As for `uses_ops`; or the dtype policy is `Float16ProductsPolicy`, and the inputs
+    are FP32.
+    """
+    if not isinstance(layer.dtype_policy, Float16ProductsPolicy):
+        return uses_ops(layer, *inputs)
+    if keras.backend.backend() != "tensorflow":
+        _warn_of_backend(keras.backend.backend())
+        return False
+    return all(_is_dense(x) and _dtype(x) == "float32" for x in inputs)
+
+
+def product_options(layer: keras.Layer) -> dict[str, Any]:
+    """Returns what the dtype policy of a layer has to say to `gemm`."""
+    policy = layer.dtype_policy
+    is_scaled = isinstance(policy, Float16ProductsPolicy) and policy.scaled
+    return {"scaled": True} if is_scaled else {}
 
 
 @functools.cache
@@ -57,10 +79,14 @@ def _is_dense(x: Any) -> bool:
 
 
 def gemm(a: Any, b: Any, **options: Any) -> Any:
-    """Returns `fp16_gemm(a, b, **options)`.
+    """Returns `fp16_gemm(a, b, **options)`; of FP32, `float16_products`.
 
-    The op is imported here, so that the layers can be imported without TensorFlow.
+    The ops are imported here, so that the layers can be imported without TensorFlow.
     """
+    if _dtype(a) == "float32":
+        from keras_mp.ops.float16_products import float16_products
+
+        return float16_products(a, b, **options)
     from keras_mp.ops import fp16_gemm
 
     return fp16_gemm(a, b, **options)

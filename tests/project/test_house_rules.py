@@ -34,6 +34,7 @@ CHAINS = (
         ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),
+        ("layers.float16_products_policy",),
         ("layers.precision",),
         ("layers.core",),
         (
@@ -69,6 +70,11 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
         *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
         "optimizer",
     )
+]
+# A plan is measured by diagnostics, and applied by what changes layers.
+MAY_IMPORT["keras_mp.precision_plan"] = [
+    f"keras_mp.{name}"
+    for name in ("arguments", "diagnostics", "layers", "precision_plan")
 ]
 # Commands call what users call.
 MAY_IMPORT["keras_mp.command_line"] = [

@@ -9,13 +9,16 @@ from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
-from keras_mp.layers.precision import uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import multiplies, product_options
 
 
 # The class is called GroupedQueryAttention in Keras, too, and exported under the other
 # name; default names of layers and weights derive from the name of the class.
 @keras.saving.register_keras_serializable(package="keras_mp")
-class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
+class GroupedQueryAttention(
+    KeepsPolicy, FP32Projections, keras.layers.GroupQueryAttention
+):
     """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
 
     As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, and
@@ -43,7 +46,7 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
         training: bool | None = None,
     ) -> tuple[Any, Any]:
         is_flash = keras_internals.uses_flash_attention(self)
-        if is_flash or not uses_ops(self, query, key, value):
+        if is_flash or not multiplies(self, query, key, value):
             return super()._compute_attention(
                 query, key, value, attention_mask, training
             )
@@ -53,6 +56,7 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
             key,
             output_dtype="float32",
             alpha=keras_internals.grouped_query_scores_scale(self),
+            **product_options(self),
         )
         mask = attention_mask
         if mask is not None:
@@ -69,4 +73,4 @@ class GroupedQueryAttention(FP32Projections, keras.layers.GroupQueryAttention):
         if self.dropout > 0.0:
             dropped = keras_internals.drop_attention_weights(self, weights, training)
         equation = parse(keras_internals.outputs_equation(self), 4)
-        return contract(*equation, dropped, value), weights
+        return contract(*equation, dropped, value, **product_options(self)), weights

@@ -9,11 +9,12 @@ from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
-from keras_mp.layers.precision import uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import multiplies, product_options
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
+class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
@@ -45,7 +46,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
         use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
         is_flash = keras_internals.uses_flash_attention(self)
-        if is_flash or not uses_ops(self, query, key, value):
+        if is_flash or not multiplies(self, query, key, value):
             return super()._compute_attention(
                 query,
                 key,
@@ -63,6 +64,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
             query,
             output_dtype="float32",
             alpha=keras_internals.scores_scale(self),
+            **product_options(self),
         )
         axes = range(-len(self.attention_axes), 0)
         mask = self._mask_for(scores, attention_mask)
@@ -81,7 +83,7 @@ class MultiHeadAttention(FP32Projections, keras.layers.MultiHeadAttention):
         if self.dropout > 0.0:
             dropped = keras_internals.drop_attention_weights(self, weights, training)
         equation = parse(keras_internals.outputs_equation(self), len(weights.shape))
-        return contract(*equation, dropped, value), weights
+        return contract(*equation, dropped, value, **product_options(self)), weights
 
     def _mask_for(self, scores: Any, mask: Any) -> Any:
         """Returns the mask as bool with a dimension for the heads, or None."""

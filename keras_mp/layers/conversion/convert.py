@@ -17,6 +17,8 @@ from keras_mp.layers.conversion.counterparts import (
     plain,
     replaced_methods,
 )
+from keras_mp.layers.conversion.ways import class_without_ways, forget_ways
+from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.precision import FP32Weights
 from keras_mp.regularizers import regularize_layers, restore_regularizers
 
@@ -107,7 +109,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
 def to_keras(model: keras.Layer) -> keras.Layer:
     """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
-    The inverse of `convert`, in place: weights, names and all other state stay. A model
+    The inverse of `convert` and of `PrecisionPlan.apply`, in place: weights, names and
+    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`. A model
     saved or exported then loads without keras_mp: no regularizer is a
     `keras_mp.FP32Regularizer` any more. Normalizations keep their FP32 weights under
     the policy `float16` too.
@@ -135,7 +138,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     _check(model, "to_keras")
     layers = every_layer(model)
     ours = [layer for layer in layers if is_converted(type(layer))]
-    foreign = [layer for layer in ours if plain(type(layer)) is None]
+    foreign = [layer for layer in ours if plain(class_without_ways(layer)) is None]
     foreign += [
         operation
         for layer in layers
@@ -149,6 +152,10 @@ def to_keras(model: keras.Layer) -> keras.Layer:
             "has no equal of a subclass of one, nor of what is in `keras_mp.ops`. "
             f"Received: {', '.join(names)}. Build the model without."
         )
+    forget_ways(model)
+    for layer in keras_internals.flatten_layers(model):
+        if isinstance(layer.dtype_policy, Float16ProductsPolicy):
+            layer.dtype_policy = layer.dtype_policy.name
     for layer in ours:
         change_class(layer, plain(type(layer)))
     restore_regularizers(keras_internals.flatten_layers(model))

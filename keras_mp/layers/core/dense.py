@@ -4,17 +4,19 @@ from typing import Any
 
 import keras
 
+from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     fused_activation,
     gemm,
+    multiplies,
+    product_options,
     read_without_autocast,
-    uses_ops,
 )
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Dense(keras.layers.Dense):
+class Dense(KeepsPolicy, keras.layers.Dense):
     """`keras.layers.Dense`, whose 16-bit product accumulates in FP32.
 
     `round(activation(inputs @ kernel + bias))`: everything inside `round` is FP32 for
@@ -36,7 +38,7 @@ class Dense(keras.layers.Dense):
     """
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not uses_ops(self, inputs):
+        if not multiplies(self, inputs):
             return super().call(inputs, training=training)
         activation = fused_activation(self.activation)
         outputs = gemm(
@@ -44,6 +46,7 @@ class Dense(keras.layers.Dense):
             read_without_autocast(lambda: self.kernel),
             bias=read_without_autocast(self.bias),
             activation=activation,
+            **product_options(self),
         )
         return outputs if activation else activate(self.activation, outputs)
 

@@ -6,17 +6,19 @@ import keras
 from keras import ops
 
 from keras_mp.layers.core.contraction import contract, is_matmul, parse
+from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,
     fused_activation,
+    multiplies,
+    product_options,
     read_without_autocast,
-    uses_ops,
 )
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class EinsumDense(keras.layers.EinsumDense):
+class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
     """`keras.layers.EinsumDense`, whose 16-bit product accumulates in FP32.
 
     `round(activation(einsum(equation, inputs, kernel) + bias))`; activations, gradients
@@ -38,7 +40,7 @@ class EinsumDense(keras.layers.EinsumDense):
     """
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not uses_ops(self, inputs):
+        if not multiplies(self, inputs):
             return super().call(inputs, training=training)
         a, b, output = parse(self.equation, len(inputs.shape))
         if not is_matmul(a, b, output):
@@ -47,11 +49,11 @@ class EinsumDense(keras.layers.EinsumDense):
         bias = read_without_autocast(self.bias)
         if bias is None or set(self.bias_axes) == set(output) - set(a):
             activation = fused_activation(self.activation)
-            outputs = contract(
-                a, b, output, inputs, kernel, bias, activation=activation
-            )
+            options = {"activation": activation, **product_options(self)}
+            outputs = contract(a, b, output, inputs, kernel, bias, **options)
             return outputs if activation else activate(self.activation, outputs)
-        outputs = contract(a, b, output, inputs, kernel, output_dtype="float32")
+        options = {"output_dtype": "float32", **product_options(self)}
+        outputs = contract(a, b, output, inputs, kernel, **options)
         return activate_and_round(
             outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype
         )

@@ -5,11 +5,17 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import gemm, read_without_autocast, uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import (
+    gemm,
+    multiplies,
+    product_options,
+    read_without_autocast,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
+class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
     """`keras.layers.ReversibleEmbedding`, whose reverse product accumulates in FP32.
 
     `round(cap * tanh(inputs @ embeddings.T / cap))`, or the rounded product if there is
@@ -31,7 +37,7 @@ class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
 
     def call(self, inputs: Any, reverse: bool = False) -> Any:
         same_dtype = self.reverse_dtype in (None, self.compute_dtype)
-        if not (reverse and same_dtype and uses_ops(self, inputs)):
+        if not (reverse and same_dtype and multiplies(self, inputs)):
             return super().call(inputs, reverse=reverse)
         tied = self.tie_weights
         kernel = read_without_autocast(
@@ -39,6 +45,7 @@ class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
         )
         cap = self.logit_soft_cap
         if cap is None:
-            return gemm(inputs, kernel, transpose_b=tied)
-        logits = gemm(inputs, kernel, transpose_b=tied, output_dtype="float32")
+            return gemm(inputs, kernel, transpose_b=tied, **product_options(self))
+        options = {"output_dtype": "float32", **product_options(self)}
+        logits = gemm(inputs, kernel, transpose_b=tied, **options)
         return ops.cast(cap * ops.tanh(logits / cap), self.compute_dtype)

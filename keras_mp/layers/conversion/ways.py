@@ -1,0 +1,214 @@
+"""Ways to compute a layer: in FP16, in FP16 products with FP32 results, or in FP32."""
+
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from keras_mp import keras_internals
+from keras_mp.dtypes import is_half
+from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
+from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_mp.layers.conversion.conversion_report import every_layer
+from keras_mp.layers.conversion.counterparts import counterpart, replaced_methods
+from keras_mp.layers.core.dense import Dense
+from keras_mp.layers.core.einsum_dense import EinsumDense
+from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
+from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+
+FLOAT16 = "float16"
+PRODUCTS = "float16_products"
+SCALED_PRODUCTS = "scaled_float16_products"
+FLOAT32 = "float32"
+# From the cheapest to the one that allows the widest range of numbers.
+WAYS = (FLOAT16, PRODUCTS, SCALED_PRODUCTS, FLOAT32)
+# The layers that do as `Float16ProductsPolicy` says.
+WITH_PRODUCTS = (
+    Dense,
+    EinsumDense,
+    GroupedQueryAttention,
+    MultiHeadAttention,
+    ReversibleEmbedding,
+)
+
+
+class ReturnsDtype:
+    """Mixin for a layer: it returns numbers in the precision of the layer around it."""
+
+    returned_dtype: str
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().call(*args, **kwargs)  # type: ignore[misc]
+        return keras.tree.map_structure(self._returned, outputs)
+
+    def _returned(self, tensor: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(getattr(tensor, "dtype", "bool"))
+        is_other = "float" in dtype and dtype != self.returned_dtype
+        return keras.ops.cast(tensor, self.returned_dtype) if is_other else tensor
+
+
+def set_policies(model: Any, ways: Mapping[int, str]) -> None:
+    """Gives the layers of a model the dtype policies of their ways.
+
+    Layers without a way keep theirs; where no layer of the model has a 16-bit policy,
+    they get `mixed_float16`.
+
+    Args:
+        model: `keras.Model`, without ways.
+        ways: dict from the `id` of a layer to one of `WAYS`.
+    """
+    layers = [x for x in every_layer_and_cell(model) if x.quantization_mode is None]
+    has_halves = any(is_half(layer.compute_dtype) for layer in layers)
+    for layer in layers:
+        way = ways.get(id(layer), FLOAT16)
+        if way != FLOAT16:
+            for each in _computed_with(layer):
+                _set_policy(each, _policy(each, way))
+        elif not has_halves and layer.compute_dtype == "float32":
+            _set_policy(layer, "mixed_float16")
+
+
+def return_dtypes(model: Any) -> None:
+    """Has each layer return what the layer around it computes in, where they differ.
+
+    The sum of an FP32 and an FP16 tensor is an error in TensorFlow, and Keras casts
+    what a layer is given, not what it returns.
+    """
+    for layer in every_layer_and_cell(model):
+        for sublayer in _inside_of_own_code(layer):
+            if _differ(layer, sublayer):
+                sublayer.__class__ = _returning(type(sublayer))
+                sublayer.returned_dtype = layer.compute_dtype
+
+
+def forget_ways(model: Any) -> None:
+    """Undoes `set_policies` and `return_dtypes`."""
+    for layer in every_layer_and_cell(model):
+        if isinstance(layer, ReturnsDtype):
+            layer.__class__ = class_without_ways(layer)
+            del layer.returned_dtype
+        if hasattr(layer, "policy_before_ways"):
+            layer.dtype_policy = layer.policy_before_ways
+            del layer.policy_before_ways
+
+
+def class_without_ways(layer: Any) -> Any:
+    """Returns the class of a layer as it was before `return_dtypes`."""
+    cls = type(layer)
+    return cls.__bases__[1] if isinstance(layer, ReturnsDtype) else cls
+
+
+@contextmanager
+def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
+    """Converts a model and has its layers compute in ways inside a `with` block."""
+    layers = every_layer_and_cell(model)
+    names = ("policy_before_ways", "returned_dtype")
+    before = [
+        (layer, type(layer), layer.dtype_policy, _attributes(layer, names))
+        for layer in layers
+    ]
+    try:
+        forget_ways(model)
+        for layer in layers:
+            layer.__class__ = _converted(layer)
+        set_policies(model, ways)
+        return_dtypes(model)
+        yield
+    finally:
+        forget_ways(model)
+        for layer, cls, policy, attributes in before:
+            layer.__class__ = cls
+            if layer.dtype_policy is not policy:
+                layer.dtype_policy = policy
+            for name, value in attributes.items():
+                setattr(layer, name, value)
+
+
+def every_layer_and_cell(model: Any) -> list[Any]:
+    """Returns a model and all layers inside it, outer ones first, with all cells."""
+    found = {
+        id(each): each
+        for layer in every_layer(model)
+        for each in keras_internals.flatten_layers(layer)
+    }
+    return [x for x in found.values() if not isinstance(x, keras.layers.InputLayer)]
+
+
+def is_graph(layer: Any) -> bool:
+    """Tells whether a model is functional or Sequential, and runs as such.
+
+    Then no code of its own computes with what its layers return.
+    """
+    if isinstance(layer, keras.Sequential):
+        is_built = bool(layer.built and layer.inputs)
+        return is_built and type(layer).call is keras.Sequential.call
+    has_graph = isinstance(layer, keras.Model) and hasattr(layer, "operations")
+    return has_graph and type(layer).call is _functional_call()
+
+
+def _functional_call() -> Any:
+    """Returns the method that runs the graph of a functional model."""
+    x = keras.Input((1,), name="x")
+    return type(keras.Model(x, x, name="model")).call
+
+
+def _computed_with(layer: Any) -> list[Any]:
+    """Returns a layer, with its cells if it is recurrent."""
+    if isinstance(layer, keras.layers.RNN):
+        return keras_internals.flatten_layers(layer)
+    return [layer]
+
+
+def _set_policy(layer: Any, policy: Any) -> None:
+    layer.policy_before_ways = layer.dtype_policy
+    layer.dtype_policy = policy
+
+
+def computes_products(layer: Any) -> bool:
+    """Tells whether a layer, once converted, multiplies in FP16 with FP32 results."""
+    return issubclass(_converted(layer), WITH_PRODUCTS)
+
+
+def _converted(layer: Any) -> Any:
+    """Returns the class that a layer has after `convert`."""
+    cls = counterpart(type(layer))
+    return type(layer) if cls is None or replaced_methods(layer) else cls
+
+
+def _policy(layer: Any, way: str) -> Any:
+    stored = layer.variable_dtype if is_half(layer.variable_dtype) else "float32"
+    if way == FLOAT32 and stored == "float32":
+        return "float32"
+    # Without products, this is FP32, and reads weights that are stored in FP16.
+    return Float16ProductsPolicy(scaled=way == SCALED_PRODUCTS, variable_dtype=stored)
+
+
+def _inside_of_own_code(layer: Any) -> list[Any]:
+    """Returns the sublayers with whose outputs the code of a layer computes."""
+    if is_graph(layer) or isinstance(layer, keras.layers.RNN):
+        return []
+    return keras_internals.direct_sublayers(layer)
+
+
+def _differ(layer: Any, sublayer: Any) -> bool:
+    """Tells whether one of two layers computes in FP16 and the other in FP32."""
+    dtypes = {layer.compute_dtype, sublayer.compute_dtype}
+    changed = hasattr(layer, "policy_before_ways") or hasattr(
+        sublayer, "policy_before_ways"
+    )
+    return changed and dtypes == {"float16", "float32"}
+
+
+def _returning(cls: Any) -> Any:
+    """Returns a class with the name of `cls` that is a `ReturnsDtype`, too."""
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names}
+    return types.new_class(
+        cls.__name__, (ReturnsDtype, cls), exec_body=lambda body: body.update(members)
+    )
+
+
+def _attributes(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(layer, name) for name in names if name in vars(layer)}

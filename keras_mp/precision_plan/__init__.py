@@ -1,0 +1,1 @@
+"""Which layers of a model compute in FP16, and which need more: measured, decided."""

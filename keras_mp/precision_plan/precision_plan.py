@@ -1,0 +1,231 @@
+"""`PrecisionPlan`: the way in which each layer of a model computes."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
+from keras_mp.diagnostics.paths import layers_by_path
+from keras_mp.diagnostics.subject import run
+from keras_mp.layers.conversion.convert import convert
+from keras_mp.layers.conversion.ways import (
+    WAYS,
+    computed_in_ways,
+    forget_ways,
+    return_dtypes,
+    set_policies,
+)
+from keras_mp.precision_plan.verification import Verification, loss_scale_for
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The way of one layer, and its price.
+
+    Attributes:
+        path: str, of the layer in the model.
+        way: str, `"float16_products"`, `"scaled_float16_products"` or `"float32"`.
+        reason: str, the measured number that asked for it.
+        bytes: int, by how much what it returns is larger than in FP16, for a batch.
+    """
+
+    path: str
+    way: str
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """Which layers of a model need more than FP16, and what each computes in.
+
+    A layer computes in one of four ways. The plan lists those that do not compute in
+    FP16:
+
+    - `"float16"`: as its dtype policy says.
+    - `"float16_products"`: what it multiplies is rounded to FP16, and everything else
+      is FP32, the results of the products too.
+    - `"scaled_float16_products"`: as that, and what is multiplied is divided by a power
+      of two first, so that it neither overflows nor vanishes.
+    - `"float32"`.
+
+    Attributes:
+        layers: tuple of `LayerPlan`, in the order of computation.
+        float16_share: float, the share of multiply-adds whose inputs are FP16.
+        gradient_error: float, the relative error of all weight gradients with the plan,
+            taken as one vector, as it was measured.
+        margin: float, by how much other batches may have larger numbers.
+        notes: tuple of str, what the plan could not mend, and why.
+
+    Example:
+
+    >>> keras.config.set_dtype_policy("mixed_float16")
+    >>> model = keras.Sequential([
+    ...     keras.Input((4,)),
+    ...     keras.layers.Dense(2, kernel_initializer="ones", name="fine"),
+    ...     keras.layers.Rescaling(1e5, name="too_large")])
+    >>> model.compile(keras_mp.wrap("sgd"), loss="mse")
+    >>> plan = keras_mp.plan_precision(model, np.ones((8, 4)), np.ones((8, 2)))
+    >>> plan.ways["too_large"]
+    'float32'
+    >>> float(np.max(plan.apply(model)(np.ones((8, 4)))))
+    400000.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    float16_share: float
+    gradient_error: float
+    margin: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """The way of each layer that is listed, by its path."""
+        return {layer.path: layer.way for layer in self.layers}
+
+    def apply(self, model: keras.Model) -> keras.Model:
+        """Has the layers of a model compute as planned, in place.
+
+        The model is converted as by `keras_mp.convert`; then the listed layers get
+        other dtype policies, and a layer inside another one returns numbers in the
+        precision of that. Weights, names and the state of the optimizer stay. Where no
+        layer has a 16-bit policy, the other layers get `mixed_float16`. A plan that was
+        applied before is forgotten; `keras_mp.to_keras` does that, too.
+
+        Policies are saved with a model, for the layers in its config. A layer that
+        creates sublayers creates them without: apply the plan again after `load_model`.
+
+        Args:
+            model: `keras.Model`, of the architecture that was measured.
+
+        Returns:
+            The same object.
+
+        Raises:
+            ValueError: a listed layer is not in the model.
+        """
+        ways = self._ways_in(model)
+        forget_ways(model)
+        set_policies(model, ways)
+        convert(model)
+        return_dtypes(model)
+        return model
+
+    def verify(
+        self, model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> Verification:
+        """Compares loss and gradients in FP16, with and without the plan, to FP32.
+
+        Nothing of the model is changed.
+
+        Args:
+            model: `keras.Model`, built and compiled; the plan need not be applied.
+            x: array or tensor, or a structure of several: one batch of inputs.
+            y: as `x`: its targets.
+            sample_weight: as `x`, or None (default).
+        """
+        check_model(model)
+        batch, masters = as_batch(x, y, sample_weight), master_values(model)
+        with computed_in_ways(model, {}):
+            fp32 = run(model, batch, dtype="float32", masters=masters)
+            scale = loss_scale_for([fp32])
+            fp16 = run(model, batch, scale, masters=masters)
+        with computed_in_ways(model, self._ways_in(model)):
+            planned = run(model, batch, scale, masters=masters)
+        return Verification.of(fp32, fp16, planned)
+
+    def save(self, path: Any) -> None:
+        """Writes the plan to a JSON file, which `load` reads on any machine.
+
+        Args:
+            path: str or path-like, of the file.
+        """
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Any) -> "PrecisionPlan":
+        """Returns the plan that `save` has written.
+
+        Args:
+            path: str or path-like, of the file.
+
+        Raises:
+            ValueError: the file is no plan.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "A plan is a file that PrecisionPlan.save has written. Received: "
+                f"{str(path)!r}, with {type(error).__name__}: {error}. Measure again: "
+                "keras_mp.plan_precision(model, x, y).save(path)."
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all attributes as what JSON can hold; `from_dict` reads it."""
+        return {"format": _FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "PrecisionPlan":
+        """Returns the plan that `to_dict` described."""
+        if data["format"] != _FORMAT:
+            raise ValueError(f"a plan of format {data['format']!r}, not {_FORMAT}")
+        layers = tuple(LayerPlan(**layer) for layer in data["layers"])
+        if unknown := {layer.way for layer in layers} - set(WAYS):
+            raise ValueError(f"unknown ways {sorted(unknown)}")
+        return cls(
+            layers,
+            float(data["float16_share"]),
+            float(data["gradient_error"]),
+            float(data["margin"]),
+            tuple(data["notes"]),
+        )
+
+    def __str__(self) -> str:
+        share = f"{self.float16_share:.1%} of the multiply-adds have FP16 inputs"
+        error = f"gradient error {self.gradient_error:.2%}"
+        if not self.layers:
+            return f"FP16 throughout; {share}; {error}"
+        width = max(len(layer.path) for layer in self.layers)
+        row = f"{{:<{width}}}  {{:<23}}  {{:>9}}  {{}}"
+        return "\n".join(
+            [
+                row.format("layer", "computes in", "price", "because of"),
+                *(
+                    row.format(each.path, each.way, _size(each.bytes), each.reason)
+                    for each in self.layers
+                ),
+                f"all other layers compute in FP16; {share}; {error}",
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
+
+    def _ways_in(self, model: keras.Model) -> dict[int, str]:
+        """Returns the way of each listed layer by its `id`."""
+        layers = layers_by_path(model)
+        missing = [layer.path for layer in self.layers if layer.path not in layers]
+        if missing:
+            raise ValueError(
+                "A plan fits models of the architecture that it was measured on. "
+                f"Received: {model.name!r}, without the layers {missing[:5]}. Measure "
+                "this one: keras_mp.plan_precision(model, x, y)."
+            )
+        return {id(layers[layer.path]): layer.way for layer in self.layers}
+
+
+def _size(number: float) -> str:
+    """Returns a number of bytes in nine characters."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"+{number:.3g} {unit}"
+        number /= 1000
+    return f"+{number:.3g} GB"

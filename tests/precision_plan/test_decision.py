@@ -1,0 +1,71 @@
+"""The rule of a plan, on numbers given by hand."""
+
+import pytest
+
+from keras_mp.precision_plan.decision import decide, next_way
+from keras_mp.precision_plan.layer_numbers import LayerNumbers
+
+LARGE = 20_000.0  # times the margin of 4 it is beyond 65,504
+FINE = 16_376.0  # times 4 it is 65,504
+
+
+def layer(path, around=(), **numbers):
+    return LayerNumbers(path, around, **numbers)
+
+
+def product(path, around=(), **numbers):
+    return LayerNumbers(path, around, has_products=True, **numbers)
+
+
+def block(path, around=(), **numbers):
+    return LayerNumbers(path, around, is_block=True, **numbers)
+
+
+# Name of the case: the layers, and the ways of those that leave FP16.
+CASES = {
+    "nothing": ([product("a", inputs=FINE), layer("b", outputs=FINE)], {}),
+    "what is returned": ([product("a", outputs=LARGE)], {"a": "float16_products"}),
+    "what is given": ([product("a", inputs=LARGE)], {"a": "scaled_float16_products"}),
+    "a weight": ([product("a", weights=LARGE)], {"a": "scaled_float16_products"}),
+    "a gradient": ([product("a", gradients=LARGE)], {"a": "scaled_float16_products"}),
+    "no products": ([layer("a", outputs=LARGE)], {"a": "float32"}),
+    "the code around": (
+        [product("b/a", ("b",), outputs=LARGE), layer("b/c", ("b",)), block("b")],
+        {"b/a": "float16_products", "b": "float32", "b/c": "float32"},
+    ),
+    "products inside": (
+        [product("b/a", ("b",)), block("b", outputs=LARGE)],
+        {"b/a": "float16_products", "b": "float32"},
+    ),
+    "blocks inside stay": (
+        [product("b/c/a", ("b/c",)), block("b/c", ("b",)), block("b", outputs=LARGE)],
+        {"b": "float32"},
+    ),
+    "a model around them is no code": (
+        [product("a", outputs=LARGE), product("b")],
+        {"a": "float16_products"},
+    ),
+    "both blocks around a shared layer": (
+        [layer("b/a", ("b", "c"), inputs=LARGE), block("b"), block("c")],
+        {"b/a": "float32", "b": "float32", "c": "float32"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ways_that_follow_from_numbers(name):
+    numbers, expected = CASES[name]
+    choices = decide(numbers, margin=4.0)
+    assert {path: choice.way for path, choice in choices.items()} == expected
+
+
+def test_a_reason_has_its_number():
+    choices = decide([product("a", outputs=1.5e5, inputs=2.0)], margin=1.0)
+    assert choices["a"].reason == "outputs up to 1.5e+05"
+
+
+def test_the_order_of_ways():
+    ladder, plain = product("a"), layer("b")
+    ways = ["float16", "float16_products", "scaled_float16_products", "float32", None]
+    assert [next_way(ladder, way) for way in ways[:-1]] == ways[1:]
+    assert [next_way(plain, way) for way in ("float16", "float32")] == ["float32", None]

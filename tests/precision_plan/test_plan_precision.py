@@ -1,0 +1,280 @@
+"""Plans for models that overflow FP16: measured, applied, trained, undone."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+
+POLICIES = ("mixed_float16", "float16", "float32")
+WORDS = np.random.default_rng(0).integers(0, 11, (16, 5))
+NEXT = (WORDS + 1) % 11
+
+
+class Block(keras.layers.Layer):
+    """Attention and a feed-forward network, each added to the residual stream."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+        self.norm_2 = keras.layers.LayerNormalization(name="norm_2")
+        self.up = keras.layers.Dense(16, "gelu", name="up")
+        self.down = keras.layers.Dense(8, name="down")
+
+    def call(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y)
+        return x + self.down(self.up(self.norm_2(x)))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def language_model(outliers=0.0):
+    """A Transformer; with outliers in two channels of its residual stream."""
+    ids = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(11, 8, name="words")(ids)
+    blocks = [Block(name=name) for name in ("first", "second")]
+    for block in blocks:
+        x = block(x)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    model = keras.Model(ids, keras.layers.Dense(11, name="logits")(x))
+    if outliers:
+        scale_up(model, blocks, outliers)
+    return model
+
+
+def scale_up(model, blocks, outliers):
+    """Multiplies the residual stream, and puts constant outliers into it."""
+    channels = np.zeros(8, "float32")
+    channels[:2] = outliers, -outliers
+    embeddings = model.get_layer("words").embeddings
+    table = 100.0 * embeddings.numpy().astype("float32")
+    embeddings.assign(np.clip(table + channels, -6e4, 6e4))
+    for block in blocks:
+        block.down.kernel.assign(100.0 * block.down.kernel.numpy())
+    blocks[0].down.bias.assign(channels)
+
+
+def compiled(model, **options):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras_mp.wrap(keras.optimizers.AdamW(1e-2))
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def state_of(model):
+    layers = [
+        (layer.path, type(layer), layer.dtype_policy)
+        for layer in model._flatten_layers()
+    ]
+    return layers, [(v.path, v.numpy().tobytes()) for v in model.variables]
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    keras.config.set_dtype_policy(request.param)
+    return request.param
+
+
+def test_a_model_that_fp16_suits_gets_an_empty_plan(policy):
+    plan = keras_mp.plan_precision(compiled(language_model()), WORDS, NEXT)
+    assert plan.ways == {} and plan.float16_share == 1.0
+    assert plan.gradient_error < 0.02 and "FP16 throughout" in str(plan)
+
+
+def test_outliers_in_the_residual_stream(policy):
+    model = compiled(language_model(6e4))
+    before = state_of(model)
+    plan = keras_mp.plan_precision(model, WORDS, NEXT)
+    assert state_of(model) == before
+    ways = plan.ways
+    assert ways["first"] == ways["second"] == ways["words"] == "float32"
+    assert ways["first/up"] == "float16_products"
+    assert ways["first/down"] == "scaled_float16_products"
+    assert "first/attention" not in ways  # what it is given and returns is small
+    assert plan.float16_share == 1.0
+
+    found = plan.verify(model, WORDS, NEXT)
+    assert state_of(model) == before
+    assert not np.isfinite(found.before.loss) and found.before.cosine is None
+    assert found.after.loss == pytest.approx(found.loss, rel=1e-3)
+    assert found.after.gradient_error <= 0.02 and found.after.cosine > 0.999
+
+
+MODES = {
+    "eager": {"run_eagerly": True},
+    "graph": {"jit_compile": False},
+    "xla": {"jit_compile": True},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_planned_model_trains_as_in_fp32(mode, policy):
+    planned = compiled(language_model(6e4), **MODES[mode])
+    keras_mp.plan_precision(planned, WORDS, NEXT).apply(planned)
+    keras.config.set_dtype_policy("float32")
+    reference = compiled(language_model(6e4), **MODES[mode])
+    reference.set_weights(planned.get_weights())
+    losses, expected = (
+        model.fit(WORDS, NEXT, epochs=8, verbose=0, shuffle=False).history["loss"]
+        for model in (planned, reference)
+    )
+    assert int(planned.optimizer.skipped_steps) == 0
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+
+
+def test_a_plan_is_undone_by_another_one_and_by_to_keras():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras_mp.convert(compiled(language_model(6e4)))
+    before = state_of(model)
+    plan = keras_mp.plan_precision(model, WORDS, NEXT)
+    plan.apply(model)
+    assert state_of(model) != before
+    assert keras_mp.plan_precision(model, WORDS, NEXT).ways == plan.ways
+    empty = keras_mp.PrecisionPlan((), 1.0, 0.0, 4.0)
+    assert state_of(empty.apply(model)) == before
+    keras_mp.to_keras(plan.apply(model))
+    assert {type(x).__module__.partition(".")[0] for x in model.layers[3:]} == {"keras"}
+    assert {x.dtype_policy.name for x in model.layers[1:]} == {"mixed_float16"}
+
+
+def test_a_plan_is_saved_and_applied_to_another_model(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    plan = keras_mp.plan_precision(compiled(language_model(6e4)), WORDS, NEXT)
+    plan.save(tmp_path / "plan.json")
+    loaded = keras_mp.PrecisionPlan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    other = loaded.apply(compiled(language_model(6e4)))
+    assert np.all(np.isfinite(other(WORDS)))
+    with pytest.raises(ValueError, match=r"without the layers \['words'"):
+        plan.apply(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+
+
+DAMAGED = {
+    "no JSON": "{",
+    "a list": "[]",
+    "another format": json.dumps({"format": 7}),
+    "an unknown way": json.dumps(
+        {
+            "format": 1,
+            "layers": [{"path": "a", "way": "int3", "reason": "", "bytes": 0}],
+            "float16_share": 1.0,
+            "gradient_error": 0.0,
+            "margin": 4.0,
+            "notes": [],
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_plan_is_named(name, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(DAMAGED[name])
+    with pytest.raises(ValueError, match=r"(?s)A plan is a file.*plan\.json"):
+        keras_mp.PrecisionPlan.load(path)
+
+
+class Scores(keras.layers.Layer):
+    """Its own product overflows, and what it is given and returns is small."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = keras.layers.Dense(4, name="value")
+
+    def call(self, x):
+        scores = keras.ops.matmul(200.0 * x, 200.0 * keras.ops.swapaxes(x, 1, 2))
+        return keras.ops.matmul(keras.ops.softmax(scores), self.value(x))
+
+
+class Gate(keras.layers.Layer):
+    """The product of two small numbers is large, and divided at once."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = keras.layers.Dense(4, name="value")
+
+    def call(self, x):
+        return self.value(x) * 300.0 * 300.0 / 300.0 / 300.0
+
+
+class Backward(keras.layers.Layer):
+    """An identity whose gradient is multiplied by 1e9 and divided by it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = keras.layers.Dense(4, name="value")
+
+    def call(self, x):
+        def scaled(x, factor):
+            @tf.custom_gradient
+            def identity(x):
+                return tf.identity(x), lambda up: up * tf.cast(factor, up.dtype)
+
+            return identity(x)
+
+        y = scaled(x, 1e-9)
+        return self.value(scaled(self.value(y), 1e9)) + x
+
+
+OWN_CODE = {"scores": Scores, "gate": Gate, "backward": Backward}
+
+
+@pytest.mark.parametrize("name", OWN_CODE)
+def test_overflows_inside_of_code_of_ones_own(name):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((5, 4))
+    x = keras.layers.Dense(4, name="before")(inputs)
+    x = OWN_CODE[name](name="own")(x)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="after")(x))
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    x = np.random.default_rng(0).normal(size=(8, 5, 4)).astype("float32")
+    plan = keras_mp.plan_precision(model, x, x[..., :1])
+    assert plan.ways["own"] == "float32" and not plan.notes
+    found = plan.verify(model, x, x[..., :1])
+    assert found.after.gradient_error <= 0.02
+    # Four layers in FP16, each rounded to 2^-11, and the square of their result.
+    assert found.after.loss == pytest.approx(found.loss, rel=2 * 4 * 2.0**-11)
+    assert plan.apply(model)(x).dtype == "float16"
+
+
+def test_several_batches_are_measured():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")])
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    x = np.array([[1.0], [1.0], [3e4]], "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(1)
+    assert not keras_mp.plan_precision(model, data, batches=2).ways
+    assert "dense" in keras_mp.plan_precision(model, data, batches=3).ways
+
+
+def bfloat16():
+    keras.config.set_dtype_policy("bfloat16")
+    return compiled(language_model()), {}, "A plan is for FP16.*bfloat16"
+
+
+def small_margin():
+    return compiled(language_model()), {"margin": 0.5}, "`margin` must be at least 1"
+
+
+def no_tolerance():
+    return compiled(language_model()), {"tolerance": 0}, "`tolerance` must be positive"
+
+
+@pytest.mark.parametrize("case", [bfloat16, small_margin, no_tolerance])
+def test_misuse_is_explained(case):
+    model, arguments, message = case()
+    with pytest.raises(ValueError, match=message):
+        keras_mp.plan_precision(model, WORDS, NEXT, **arguments)
+
+
+def test_a_dataset_without_batches():
+    model = compiled(language_model())
+    empty = tf.data.Dataset.from_tensor_slices((WORDS, NEXT)).batch(4).take(0)
+    with pytest.raises(ValueError, match="at least one batch"):
+        keras_mp.plan_precision(model, empty)
