@@ -15,7 +15,7 @@ from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.find_overflow import in_forward_pass
 from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
-from keras_mp.layers.conversion.ways import FLOAT16, computed_in_ways
+from keras_mp.layers.conversion.ways import FLOAT16, FLOAT32, computed_in_ways
 from keras_mp.precision_plan.decision import Choice, decide, next_way, raise_way
 from keras_mp.precision_plan.layer_numbers import LayerNumbers, numbers_of
 from keras_mp.precision_plan.multiply_adds import float16_share
