@@ -2,6 +2,8 @@
 
 import contextlib
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -235,7 +237,19 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         """Swaps back, which Keras 3.15 forgets after a prediction."""
         self.on_test_end(logs)
 
-    def _weights_following(self) -> Any:
-        if isinstance(self.model.optimizer, FP32MasterOptimizer):
-            return self.model.optimizer.changing_masters()
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _weights_following(self) -> Iterator[None]:
+        model, optimizer = self.model, self.model.optimizer
+        if not isinstance(optimizer, FP32MasterOptimizer):
+            yield
+            return
+        # Before Keras 3.15 it is the model's variables that are swapped.
+        of_masters = SimpleNamespace(
+            optimizer=optimizer, trainable_variables=optimizer.master_weights
+        )
+        with optimizer.changing_masters():
+            self.set_model(of_masters)
+            try:
+                yield
+            finally:
+                self.set_model(model)

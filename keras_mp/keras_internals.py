@@ -13,6 +13,10 @@ from typing import Any
 
 import keras
 
+# The version of Keras: 3.12 is the last for Python 3.10. A function that branches on it
+# names the version with which the host has changed.
+KERAS = tuple(int(part) for part in keras.version().split(".")[:2])
+
 # Optimizers.
 
 
@@ -111,13 +115,17 @@ def nadam_momentum_product(optimizer: keras.optimizers.Nadam) -> Any:
     return optimizer._u_product
 
 
-def layout(variable: Any) -> Any:
-    """Returns how `keras.distribution` shards a variable, None if it does not.
+def layout_argument(variable: Any) -> dict[str, Any]:
+    """Returns what makes `keras.Variable` shard a new variable as another one.
 
-    `Variable._layout`: the argument `layout` of `keras.Variable` is public, but cannot
-    be read. A `tf.Variable` has none.
+    `Variable._layout`: the argument `layout` is public, but cannot be read. A
+    `tf.Variable` has none, and before Keras 3.15 no variable but those of JAX has the
+    attribute or takes the argument.
     """
-    return variable._layout if isinstance(variable, keras.Variable) else None
+    has_layouts = KERAS >= (3, 15) or keras.backend.backend() == "jax"
+    if not (has_layouts and isinstance(variable, keras.Variable)):
+        return {}
+    return {"layout": variable._layout}
 
 
 def strategy(optimizer: Any) -> Any:
@@ -161,6 +169,15 @@ def flatten_layers(layer: Any) -> list[Any]:
     is not a model has no list at all.
     """
     return layer._flatten_layers()
+
+
+def forget_losses(layer: keras.Layer) -> None:
+    """Forgets what a layer gave to `add_loss` in a `keras.StatelessScope`.
+
+    `Layer._loss_ids`: losses of later scopes are taken for those of the layer if they
+    have one of these ids, which Python gives again.
+    """
+    layer._loss_ids.clear()
 
 
 class IteratorKeeper:
@@ -301,10 +318,9 @@ def returns_attention_scores(layer: keras.layers.GroupQueryAttention) -> bool:
 def uses_renorm(layer: keras.layers.BatchNormalization) -> bool:
     """Tells whether a layer does batch renormalization.
 
-    `BatchNormalization.renorm` is public, but Keras 3.12 does not have it.
+    `BatchNormalization.renorm` is public; before Keras 3.14 there is none.
     """
-    major, minor, *_ = keras.version().split(".")
-    return (int(major), int(minor)) > (3, 12) and layer.renorm
+    return KERAS >= (3, 14) and layer.renorm
 
 
 def renorm_correction(

@@ -234,12 +234,29 @@ def test_nadam_momentum_product(variables):
     )
 
 
-@contract(keras_internals.layout)
-def test_layout(variables):
-    assert keras_internals.layout(variables[0]) is None
-    assert keras_internals.layout(variables[0].value) is None
-    variable = keras.Variable([1.0], layout="a layout")
-    assert keras_internals.layout(variable) == "a layout"
+@contract(keras_internals.layout_argument)
+def test_layout_argument(variables):
+    assert keras_internals.layout_argument(variables[0].value) == {}
+    argument = keras_internals.layout_argument(variables[0])
+    keras.Variable([1.0], **argument)
+    if keras_internals.KERAS < (3, 15):
+        assert argument == {}
+        assert not hasattr(variables[0], "_layout")
+    else:
+        assert argument == {"layout": None}
+        variable = keras.Variable([1.0], layout="a layout")
+        assert keras_internals.layout_argument(variable) == {"layout": "a layout"}
+
+
+@contract(keras_internals.layout_argument)
+def test_layout_argument_before_keras_3_15(monkeypatch):
+    monkeypatch.setattr(keras_internals, "KERAS", (3, 14))
+    assert keras_internals.layout_argument(keras.Variable([1.0])) == {}
+
+
+def test_the_version_of_keras():
+    major, minor = keras_internals.KERAS
+    assert keras.version().startswith(f"{major}.{minor}.")
 
 
 @contract(keras_internals.strategy)

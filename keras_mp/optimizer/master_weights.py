@@ -65,8 +65,8 @@ def create_master(weight: Any) -> keras.Variable:
             dtype="float32",
             trainable=False,
             aggregation=_aggregation(weight),
-            layout=keras_internals.layout(weight),
             name=name,
+            **keras_internals.layout_argument(weight),
         )
     master.constraint = getattr(weight, "constraint", None)
     master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)

@@ -84,14 +84,16 @@ def returns_attention_scores():
 
 
 def renorm_layers():
-    if tuple(map(int, keras.version().split(".")[:2])) < (3, 13):
+    if keras_internals.KERAS < (3, 14):
         return []
     options = {"renorm_clipping": {"rmax": 1.5}, "epsilon": 0.0}
     return [built(keras.layers.BatchNormalization(renorm=True, **options))]
 
 
 def uses_renorm():
-    yield keras_internals.uses_renorm(keras.layers.BatchNormalization()), False
+    layer = keras.layers.BatchNormalization()
+    yield hasattr(layer, "renorm"), keras_internals.KERAS >= (3, 14)
+    yield keras_internals.uses_renorm(layer), False
     for layer in renorm_layers():
         yield keras_internals.uses_renorm(layer), True
 

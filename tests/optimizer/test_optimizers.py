@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import optimizers
 
 import keras_mp
+from keras_mp import keras_internals
 
 SCALE = 1024.0
 
@@ -53,8 +54,14 @@ ROWS = {
     "schedule_free_adamw": ("ScheduleFreeAdamW", {}),
     "multi_optimizer": ("MultiOptimizer", {}),
 }
+# Those that fail in their first step without a wrapper, too.
+BROKEN = {"Muon"} if keras_internals.KERAS < (3, 13) else set()
 # Older versions of Keras lack some.
-ROWS = {name: row for name, row in ROWS.items() if hasattr(optimizers, row[0])}
+ROWS = {
+    name: row
+    for name, row in ROWS.items()
+    if hasattr(optimizers, row[0]) and row[0] not in BROKEN
+}
 OPTIMIZERS = {
     name: lambda cls=cls, kwargs=kwargs: (
         multi_optimizer()
@@ -129,7 +136,7 @@ def assert_every_step_moves_everything(run):
 
 
 def test_the_table_has_every_optimizer_of_keras():
-    abstract = {"Optimizer", "LossScaleOptimizer"}
+    others = {"Optimizer", "LossScaleOptimizer", *BROKEN}
     classes = {
         name
         for name in dir(optimizers)
@@ -137,7 +144,7 @@ def test_the_table_has_every_optimizer_of_keras():
         and issubclass(cls, optimizers.Optimizer)
     }
     found = {type(make()).__name__ for make in OPTIMIZERS.values()}
-    assert found == classes - abstract
+    assert found == classes - others
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -373,6 +380,7 @@ def test_exclude_from_weight_decay_after_build(dtype):
     assert oracle.value(bias).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.skipif("muon" not in OPTIMIZERS, reason="needs Keras 3.13")
 def test_muon_knows_an_embedding_by_the_path_of_its_master():
     weights = oracle.make_weights(
         "float16", [("embeddings", (2, 3)), ("kernel", (2, 3))]

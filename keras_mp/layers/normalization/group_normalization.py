@@ -5,7 +5,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.layers.precision import FP32Weights, uses_ops
+from keras_mp.layers.precision import (
+    FP32Weights,
+    read_without_autocast,
+    uses_ops,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -36,8 +40,10 @@ class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
 
         axis = self.axis % len(inputs.shape)
         channels = (inputs.shape[axis],)
-        gamma = ops.ones(channels) if self.gamma is None else self.gamma.value
-        beta = ops.zeros(channels) if self.beta is None else self.beta.value
+        # Those of Keras 3.12 are cast to the compute dtype where they are read.
+        gamma, beta = map(read_without_autocast, (self.gamma, self.beta))
+        gamma = ops.ones(channels) if gamma is None else gamma
+        beta = ops.zeros(channels) if beta is None else beta
         return normalization.normalize_groups(
             inputs, gamma, beta, self.groups, axis, self.epsilon
         )

@@ -34,12 +34,17 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if training:
-            vector, kernel = read_without_autocast(self.normalized_weights)
-            self.vector_u.assign(vector)
-            self.kernel.assign(kernel)
+            # Keras 3.12 casts what is assigned to the compute dtype, too.
+            read_without_autocast(self._normalize)
         outputs = self.layer(inputs)
         is_index = not keras.backend.is_float_dtype(inputs.dtype)
         return outputs if is_index else ops.cast(outputs, inputs.dtype)
+
+    def _normalize(self) -> Any:
+        vector, kernel = self.normalized_weights()
+        self.vector_u.assign(vector)
+        self.kernel.assign(kernel)
+        return kernel
 
     def normalized_weights(self) -> tuple[Any, Any]:
         """Returns the vector and the kernel of the next step, both in FP32."""

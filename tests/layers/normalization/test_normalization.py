@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp import layers
+from keras_mp import keras_internals, layers
 
 UNIT = 2.0**-11  # a rounding to FP16, of a number below 1
 # A few FP32 operations on a few numbers.
@@ -17,6 +17,9 @@ MODES = pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
 # Where a graph and eager execution run the same.
 TWO_MODES = pytest.mark.parametrize("mode", ["eager", "jit"])
 FP16 = pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+NEEDS_RENORM = pytest.mark.skipif(
+    keras_internals.KERAS < (3, 14), reason="needs Keras 3.14: before it has no renorm"
+)
 
 
 def made(function, mode):
@@ -53,8 +56,10 @@ def trained(layer, x, mode="eager", **arguments):
     return made(lambda x: layer(x, training=True, **arguments), mode)(x).numpy()
 
 
-def built(channels=1, policy="mixed_float16", package=layers, **options):
+def built(channels=1, policy="mixed_float16", package=layers, renorm=False, **options):
     """BatchNormalization of rows."""
+    if renorm:
+        options["renorm"] = True  # an argument that not every Keras has
     layer = package.BatchNormalization(dtype=policy, **options)
     layer.build((None, channels))
     return layer
@@ -153,7 +158,12 @@ BAD = {
 
 @pytest.mark.parametrize(
     ("renorm", "mode"),
-    [(False, "eager"), (False, "graph"), (False, "jit"), (True, "eager")],
+    [
+        (False, "eager"),
+        (False, "graph"),
+        (False, "jit"),
+        pytest.param(True, "eager", marks=NEEDS_RENORM),
+    ],
 )
 @pytest.mark.parametrize(("policy", "bad", "result"), BAD.values(), ids=BAD)
 def test_an_overflow_leaves_the_statistics_of_its_channel(
@@ -173,6 +183,7 @@ def test_an_overflow_leaves_the_statistics_of_its_channel(
     assert layer.moving_mean.numpy()[0] == 1
 
 
+@NEEDS_RENORM
 def test_an_overflow_leaves_the_first_statistics_of_renorm():
     # The variance follows the deviation: 1 and not 1 - epsilon.
     layer = built(renorm=True)
@@ -182,7 +193,12 @@ def test_an_overflow_leaves_the_first_statistics_of_renorm():
 
 @pytest.mark.parametrize(
     ("renorm", "mode"),
-    [(False, "eager"), (False, "graph"), (False, "jit"), (True, "eager")],
+    [
+        (False, "eager"),
+        (False, "graph"),
+        (False, "jit"),
+        pytest.param(True, "eager", marks=NEEDS_RENORM),
+    ],
 )
 def test_a_batch_without_rows_changes_nothing(renorm, mode):
     layer = built(2, renorm=renorm)
@@ -269,6 +285,7 @@ def test_a_mask_of_another_rank_is_refused(shape):
 # BatchNormalization: renorm and synchronization.
 
 
+@NEEDS_RENORM
 @TWO_MODES
 def test_renorm_is_that_of_keras_in_float64(mode):
     options = {
@@ -504,7 +521,13 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("make", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=NEEDS_RENORM if name == "renorm" else ())
+        for name, make in WEIGHTS.items()
+    ],
+)
 def test_weights_are_fp32_under_float16_too(make, tmp_path):
     path = tmp_path / "model.weights.h5"
     models = [
