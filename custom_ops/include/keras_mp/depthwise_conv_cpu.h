@@ -33,6 +33,24 @@ struct ConvolvedDimension {
   std::int64_t before = 0;  // padding before the first element
 };
 
+// TensorFlow's windows; `is_same` is the padding "same", otherwise "valid". The kernel, the
+// stride and the dilation are from 1 to 2^31 - 1.
+inline ConvolvedDimension Convolved(std::int64_t size, std::int64_t kernel,
+                                    std::int64_t stride, std::int64_t dilation,
+                                    bool is_same) {
+  ConvolvedDimension one = {size, 0, kernel, stride, dilation, 0};
+  const std::int64_t reach = (kernel - 1) * dilation + 1;
+  if (is_same) {
+    one.result = size / stride + (size % stride != 0);
+    // What the last window reaches of x; no sum of sizes, which may overflow.
+    const std::int64_t inside = size - (one.result - 1) * stride;
+    one.before = reach > inside ? (reach - inside) / 2 : 0;
+  } else {
+    one.result = size < reach ? 0 : (size - reach) / stride + 1;
+  }
+  return one;
+}
+
 // x is [batch, size, size, channels], y [batch, result, result, channels], the kernel
 // [kernel, kernel, channels] and the bias [channels], packed, in host memory; a gradient
 // has the shape of its tensor.

@@ -15,7 +15,6 @@
 #include "keras_mp/depthwise_conv_cpu.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/lib/math/math_util.h"
 
 namespace keras_mp {
 
@@ -58,25 +57,6 @@ absl::Status GetKernelSize(Context* ctx, std::vector<std::int64_t>* kernel_size)
   return absl::InvalidArgumentError(
       absl::StrCat("kernel_size must be two numbers from 1 to 2^31 - 1. Received: [",
                    absl::StrJoin(*kernel_size, ", "), "]"));
-}
-
-inline ConvolvedDimension Convolved(std::int64_t size, std::int64_t kernel,
-                                    std::int64_t stride, std::int64_t dilation,
-                                    bool is_same) {
-  ConvolvedDimension one;
-  one.size = size;
-  one.kernel = kernel;
-  one.stride = stride;
-  one.dilation = dilation;
-  const std::int64_t reach = (kernel - 1) * dilation + 1;
-  if (is_same) {
-    one.result = tensorflow::MathUtil::CeilOfRatio(size, stride);
-    const std::int64_t outside = (one.result - 1) * stride + reach - size;
-    one.before = outside > 0 ? outside / 2 : 0;
-  } else {
-    one.result = size < reach ? 0 : (size - reach) / stride + 1;
-  }
-  return one;
 }
 
 // `x` is [batch, a, b, channels], `kernel` [a, b, channels, 1].

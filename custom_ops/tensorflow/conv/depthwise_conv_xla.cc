@@ -2,6 +2,7 @@
 // one XLA custom call of a handler in conv/depthwise_conv_xla_ffi.cc, which runs the same
 // kernel as the op outside of XLA. XLA itself has no kernel for such a convolution.
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,17 +33,19 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
     return MakeDepthwiseConv(x, kernel, attributes_, tensorflow::DT_HALF, conv);
   }
 
-  // Calls the handler with the inputs of the op from `first` on. `has_batch`: whether the
-  // first dimension of the result is that of the batch.
+  // Calls the handler with the inputs of the op from `first` on. `batches`: those whose
+  // first dimension is that of the batch. `has_batch`: whether that of the result is.
   void Call(XlaOpKernelContext* ctx, const char* target, int first,
-            const TensorShape& result, bool has_batch) const {
+            const std::set<int>& batches, const TensorShape& result,
+            bool has_batch) const {
     CustomCall call(ctx->builder());
     xla::XlaOp dynamic_batch;
     for (int i = first; i < ctx->num_inputs(); ++i) {
       xla::XlaOp operand = ctx->Input(i);
       const auto shape = ctx->builder()->GetShape(operand);
       OP_REQUIRES_OK(ctx, shape.status());
-      for (int d = 1; d < static_cast<int>(shape->dimensions().size()); ++d) {
+      const int first_static = batches.count(i) > 0 ? 1 : 0;
+      for (int d = first_static; d < static_cast<int>(shape->dimensions().size()); ++d) {
         OP_REQUIRES(ctx, shape->is_static_dimension(d),
                     absl::UnimplementedError(
                         "of a depthwise convolution XLA may find the size of the batch "
@@ -104,7 +107,8 @@ class DepthwiseConvXlaOp : public DepthwiseConvXla {
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckBias(conv, biases));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(0), types));
-    Call(ctx, kDepthwiseConvCall, /*first=*/0, ResultShape(conv), /*has_batch=*/true);
+    Call(ctx, kDepthwiseConvCall, /*first=*/0, /*batches=*/{0}, ResultShape(conv),
+         /*has_batch=*/true);
   }
 };
 
@@ -121,7 +125,8 @@ class DepthwiseConvGradXXlaOp : public DepthwiseConvXla {
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(2), {ctx->input_type(1)}));
-    Call(ctx, kDepthwiseConvGradXCall, /*first=*/1, x, /*has_batch=*/true);
+    Call(ctx, kDepthwiseConvGradXCall, /*first=*/1, /*batches=*/{2}, x,
+         /*has_batch=*/true);
   }
 };
 
@@ -140,7 +145,8 @@ class DepthwiseConvGradKernelXlaOp : public DepthwiseConvXla {
     DepthwiseConv conv;
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
-    Call(ctx, kDepthwiseConvGradKernelCall, /*first=*/0, kernel, /*has_batch=*/false);
+    Call(ctx, kDepthwiseConvGradKernelCall, /*first=*/0, /*batches=*/{0, 1}, kernel,
+         /*has_batch=*/false);
   }
 
  private:

@@ -4,12 +4,34 @@
 #include "keras_mp/depthwise_conv_cpu.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
 #include <random>
 #include <utility>
 #include <vector>
 
-#include "common/ceil_div.h"
 #include "common/fixture.h"
+
+namespace {
+
+// From 0 on, so many allocations succeed, and the next one does not.
+std::int64_t allocations_left = -1;
+
+}  // namespace
+
+// Not inline, or GCC takes `free` for a mistake.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  if (void* data = std::malloc(size)) return data;
+  throw std::bad_alloc();
+}
+
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
+  std::free(data);
+}
 
 namespace keras_mp {
 namespace {
@@ -20,21 +42,8 @@ struct Spacing {
   std::int64_t kernel, stride, dilation;
 };
 
-// The windows of TensorFlow, with padding "valid" or "same".
 ConvolvedDimension Dimension(std::int64_t size, const Spacing& spacing, bool same) {
-  ConvolvedDimension d;
-  d.size = size;
-  d.kernel = spacing.kernel;
-  d.stride = spacing.stride;
-  d.dilation = spacing.dilation;
-  const std::int64_t reach = (d.kernel - 1) * d.dilation + 1;
-  if (same) {
-    d.result = CeilDiv(size, d.stride);
-    d.before = std::max<std::int64_t>(0, (d.result - 1) * d.stride + reach - size) / 2;
-  } else {
-    d.result = size < reach ? 0 : (size - reach) / d.stride + 1;
-  }
-  return d;
+  return Convolved(size, spacing.kernel, spacing.stride, spacing.dilation, same);
 }
 
 struct Case {
@@ -280,6 +289,59 @@ void TestNothing(Isa isa) {
   }
 }
 
+// The largest numbers that TensorFlow's shapes and the attributes may have.
+void TestLargestSizes() {
+  constexpr std::int64_t size = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  constexpr std::int64_t reach = (most - 1) * most + 1;
+  const auto same = Convolved(size, most, 1, most, true);
+  EXPECT(same.result == size && same.before == (reach - 1) / 2, "same");
+  const auto apart = Convolved(size, most, most, 1, true);
+  EXPECT(apart.result == size / most + 1, "same, and a stride");
+  const auto valid = Convolved(size, most, 1, most, false);
+  EXPECT(valid.result == size - reach + 1 && valid.before == 0, "valid");
+  EXPECT(Convolved(0, most, most, most, true).result == 0, "nothing");
+}
+
+// Runs `compute` with room for 0 allocations, for 1, and so on, until it does not run out
+// of memory.
+template <class Compute>
+void CheckWithoutMemory(const char* name, const Compute& compute) {
+  for (allocations_left = 0; allocations_left < 1'000;) {
+    const std::int64_t room = allocations_left;
+    const Status status = compute();
+    allocations_left = -1;
+    if (status.ok()) {
+      EXPECT(room > 0, "%s allocates nothing", name);
+      return;
+    }
+    EXPECT(status.code == StatusCode::kOutOfMemory, "%s: %s", name, status.message);
+    allocations_left = room + 1;
+  }
+  EXPECT(false, "%s never ends", name);
+}
+
+void TestNoMemory() {
+  std::mt19937 random(6);
+  const Spacing spacing = {3, 2, 1};
+  const Case one(2, 3, Dimension(9, spacing, true), Dimension(9, spacing, true),
+                 DataType::kHalf, true, random);
+  std::vector<std::uint16_t> y(one.SizeOfY()), grad_x(one.SizeOfX());
+  std::vector<float> grad_kernel(one.kernel.size());
+  CheckWithoutMemory("y", [&] {
+    return DepthwiseConvCpu(one.conv, one.x.data(), one.Kernel(), one.bias.data(),
+                            DataType::kFloat, y.data(), one.conv.type);
+  });
+  CheckWithoutMemory("grad_x", [&] {
+    return DepthwiseConvGradXCpu(one.conv, one.Kernel(), one.grad_y.data(),
+                                 grad_x.data());
+  });
+  CheckWithoutMemory("grad_kernel", [&] {
+    return DepthwiseConvGradKernelCpu(one.conv, one.x.data(), one.grad_y.data(),
+                                      grad_kernel.data());
+  });
+}
+
 void TestErrors() {
   DepthwiseConv conv;
   const auto code = [&](DataType bias_type = DataType::kFloat) {
@@ -308,6 +370,8 @@ void TestErrors() {
 int main() {
   using namespace keras_mp;
   TestErrors();
+  TestLargestSizes();
+  TestNoMemory();
   for (Isa isa : SupportedIsas()) {
     std::printf("%s\n", Name(isa));
     TestSpacings(isa);

@@ -33,9 +33,9 @@ class BaseFP32Conv:
 
     On a CPU with bfloat16 instructions, TensorFlow's bfloat16 convolution accumulates
     in FP32 and takes half the time, so that it is used there, except where the native
-    library convolves. Then the result of the
-    convolution is rounded before the bias is added, and the gradient of a kernel is
-    rounded to bfloat16 once.
+    library convolves, and where `is_narrow` says that the gradient would be wrong. Then
+    the result of the convolution is rounded before the bias is added, and the gradient
+    of a kernel is rounded to bfloat16 once.
 
     A subclass has the method `convolve(inputs, *kernels)`, which returns the
     convolution without bias and activation, in the dtype of both; it is for where no
@@ -53,7 +53,7 @@ class BaseFP32Conv:
             for name in self.kernel_names
         ]
         biases = [read_without_autocast(self.bias)] if self.use_bias else []
-        is_direct = _multiplies_bfloat16(self)
+        is_direct = _multiplies_bfloat16(self) and not self.is_narrow(inputs)
         round_kernel = ops.cast if is_direct else round_straight_through
         inner_dtype = self.compute_dtype if is_direct else "float32"
         rounds = activates_after_rounding(self.activation)
@@ -79,6 +79,17 @@ class BaseFP32Conv:
             growth,
         )
         return activate_and_round(outputs, self.activation, self.compute_dtype)
+
+    def is_narrow(self: Any, inputs: Any) -> bool:
+        """Tells whether the last spatial size may be smaller than its stride.
+
+        There oneDNN's gradient of a bfloat16 kernel has NaN, from memory that it has
+        not written, if the padding is "same".
+        """
+        if self.padding != "same" or 1 in (self.strides[-1], self.kernel_size[-1]):
+            return False
+        size = inputs.shape[-2 if self.data_format == "channels_last" else -1]
+        return size is None or size < self.strides[-1]
 
     def least_and_growth(self: Any) -> tuple[list[int], list[int]]:
         """Returns what `convolve_filled` takes of the spatial dimensions."""
@@ -128,6 +139,10 @@ class FP32Conv(BaseFP32Conv):
 
 class FP32ConvTranspose(BaseFP32Conv):
     """Mixin for a transposed convolution of Keras."""
+
+    def is_narrow(self: Any, inputs: Any) -> bool:
+        # Of the result, whose size is that of the inputs times the stride by default.
+        return self.output_padding is not None and self.strides[-1] > 1
 
     def least_and_growth(self: Any) -> tuple[list[int], list[int]]:
         return [1] * len(self.strides), list(self.strides)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp import layers
+from keras_mp.ops.depthwise_conv import depthwise_conv
 from keras_mp.ops.kernels import dispatch, native
 
 # Name: options, shape of the inputs.
@@ -295,6 +296,27 @@ def test_xla_finds_the_size_of_the_batch_at_run_time(name, options, keep):
         np.testing.assert_array_equal(actual, wanted)
 
 
+@pytest.mark.parametrize("name", ["kernel", "bias"])
+def test_xla_finds_no_size_of_a_weight_at_run_time(name):
+    weights = {"kernel": tf.ones((3, 1, 16, 1)), "bias": tf.ones(16)}
+
+    @tf.function(jit_compile=True)
+    def run(x, keep):
+        masked = {name: tf.boolean_mask(weights[name], keep)}
+        return depthwise_conv(
+            x,
+            **weights | masked,
+            strides=(1, 1),
+            padding="same",
+            dilation_rate=(1, 1),
+            output_dtype="float16",
+        )
+
+    keep = tf.range(len(weights[name])) > 0
+    with pytest.raises(tf.errors.UnimplementedError, match="but no other size"):
+        run(tf.ones((2, 3, 3, 16), "float16"), keep)
+
+
 SAME = {"padding": "same"}
 FIRST = {"data_format": "channels_first", "groups": 2}
 # Name: layer, options, shape of the inputs, and that of the result.
@@ -384,6 +406,41 @@ def test_bfloat16_is_left_to_a_cpu_that_multiplies_it(name, monkeypatch):
     graph = step.get_concrete_function(tf.TensorSpec(shape, tf.bfloat16))
     assert types_of_convolutions(graph.graph) == {tf.bfloat16}
     assert {gradient.dtype for gradient in graph.structured_outputs} == {tf.float32}
+
+
+STRIDES = {"filters": 2, "kernel_size": 3, "strides": 2, "padding": "same"}
+# Name: layer, options, shape, and whether the width may be below its stride.
+NARROW = {
+    "narrow": ("Conv2D", STRIDES, (1, 5, 1, 2), True),
+    "unknown": ("Conv2D", STRIDES, (1, 5, None, 2), True),
+    "wide": ("Conv2D", STRIDES, (1, 1, 2, 2), False),
+    "valid": ("Conv2D", STRIDES | {"padding": "valid"}, (1, 5, None, 2), False),
+    "stride-of-1": ("Conv2D", STRIDES | {"strides": (2, 1)}, (1, 5, 1, 2), False),
+    "kernel-of-1": ("Conv2D", STRIDES | {"kernel_size": 1}, (1, 5, 1, 2), False),
+    "sequence": ("Conv1D", STRIDES, (1, 1, 2), True),
+    "volume": ("Conv3D", STRIDES, (1, 3, 3, 1, 2), True),
+    "transposed": ("Conv1DTranspose", STRIDES, (1, 1, 2), False),
+    "output-padding": (
+        "Conv1DTranspose",
+        STRIDES | {"output_padding": 1},
+        (1, 1, 2),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "is_narrow"), NARROW.values(), ids=NARROW
+)
+def test_bfloat16_that_onednn_gets_wrong_is_computed_in_fp32(
+    name, options, shape, is_narrow, monkeypatch
+):
+    # Its gradient of such a kernel has NaN, where the memory that it leaves has.
+    monkeypatch.setattr(dispatch, "multiplies_bfloat16", lambda: True)
+    layer = getattr(layers, name)(dtype="mixed_bfloat16", **options)
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec(shape, tf.bfloat16))
+    expected = tf.float32 if is_narrow else tf.bfloat16
+    assert types_of_convolutions(graph.graph) == {expected}
 
 
 def test_sums_of_bfloat16_are_fp32():

@@ -122,6 +122,17 @@ Status Check(const DepthwiseConv& conv, Isa isa) {
   return {};
 }
 
+// Returns the status of `compute`, whose containers may find no memory: no exception is to
+// leave a kernel.
+template <class Compute>
+Status WithMemory(const Compute& compute) {
+  try {
+    return compute();
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfMemory, "no memory for a depthwise convolution"};
+  }
+}
+
 std::unique_ptr<float[]> Allocate(std::int64_t count) {
   return std::unique_ptr<float[]>(new (std::nothrow) float[count + 1]);
 }
@@ -278,67 +289,12 @@ class ProductSums {
   std::vector<Range> ranges_;
 };
 
-}  // namespace
-
-Status DepthwiseConvCpu(const DepthwiseConv& conv, const void* x, const void* kernel,
-                        const void* bias, DataType bias_type, void* y, DataType y_type,
-                        const Parallel& parallel, Isa isa) {
-  const Status status = Check(conv, isa);
-  if (!status.ok()) return status;
-  for (const DataType type : {bias_type, y_type}) {
-    if (type != conv.type && type != DataType::kFloat) {
-      return {StatusCode::kInvalidArgument, "bias and y have the type of x, or FP32"};
-    }
-  }
-  const auto& [rows, columns] = conv.dimensions;
-  if (IsEmpty({conv.batch, rows.result, columns.result, conv.channels})) return {};
-  return SumWeighted(conv, kernel,
-                     {SumsOfY(rows),
-                      SumsOfY(columns),
-                      {rows.size, columns.size},
-                      {rows.result, columns.result},
-                      x,
-                      bias,
-                      bias_type,
-                      y,
-                      y_type},
-                     parallel, isa);
-}
-
-Status DepthwiseConvGradXCpu(const DepthwiseConv& conv, const void* kernel,
-                             const void* grad_y, void* grad_x, const Parallel& parallel,
-                             Isa isa) {
-  const Status status = Check(conv, isa);
-  if (!status.ok()) return status;
-  const auto& [rows, columns] = conv.dimensions;
-  if (IsEmpty({conv.batch, rows.size, columns.size, conv.channels})) return {};
-  return SumWeighted(conv, kernel,
-                     {SumsOfGradX(rows),
-                      SumsOfGradX(columns),
-                      {rows.result, columns.result},
-                      {rows.size, columns.size},
-                      grad_y,
-                      /*bias=*/nullptr,
-                      DataType::kFloat,
-                      grad_x,
-                      conv.type},
-                     parallel, isa);
-}
-
-Status DepthwiseConvGradKernelCpu(const DepthwiseConv& conv, const void* x,
-                                  const void* grad_y, float* grad_kernel,
-                                  const Parallel& parallel, Isa isa) {
-  const Status status = Check(conv, isa);
-  if (!status.ok()) return status;
+// The gradient of the kernel, if no size is 0.
+Status SumProducts(const DepthwiseConv& conv, const void* x, const void* grad_y,
+                   float* grad_kernel, const Parallel& parallel, Isa isa) {
   const auto& [rows, columns] = conv.dimensions;
   const std::int64_t channels = conv.channels;
-  if (IsEmpty({rows.kernel, columns.kernel, channels})) return {};
   const std::int64_t size = rows.kernel * columns.kernel * channels;
-  std::fill_n(grad_kernel, size, 0.0f);
-  if (IsEmpty({conv.batch, rows.size, columns.size, rows.result, columns.result})) {
-    return {};
-  }
-
   // Each part sums the products of some rows of y, in spans of columns.
   constexpr std::int64_t kSpansPerPart = 256, kParts = 64;
   const std::int64_t all_rows = conv.batch * rows.result;
@@ -375,6 +331,75 @@ Status DepthwiseConvGradKernelCpu(const DepthwiseConv& conv, const void* x,
     grad_kernel[i] = static_cast<float>(total);
   });
   return {};
+}
+
+}  // namespace
+
+Status DepthwiseConvCpu(const DepthwiseConv& conv, const void* x, const void* kernel,
+                        const void* bias, DataType bias_type, void* y, DataType y_type,
+                        const Parallel& parallel, Isa isa) {
+  const Status status = Check(conv, isa);
+  if (!status.ok()) return status;
+  for (const DataType type : {bias_type, y_type}) {
+    if (type != conv.type && type != DataType::kFloat) {
+      return {StatusCode::kInvalidArgument, "bias and y have the type of x, or FP32"};
+    }
+  }
+  const auto& [rows, columns] = conv.dimensions;
+  if (IsEmpty({conv.batch, rows.result, columns.result, conv.channels})) return {};
+  return WithMemory([&] {
+    return SumWeighted(conv, kernel,
+                       {SumsOfY(rows),
+                        SumsOfY(columns),
+                        {rows.size, columns.size},
+                        {rows.result, columns.result},
+                        x,
+                        bias,
+                        bias_type,
+                        y,
+                        y_type},
+                       parallel, isa);
+  });
+}
+
+Status DepthwiseConvGradXCpu(const DepthwiseConv& conv, const void* kernel,
+                             const void* grad_y, void* grad_x, const Parallel& parallel,
+                             Isa isa) {
+  const Status status = Check(conv, isa);
+  if (!status.ok()) return status;
+  const auto& [rows, columns] = conv.dimensions;
+  if (IsEmpty({conv.batch, rows.size, columns.size, conv.channels})) return {};
+  return WithMemory([&] {
+    return SumWeighted(conv, kernel,
+                       {SumsOfGradX(rows),
+                        SumsOfGradX(columns),
+                        {rows.result, columns.result},
+                        {rows.size, columns.size},
+                        grad_y,
+                        /*bias=*/nullptr,
+                        DataType::kFloat,
+                        grad_x,
+                        conv.type},
+                       parallel, isa);
+  });
+}
+
+Status DepthwiseConvGradKernelCpu(const DepthwiseConv& conv, const void* x,
+                                  const void* grad_y, float* grad_kernel,
+                                  const Parallel& parallel, Isa isa) {
+  const Status status = Check(conv, isa);
+  if (!status.ok()) return status;
+  const auto& [rows, columns] = conv.dimensions;
+  const std::int64_t channels = conv.channels;
+  if (IsEmpty({rows.kernel, columns.kernel, channels})) return {};
+  const std::int64_t size = rows.kernel * columns.kernel * channels;
+  std::fill_n(grad_kernel, size, 0.0f);
+  if (IsEmpty({conv.batch, rows.size, columns.size, rows.result, columns.result})) {
+    return {};
+  }
+
+  return WithMemory(
+      [&] { return SumProducts(conv, x, grad_y, grad_kernel, parallel, isa); });
 }
 
 }  // namespace keras_mp
