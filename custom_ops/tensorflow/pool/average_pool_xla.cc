@@ -222,6 +222,12 @@ class AveragePoolGradientXlaOp : public AveragePoolXla {
 
 KERAS_MP_REGISTER_LOWERING("AveragePool", AveragePoolXlaOp);
 KERAS_MP_REGISTER_LOWERING("AveragePoolGradient", AveragePoolGradientXlaOp);
+// Where TensorFlow chooses what XLA compiles, it finds only here that the shape has to be
+// a constant. The device does not exist, so that this adds no second kernel.
+REGISTER_XLA_OP(Name("KerasMp>AveragePoolGradient")
+                    .Device("NONE")
+                    .CompileTimeConstantInput("shape"),
+                AveragePoolGradientXlaOp);
 
 }  // namespace
 }  // namespace keras_mp

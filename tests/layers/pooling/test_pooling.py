@@ -1,5 +1,9 @@
 """The pooling layers: means of numbers whose sum is inf or inexact in FP16."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -225,6 +229,32 @@ def test_windows_that_skip_numbers(rank, jit):
     first = (0, slice(None), *[0] * rank)
     np.testing.assert_array_equal(y.numpy()[first], [0.5, 3.5])
     np.testing.assert_array_equal(gradient.numpy()[first], [0.5, 0.5, 0, 0.5, 0.5])
+
+
+def test_where_tensorflow_chooses_what_xla_compiles():
+    """It is told by an environment variable, when it is imported."""
+    code = """
+import keras, keras_mp, numpy as np
+layers = [
+    keras.layers.Conv2D(1, 1, use_bias=False, kernel_initializer="ones"),
+    keras_mp.layers.AveragePooling2D(2, dtype="float16"),
+    keras.layers.Flatten(),
+]
+model = keras.Sequential([keras.Input((2, 2, 1)), *layers])
+model.compile(keras.optimizers.SGD(0.25), "mse", jit_compile=False)
+model.fit(np.ones((5, 2, 2, 1)), np.zeros((5, 1)), batch_size=4, verbose=0)
+print(model.get_weights()[0].item())
+"""
+    flags = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | flags,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # The loss is the square of the weight, which each of the two steps halves.
+    assert float(done.stdout) == 0.25
 
 
 # Adaptive pooling.
