@@ -21,8 +21,9 @@ _ADVICE = {
         "on with keras_mp.wrap(optimizer), which skips a step that overflows."
     ),
     "forward": (
-        "No loss scale helps. Give this layer dtype='float32', or keep its inputs "
-        "small: normalize them, clip them, or lower the learning rate."
+        "No loss scale helps. keras_mp.plan_precision(model, x, y).apply(model) gives "
+        "FP32 to the layers that need it; or keep the inputs of this layer small: "
+        "normalize them, clip them, or lower the learning rate."
     ),
     "loss": (
         "No loss scale helps. Give the last layer dtype='float32', and let the loss "
@@ -30,7 +31,8 @@ _ADVICE = {
     ),
     "backward": (
         "Train with a smaller loss scale: DynamicLossScale finds one by itself. If it "
-        "falls without an end, give this layer dtype='float32', or clip gradients."
+        "falls without an end, apply keras_mp.plan_precision(model, x, y), or clip "
+        "gradients."
     ),
 }
 

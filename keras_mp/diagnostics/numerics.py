@@ -363,7 +363,7 @@ class Numerics:
 
 
 _OVERFLOWS = (
-    "FP16 has not the range for this model: see keras_mp.find_overflow(model, x, y)"
+    "FP16 has not the range for this model: see keras_mp.plan_precision(model, x, y)"
 )
 _ROW = "{:<19} {:<27} {:>9} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}"
 _TITLES = (

@@ -92,7 +92,7 @@ def _least_way(each: LayerNumbers, margin: float) -> str:
     """Returns the cheapest way but FP16 that the numbers of a layer allow."""
     if not each.has_products:
         return FLOAT32
-    multiplied = max(each.inputs, each.weights, each.gradients)
+    multiplied = max(each.inputs, each.matrices, each.gradients)
     return SCALED_PRODUCTS if multiplied * margin > FP16_MAX else PRODUCTS
 
 

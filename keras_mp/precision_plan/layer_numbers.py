@@ -27,6 +27,7 @@ class LayerNumbers:
             make of that.
         gradients: float, of the gradients of its outputs.
         weights: float, of its own trainable weights.
+        matrices: float, of those that a product may multiply, and not biases.
         elements: int, how many numbers it returns.
     """
 
@@ -38,6 +39,7 @@ class LayerNumbers:
     outputs: float = 0.0
     gradients: float = 0.0
     weights: float = 0.0
+    matrices: float = 0.0
     elements: int = 0
 
 
@@ -68,13 +70,14 @@ def numbers_of(model: Any, runs: list[Backpropagation]) -> dict[str, LayerNumber
 def _without_numbers(
     path: str, layer: Any, around: dict[int, list[str]]
 ) -> LayerNumbers:
-    own = [weight for weight, is_trained in keras_internals.own_variables(layer)]
+    own = [w for w, _ in keras_internals.own_variables(layer) if w.trainable]
     return LayerNumbers(
         path,
         tuple(around.get(id(layer), ())),
         computes_products(layer),
         bool(keras_internals.direct_sublayers(layer)),
-        weights=largest([each for each in own if each.trainable]),
+        weights=largest(own),
+        matrices=largest([each for each in own if len(each.shape) > 1]),
     )
 
 

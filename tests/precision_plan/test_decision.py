@@ -26,7 +26,11 @@ CASES = {
     "nothing": ([product("a", inputs=FINE), layer("b", outputs=FINE)], {}),
     "what is returned": ([product("a", outputs=LARGE)], {"a": "float16_products"}),
     "what is given": ([product("a", inputs=LARGE)], {"a": "scaled_float16_products"}),
-    "a weight": ([product("a", weights=LARGE)], {"a": "scaled_float16_products"}),
+    "a matrix": (
+        [product("a", weights=LARGE, matrices=LARGE)],
+        {"a": "scaled_float16_products"},
+    ),
+    "a bias": ([product("a", weights=LARGE)], {"a": "float16_products"}),
     "a gradient": ([product("a", gradients=LARGE)], {"a": "scaled_float16_products"}),
     "no products": ([layer("a", outputs=LARGE)], {"a": "float32"}),
     "the code around": (

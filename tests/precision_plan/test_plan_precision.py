@@ -95,7 +95,7 @@ def test_outliers_in_the_residual_stream(policy):
     ways = plan.ways
     assert ways["first"] == ways["second"] == ways["words"] == "float32"
     assert ways["first/up"] == "float16_products"
-    assert ways["first/down"] == "scaled_float16_products"
+    assert ways["first/down"] == "float16_products"
     assert "first/attention" not in ways  # what it is given and returns is small
     assert plan.float16_share == 1.0
 
