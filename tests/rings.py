@@ -205,6 +205,14 @@ IN_MAKE_TEST = {
     "test_paper_claims.py": {
         "test_fit_honours_the_loss_scale": ["*-8"],
     },
+    "test_plan_precision.py": {
+        "test_a_model_that_fp16_suits_gets_an_empty_plan": ["mixed_float16"],
+        "test_a_planned_model_trains_as_in_fp32": ["mixed_float16-xla"],
+        "test_blocks_that_are_rematerialized": [],
+        "test_orders_of_what_changes_a_model": ["before_convert"],
+        "test_outliers_in_the_residual_stream": ["mixed_float16", "float16"],
+        "test_replicas": [],
+    },
     "test_recurrent.py": {
         "test_inside_of_keras_wrappers": [],
     },

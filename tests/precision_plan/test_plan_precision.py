@@ -278,3 +278,72 @@ def test_a_dataset_without_batches():
     empty = tf.data.Dataset.from_tensor_slices((WORDS, NEXT)).batch(4).take(0)
     with pytest.raises(ValueError, match="at least one batch"):
         keras_mp.plan_precision(model, empty)
+
+
+def before_convert(model):
+    plan = keras_mp.plan_precision(model, WORDS, NEXT)
+    return keras_mp.convert(plan.apply(model))
+
+
+def after_convert(model):
+    keras_mp.convert(model)
+    return keras_mp.plan_precision(model, WORDS, NEXT).apply(model)
+
+
+def with_lora(model):
+    for block in model.layers[2:4]:
+        block.up.enable_lora(2)
+    return keras_mp.plan_precision(model, WORDS, NEXT).apply(model)
+
+
+def lora_afterwards(model):
+    keras_mp.plan_precision(model, WORDS, NEXT).apply(model)
+    for block in model.layers[2:4]:
+        block.up.enable_lora(2)
+    return compiled(model)
+
+
+def compiled_afterwards(model):
+    plan = keras_mp.plan_precision(model, WORDS, NEXT)
+    return compiled(plan.apply(model))
+
+
+ORDERS = (before_convert, after_convert, with_lora, lora_afterwards)
+
+
+@pytest.mark.parametrize("order", (*ORDERS, compiled_afterwards))
+def test_orders_of_what_changes_a_model(order):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = order(compiled(language_model(6e4), jit_compile=False))
+    losses = model.fit(WORDS, NEXT, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[0] < 4.0
+    assert int(model.optimizer.skipped_steps) == 0
+
+
+def test_blocks_that_are_rematerialized():
+    keras.config.set_dtype_policy("mixed_float16")
+    names = ["first", "second"]  # in a graph Keras passes no keyword arguments on
+    with keras.RematScope(mode="list_of_layers", layer_names=names):
+        model = compiled(language_model(6e4), jit_compile=False)
+        keras_mp.plan_precision(model, WORDS, NEXT).apply(model)
+        losses = model.fit(WORDS, NEXT, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[0] < 4.0
+
+
+def test_replicas(strategy):
+    keras.config.set_dtype_policy("mixed_float16")
+    plan = keras_mp.plan_precision(compiled(language_model(6e4)), WORDS, NEXT)
+    with strategy.scope():
+        model = compiled(plan.apply(language_model(6e4)))
+    losses = model.fit(WORDS, NEXT, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[0] < 4.0
+
+
+def test_other_models_keep_their_classes():
+    keras.config.set_dtype_policy("mixed_float16")
+    planned, other = (compiled(language_model(6e4)) for _ in range(2))
+    before = state_of(other)
+    plan = keras_mp.plan_precision(planned, WORDS, NEXT)
+    plan.apply(planned)
+    assert state_of(other) == before
+    assert type(planned.get_layer("first")) is Block  # it returns what it computes in
