@@ -42,6 +42,20 @@ PROMISES = {
             "test_inspect.py::test_models_are_seen_whole_and_left_as_they_were[nested-float16]",
             "test_inspect.py::test_report_prints_and_reads_back[nested]",
         ],
+        "keras_mp.plan_precision(model, x, y).apply(model)": [
+            "test_plan_precision.py::test_a_planned_model_trains_as_in_fp32[mixed_float16-xla]"
+        ],
+    },
+    "docs/guides/models_that_overflow.md": {
+        "A model that FP16 suits gets an empty plan": [
+            "test_plan_precision.py::test_a_model_that_fp16_suits_gets_an_empty_plan[mixed_float16]"
+        ],
+        "A layer that still turns finite numbers into infinite ones": [
+            "test_plan_precision.py::test_overflows_inside_of_code_of_ones_own"
+        ],
+        "no loss scale is needed": [
+            "test_float16_products.py::test_small_gradients_are_kept_without_a_loss_scale"
+        ],
     },
     "docs/index.md": {
         "weights stored in FP16 with FP32 masters": [
