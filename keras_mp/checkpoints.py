@@ -16,7 +16,10 @@ import numpy as np
 from keras import ops
 
 from keras_mp.arguments import whole_number
+from keras_mp.checkpoint_paths import first_other_path, optimizer_names
 
+# Path, dtype and shape.
+_Variable = tuple[str, str, tuple[int, ...]]
 _RULE = "A checkpoint must have the checksum that is in its name."
 
 
@@ -120,7 +123,9 @@ class Checkpoints(keras.callbacks.Callback):
 
         Raises:
             OSError: all checkpoints are damaged.
-            ValueError: the checkpoint has other variables, or an object is not built.
+            ValueError: the checkpoint has variables of other paths, shapes or dtypes,
+                or an object is not built. Nothing is restored then. The numbers that
+                Keras appends to names may differ, and so may the names of optimizers.
         """
         variables = _variables(objects)
         damaged: list[str] = []
@@ -134,7 +139,7 @@ class Checkpoints(keras.callbacks.Callback):
                     f"since. Restored instead: {path}.",
                     stacklevel=2,
                 )
-            _assign(variables, path)
+            _assign(variables, optimizer_names(objects), path)
             return number
         if damaged:
             raise OSError(
@@ -238,18 +243,42 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _assign(variables: list[Any], path: Path) -> None:
+def _assign(variables: list[Any], optimizers: set[str], path: Path) -> None:
+    """Assigns the values of a checkpoint, if it has these variables and no others.
+
+    Args:
+        variables: list of `keras.Variable`.
+        optimizers: set of str, the names of the optimizers that have some of them.
+        path: the file.
+    """
     with np.load(path) as archive:
         arrays = dict(archive)
-    saved = [(key.rpartition(" ")[2], array.shape) for key, array in arrays.items()]
-    expected = [(_dtype(v), tuple(v.shape)) for v in variables]
-    for i, (found, wanted) in enumerate(itertools.zip_longest(saved, expected)):
-        if found != wanted:
-            raise ValueError(
-                "A checkpoint must be of the same model, optimizer and dtype policy. "
-                f"Received: {path}, whose variable {i} is {found}, for one that is "
-                f"{wanted}. Make them as they were, or start in another directory."
-            )
+    saved = []
+    for key, array in arrays.items():
+        name, _, dtype = key.partition(" ")[2].rpartition(" ")
+        saved.append((name, dtype, array.shape))
+    wanted = [(v.path, _dtype(v), tuple(v.shape)) for v in variables]
+    other = _first_difference(saved, wanted, optimizers)
+    if other is not None:
+        found, expected = (
+            [*each, None][min(other, len(each))] for each in (saved, wanted)
+        )
+        raise ValueError(
+            "A checkpoint must be of the same model, optimizer and dtype policy. "
+            f"Received: {path}, whose variable {other} is {found}, for one that is "
+            f"{expected}. Make them as they were, or start in another directory."
+        )
     for variable, array in zip(variables, arrays.values(), strict=True):
         # NumPy has no bfloat16, and reads it as bytes without a type.
         variable.assign(array.view(_dtype(variable)))
+
+
+def _first_difference(
+    saved: list[_Variable], wanted: list[_Variable], optimizers: set[str]
+) -> int | None:
+    """Returns the position of the first variable that is not the one saved there."""
+    for i, (one, other) in enumerate(itertools.zip_longest(saved, wanted)):
+        if one is None or other is None or one[1:] != other[1:]:
+            return i
+    old, new = ([path for path, _, _ in each] for each in (saved, wanted))
+    return first_other_path(old, new, optimizers)

@@ -140,6 +140,117 @@ def test_another_model_is_refused(saved, restored, message, tmp_path):
     assert_same(values(model), expected)
 
 
+# Paths. All layers have the same shape, so that nothing else tells them apart.
+
+
+def stack(names=(None, None), optimizer=None, name=None, before=0):
+    """Dense layers of these names, after `before` others that Keras has numbered."""
+    for _ in range(before):
+        keras.layers.Dense(3)
+        keras_mp.wrap(keras.optimizers.Adam())
+    layers = [keras.layers.Dense(3, name=each, dtype="float16") for each in names]
+    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dropout(0.5)])
+    inner = optimizer or keras.optimizers.Adam()
+    model.compile(keras_mp.wrap(inner, name=name), "mse")
+    return model
+
+
+def named_adamax():
+    return keras.optimizers.Adamax(name="mine")
+
+
+def sgd():
+    return keras.optimizers.SGD(momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "message"),
+    [
+        ({"names": "ab"}, {"names": "ba"}, "/a/kernel'.* one that is .*/b/kernel'"),
+        (
+            {"names": ["block_1", "block_2"]},
+            {"names": ["block_2", "block_1"]},
+            "/block_1/kernel'.* one that is .*/block_2/kernel'",
+        ),
+        ({}, {"optimizer": keras.optimizers.Adamax}, "'adam/.* one that is .*'adamax/"),
+        ({"optimizer": sgd}, {"optimizer": keras.optimizers.Lion}, "'sgd/.*'lion/"),
+        ({}, {"optimizer": named_adamax}, "'adam/.*_velocity.*'mine/.*_norm"),
+        ({"names": "ab"}, {"names": "ac"}, "/b/kernel'.* one that is .*/c/kernel'"),
+    ],
+    ids=["order", "numbered", "class", "same_slots", "slots", "name"],
+)
+def test_variables_of_other_paths_are_refused(saved, restored, message, tmp_path):
+    def make(optimizer=keras.optimizers.Adam, **options):
+        return stack(optimizer=optimizer(), **options)
+
+    Checkpoints(tmp_path).save(1, make(**saved))
+    keras.utils.clear_session(free_memory=False)  # numbers begin anew
+    model = make(**restored)
+    Checkpoints(tmp_path / "build").save(1, model)
+    expected = values(model, model.optimizer)
+    with pytest.raises(ValueError, match=f"same model.*00001-.*npz.*{message}"):
+        Checkpoints(tmp_path).restore(model)
+    assert_same(values(model, model.optimizer), expected)
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"),
+    [
+        ({}, {"before": 3}),
+        ({"before": 3}, {}),
+        ({"before": 1}, {}),  # dense_1 is the first, then the second
+        ({}, {"name": "mine"}),
+        ({}, {"optimizer": "adam", "name": "mine"}),
+        ({"optimizer": "adam", "name": "of_mine_2"}, {}),
+    ],
+    ids=["later", "earlier", "by_one", "wrapper", "both_named", "saved_named"],
+)
+def test_names_that_keras_numbers_and_those_of_optimizers_may_differ(
+    saved, restored, tmp_path
+):
+    def make(optimizer=None, **options):
+        named = optimizer and keras.optimizers.Adam(name=options["name"])
+        return stack(optimizer=named, **options)
+
+    model = make(**saved)
+    train_stack(model)
+    Checkpoints(tmp_path).save(5, model)
+    expected = values(model, model.optimizer)
+    keras.utils.clear_session(free_memory=False)
+    other = make(**restored)
+    assert Checkpoints(tmp_path).restore(other) == 5
+    assert_same(values(other, other.optimizer), expected)
+
+
+def train_stack(model):
+    x = np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3)
+    model.train_on_batch(x, x)
+
+
+def test_an_optimizer_made_before_the_model(tmp_path):
+    # The seeds of the model and of the optimizer then have each other's numbers.
+    model = stack()
+    Checkpoints(tmp_path).save(1, model)
+    keras.utils.clear_session(free_memory=False)
+    optimizer = keras_mp.wrap("adam")
+    other = stack()
+    other.compile(optimizer, "mse")
+    assert Checkpoints(tmp_path).restore(other) == 1
+
+
+def test_the_slots_of_layers_in_another_order(tmp_path):
+    # Without the model only the paths of the slots say whose they are.
+    def optimizer_of(names):
+        model = stack(names)
+        model.optimizer.build(model.trainable_variables)
+        return model.optimizer
+
+    Checkpoints(tmp_path).save(1, optimizer_of(["block_1", "block_2"]))
+    keras.utils.clear_session(free_memory=False)
+    with pytest.raises(ValueError, match=r"/block_1/kernel'.*/block_2/kernel'"):
+        Checkpoints(tmp_path).restore(optimizer_of(["block_2", "block_1"]))
+
+
 def test_fewer_and_more_variables_are_refused(tmp_path):
     model = make_model()
     Checkpoints(tmp_path).save(1, model)

@@ -26,7 +26,8 @@ CHAINS = (
         ("optimizer.inner_optimizer", "optimizer.master_weights"),
         ("optimizer.update",),
         ("optimizer",),
-        ("checkpoints", "export", "step_log"),
+        ("checkpoint_paths", "export", "step_log"),
+        ("checkpoints",),
         ("callbacks",),
     ),
     (
@@ -68,7 +69,7 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"
     for name in (
         *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
-        "optimizer",
+        *("optimizer", "regularizers"),
     )
 ]
 # A plan is measured by diagnostics, and applied by what changes layers.
