@@ -95,11 +95,12 @@ test-backends: $(VENV)/.installed-backends
 	done
 
 # The kernels in plain C++, without TensorFlow; NAME of build/cpp-NAME, then the
-# sanitizers and other options of CMake.
+# sanitizers and other options of CMake. Without MAKEFLAGS: Ninja takes part in no job
+# server, and would say so.
 build_cpp = $(VENV)/bin/cmake -G Ninja -S custom_ops -B build/cpp-$(1) \
 	-DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	-DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF -DKERAS_MP_SANITIZE=$(2) $(3) \
-	&& $(VENV)/bin/cmake --build build/cpp-$(1)
+	&& MAKEFLAGS= $(VENV)/bin/cmake --build build/cpp-$(1)
 ctest = $(VENV)/bin/ctest --parallel 2 --output-on-failure --test-dir
 MEMORY := address,undefined
 
@@ -134,7 +135,7 @@ $(NATIVE): $(SOURCES) setup.py
 	$(tell_of_nvcc)
 	@echo "Building the native library; this takes 1 to 3 minutes."
 	@rm -f $@
-	@$(RUN) setup.py --quiet build_ext --inplace
+	@MAKEFLAGS= $(RUN) setup.py --quiet build_ext --inplace
 	@test -f $@ || { \
 	  echo >&2; \
 	  echo "error: the native library was not built; what is missing is named above." >&2; \

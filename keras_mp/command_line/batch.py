@@ -1,6 +1,7 @@
 """A batch of training data in an `.npz` file, for `keras-mp inspect`."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,22 @@ RULE = (
     "The file needs the arrays `x` and `y`, or for several inputs or outputs `x_0`, "
     "`x_1`, ... and `y_0`, `y_1`, ..., or the names of the model's inputs in the place "
     "of `x`"
+)
+
+# What NumPy and zipfile raise for a file with some bytes changed: a broken header, an
+# unknown compression, an encrypted part, a size that no memory has.
+_DAMAGED = (
+    EOFError,
+    KeyError,
+    MemoryError,
+    OSError,
+    RuntimeError,  # and NotImplementedError
+    SyntaxError,
+    TypeError,
+    UnicodeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -108,15 +125,27 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path), np.load(path) as file:
             arrays = dict(file)
-        if all(isinstance(array, np.ndarray) for array in arrays.values()):
+        reason = _unfit(arrays)
+        if not reason:
             return arrays
-        reason = "it holds other things than arrays"
-    except (ValueError, zipfile.BadZipFile) as error:
-        reason = str(error)
+    except _DAMAGED as error:
+        reason = str(error) or type(error).__name__
     raise CommandError(
         "`--data` must be an .npz file of arrays, without Python objects. Received: "
         f"{path}: {reason}. {_how_to_write(path)}"
     )
+
+
+def _unfit(arrays: Mapping[str, Any]) -> str:
+    """Returns why a model cannot be given these arrays; empty if it can."""
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        return "it holds other things than arrays"
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufSU":
+            return f"{name!r} has the dtype {array.dtype}, not real numbers or texts"
+        if not array.size:
+            return f"{name!r} has the shape {array.shape}, without an example"
+    return ""
 
 
 def _described(arrays: Mapping[str, np.ndarray]) -> str:

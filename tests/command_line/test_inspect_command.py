@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import keras
@@ -10,6 +11,8 @@ import pytest
 
 import keras_mp
 from keras_mp.command_line import main
+from keras_mp.command_line.batch import read_batch
+from keras_mp.command_line.errors import CommandError
 
 X, Y = np.ones((4, 3), "float32"), np.full((4, 1), 2.0, "float32")
 
@@ -148,6 +151,16 @@ def batch(**arrays):
     return lambda: np.savez("batch.npz", **arrays)
 
 
+def no_memory(path):
+    """Writes a file whose header promises 2^52 numbers."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4503599627370496,)}"
+    header += b" " * (117 - len(header)) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", array)
+        file.writestr("y.npy", array)
+
+
 MISSING_ARRAYS = "The file needs the arrays `x` and `y`, or for several inputs"
 BAD_BATCHES = {
     "missing": (
@@ -165,6 +178,10 @@ BAD_BATCHES = {
         lambda: one_input().save("m.keras") or Path("m.keras").rename("batch.npz"),
         "it holds other things than arrays",
     ),
+    "complex": (batch(x=X * 1j, y=Y), "'x' has the dtype complex64, not real numbers"),
+    "dates": (batch(x=X.astype("M8[s]"), y=Y), "'x' has the dtype datetime64[s], not"),
+    "no-example": (batch(x=X[:0], y=Y), "'x' has the shape (0, 3), without an example"),
+    "too-large": (lambda: no_memory("batch.npz"), "batch.npz: Unable to allocate 16"),
     "no-y": (batch(x=X), "Received: batch.npz with x. Write it with np.savez("),
     "no-x": (batch(y=Y), "Received: batch.npz with y. Write it"),
     "nothing": (batch(), "Received: batch.npz with no array."),
@@ -193,6 +210,25 @@ def test_what_is_no_batch(write, message, capsys):
     save(one_input())
     write()
     assert message in failure(capsys)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_flipped_bit_is_no_traceback(bit, tmp_path):
+    path = tmp_path / "batch.npz"
+    np.savez_compressed(path, x=np.arange(20, dtype="float32").reshape(5, 4), y=Y)
+    good = path.read_bytes()
+    outcomes = set()
+    for position in range(0, len(good), 3):
+        flipped = bytearray(good)
+        flipped[position] ^= 1 << bit
+        path.write_bytes(flipped)
+        try:
+            read_batch(path)
+        except CommandError as error:
+            outcomes.add(type(error))
+        else:
+            outcomes.add("read")  # what zip files repeat, and nobody reads
+    assert outcomes == {CommandError, "read"}
 
 
 def test_a_picture_needs_matplotlib(monkeypatch, capsys):

@@ -111,6 +111,13 @@ def test_a_missing_library_is_an_error_that_names_no_other_reason(
     assert "g++" not in result.stdout + result.stderr
 
 
+def test_ninja_is_told_of_no_job_server(make, tmp_path):
+    seen = tmp_path / "seen"
+    setup = f'echo "MAKEFLAGS=$MAKEFLAGS" > {seen}; echo > {tmp_path}/library.so'
+    assert build(make, tmp_path, setup, "--jobs=2").returncode == 0
+    assert seen.read_text() == "MAKEFLAGS=\n"
+
+
 @pytest.mark.parametrize(
     ("goals", "marks"),
     [
