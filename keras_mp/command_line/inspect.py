@@ -5,7 +5,9 @@ import importlib.util
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -13,7 +15,7 @@ from keras_mp.arguments import positive_number
 from keras_mp.command_line.batch import Batch, inputs_for, read_batch
 from keras_mp.command_line.errors import CommandError, check_new
 from keras_mp.diagnostics.inspect import inspect
-from keras_mp.diagnostics.numerics import Numerics
+from keras_mp.precision_plan.plan_precision import plan_precision
 
 SUMMARY = "what FP16 does to a model: what it loses, and whether scaling is needed"
 DESCRIPTION = """\
@@ -42,6 +44,7 @@ examples:
   keras-mp inspect model.keras --data batch.npz
   keras-mp inspect model.keras --data batch.npz --loss-scale 1024
   keras-mp inspect model.keras --data batch.npz --out figures --json report.json
+  keras-mp inspect model.keras --data batch.npz --plan plan.json
   keras-mp inspect model.keras --data batch.npz --import my_layers
 
 Exit codes: 0, the report is printed; 1, it could not be made, and the error says why
@@ -69,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-is",
         action="store_true",
-        help="show the numbers of the model under its own dtype policy, not those of "
-        "its twin in FP32",
+        help="show the numbers of the model under its own dtype policy, not those in "
+        "FP32",
     )
     parser.add_argument(
         "--import",
@@ -94,11 +97,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the report for keras_mp.Numerics.from_dict",
     )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="plan which layers need FP32, print the plan, and write it for "
+        "keras_mp.PrecisionPlan.load",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the report, and writes the picture and the JSON that are asked for.
+    """Prints the report, and writes the picture, JSON and plan that are asked for.
 
     Raises:
         CommandError: a file or the model in it is not as it must be.
@@ -107,11 +117,12 @@ def run(options: argparse.Namespace) -> None:
     if picture:
         _check_matplotlib()
         options.out.mkdir(parents=True, exist_ok=True)
-    for output in filter(None, (picture, options.json)):
+    for output in filter(None, (picture, options.json, options.plan)):
         check_new(output)
     batch = read_batch(options.data)
     model = _load(options.model, options.modules)
-    report = _report(model, batch, options)
+    shown = (options.loss_scale, options.as_is)
+    report = _called(inspect, model, batch, options, *shown)
     print(report)
     if picture:
         report.plot(picture)
@@ -119,6 +130,10 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         options.json.write_text(report.to_json() + "\n", encoding="utf-8")
         print(f"wrote {options.json}")
+    if options.plan:
+        plan = _called(plan_precision, model, batch, options)
+        plan.save(options.plan)
+        print(f"\n{plan}\nwrote {options.plan}")
 
 
 def _check_matplotlib() -> None:
@@ -180,14 +195,19 @@ def _import(module: str) -> None:
         ) from error
 
 
-def _report(model: keras.Model, batch: Batch, options: argparse.Namespace) -> Numerics:
+def _called(
+    function: Callable[..., Any],
+    model: keras.Model,
+    batch: Batch,
+    options: argparse.Namespace,
+    *arguments: Any,
+) -> Any:
+    """Returns what a function of keras_mp makes of a model and a batch."""
     import tensorflow as tf
 
     x = inputs_for(model, batch.x)
     try:
-        return inspect(
-            model, x, batch.y, batch.sample_weight, options.loss_scale, options.as_is
-        )
+        return function(model, x, batch.y, batch.sample_weight, *arguments)
     except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
         message = f"{error}\nReceived: {options.data} with {batch}."
         raise CommandError(message) from error

@@ -77,6 +77,19 @@ def test_its_arguments_are_passed_on(capsys):
     assert found.loss_scale == 1024
 
 
+def test_a_plan_is_printed_and_written(capsys):
+    keras.config.set_dtype_policy("mixed_float16")
+    large = keras.layers.Rescaling(1e5, name="too_large")
+    layers = [keras.Input((3,)), keras.layers.Dense(1, name="dense"), large]
+    save(keras.Sequential(layers))
+    np.savez("batch.npz", x=X, y=Y)
+    assert inspect("--plan", "plan.json") == 0
+    plan = keras_mp.PrecisionPlan.load("plan.json")
+    assert plan.ways["too_large"] == "float32"
+    assert capsys.readouterr().out.endswith(f"\n{plan}\nwrote plan.json\n")
+    assert inspect("--plan", "plan.json") == 1  # it exists
+
+
 def test_the_picture_is_drawn(folder, capsys):
     save(one_input())
     np.savez("batch.npz", x=X, y=Y)

@@ -81,7 +81,7 @@ MAY_IMPORT["keras_mp.precision_plan"] = [
 MAY_IMPORT["keras_mp.command_line"] = [
     f"keras_mp.{name}"
     for name in ("arguments", "command_line", "diagnostics", "info", "layers", "ops")
-] + ["keras_mp.optimizer"]
+] + ["keras_mp.optimizer", "keras_mp.precision_plan"]
 MAY_IMPORT["keras_mp.__main__"] = ["keras_mp.command_line"]
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
