@@ -41,7 +41,7 @@ def multiplies(layer: keras.Layer, *inputs: Any) -> bool:
     As for `uses_ops`; or the dtype policy is `Float16ProductsPolicy`, and the inputs
     are FP32.
     """
-    if not isinstance(layer.dtype_policy, Float16ProductsPolicy):
+    if _products_policy(layer) is None:
         return uses_ops(layer, *inputs)
     if keras.backend.backend() != "tensorflow":
         _warn_of_backend(keras.backend.backend())
@@ -49,11 +49,33 @@ def multiplies(layer: keras.Layer, *inputs: Any) -> bool:
     return all(_is_dense(x) and _dtype(x) == "float32" for x in inputs)
 
 
-def product_options(layer: keras.Layer) -> dict[str, Any]:
-    """Returns what the dtype policy of a layer has to say to `gemm`."""
+def multiply(
+    layer: keras.Layer, a: Any, b: Any, output_dtype: Any = None, **options: Any
+) -> Any:
+    """Returns a product of matrices in the precision that a layer multiplies in.
+
+    With `Float16ProductsPolicy` it is `float16_products`, with any other `fp16_gemm`.
+
+    Args:
+        layer: for its dtype policy.
+        a: tensor of the compute dtype.
+        b: tensor, or a weight as it is stored.
+        output_dtype: None, for the compute dtype, or `"float32"`.
+        **options: arguments that both functions have.
+    """
+    policy = _products_policy(layer)
+    if policy is None:
+        return gemm(a, b, output_dtype=output_dtype, **options)
+    from keras_mp.ops.float16_products import float16_products
+
+    return float16_products(a, b, scaled=policy.scaled, **options)
+
+
+def _products_policy(layer: keras.Layer) -> Float16ProductsPolicy | None:
     policy = layer.dtype_policy
-    is_scaled = isinstance(policy, Float16ProductsPolicy) and policy.scaled
-    return {"scaled": True} if is_scaled else {}
+    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        policy = policy[layer.path]
+    return policy if isinstance(policy, Float16ProductsPolicy) else None
 
 
 @functools.cache
@@ -79,14 +101,10 @@ def _is_dense(x: Any) -> bool:
 
 
 def gemm(a: Any, b: Any, **options: Any) -> Any:
-    """Returns `fp16_gemm(a, b, **options)`; of FP32, `float16_products`.
+    """Returns `fp16_gemm(a, b, **options)`.
 
-    The ops are imported here, so that the layers can be imported without TensorFlow.
+    The op is imported here, so that the layers can be imported without TensorFlow.
     """
-    if _dtype(a) == "float32":
-        from keras_mp.ops.float16_products import float16_products
-
-        return float16_products(a, b, **options)
     from keras_mp.ops import fp16_gemm
 
     return fp16_gemm(a, b, **options)
@@ -195,7 +213,7 @@ def activate(activation: Any, x: Any) -> Any:
 
     Args:
         activation: function, or None.
-        x: float16 or bfloat16 tensor.
+        x: tensor.
     """
     if activation is None:
         return x

@@ -1,15 +1,19 @@
-"""`float16_products`: an FP32 product whose factors are rounded to FP16."""
+"""`float16_products`: FP32 matrices, multiplied in FP16 with FP32 results."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_mp.ops import gemm_reference
-from keras_mp.ops.gemm import fp16_gemm, gradient_products
+from keras_mp.ops.gemm import fp16_gemm, sum_over_broadcast
+from keras_mp.ops.kernels.rows import as_rows, sizes_of
 
-# Scaled, the largest magnitude of a factor is between 2^14 and 2^15.
-_LARGEST_EXPONENT = 14
-_BIAS, _MANTISSA_BITS = 127, 23
+# The exponent of the largest magnitude of what was scaled: the largest FP16 number has
+# 15, and rounding may add one.
+_TOP = 14
+# Of FP32: the position of the exponent, the one of 1.0, that of inf and NaN.
+_SHIFT, _ONE, _NOT_FINITE = 23, 127, 255
 
 
 def float16_products(
@@ -19,32 +23,34 @@ def float16_products(
     transpose_b: bool = False,
     bias: Any = None,
     activation: str | None = None,
-    output_dtype: str | None = None,
-    alpha: Any = 1.0,
+    alpha: float = 1.0,
     scaled: bool = False,
 ) -> tf.Tensor:
-    """Multiplies FP32 matrices by way of FP16, and returns FP32.
+    """Rounds FP32 matrices to FP16, multiplies them, and returns FP32.
 
-    `activation(alpha * round(op(a)) @ round(op(b)) + bias)`, where `round` is to FP16,
-    and everything else is FP32. The backward pass rounds the upstream gradient in the
-    same way, and its products return FP32, too; of `a` and `b` only what was rounded is
-    kept for it. A factor beyond 65,504 becomes infinite, and so does the result.
+    `activation(alpha * round(op(a)) @ round(op(b)) + bias)`, where everything but the
+    factors of the product is FP32. The gradients of `a` and `b` are two such products,
+    in which the upstream gradient is rounded, too; so are theirs. For the backward pass
+    a graph keeps `a` and `b` in FP16 alone. What is beyond 65,504 becomes inf.
 
-    With `scaled`, each factor is multiplied by a power of two before it is rounded,
-    which brings its largest magnitude to between 2**14 and 2**15, and the result is
-    divided by it. An element of `a` then errs by at most
-    `2**-11 * |a| + 2**-39 * max|a|`, whatever its size.
+    With `scaled`, each factor is first multiplied by a power of two that brings its
+    largest magnitude to between 2**14 and 2**15, and the result is divided by both.
+    That is exact but for what falls below FP16's range. The rounding of a number moves
+    it by at most `error(x) = 2**-11 * |x| + max(2**-39 * max|x|, 2**-151)`, so that an
+    element of `a @ b` errs by at most `sum(|a| error(b) + error(a) |b| + error(a)
+    error(b))`, about `2**-10 * sum(|a| |b|)`, and by the `K * 2**-24 * sum(|a| |b|)` of
+    FP32. FP32 numbers below 2**-126 may count as 0. A factor with inf or NaN is not
+    scaled.
 
     Args:
         a: float32, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
-        b: float32, or float16 for a weight stored so, which is not scaled:
-            `[..., K, N]`, or `[..., N, K]` with `transpose_b`.
+        b: float32, `[..., K, N]`, or `[..., N, K]` with `transpose_b`. A factor that is
+            float16 is multiplied as it is, and its gradient is rounded to FP16.
         transpose_a: bool, default False.
         transpose_b: bool, default False.
         bias: `[N]`, default None.
         activation: None (default), `"relu"`, `"tanh"`, `"sigmoid"` or `"gelu"`.
-        output_dtype: None (default) or `"float32"`, which is what is returned.
-        alpha: a number, default 1.
+        alpha: float, default 1.
         scaled: bool, default False.
 
     Returns:
@@ -53,58 +59,117 @@ def float16_products(
     Raises:
         ValueError: if shapes do not fit.
     """
-    a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
-
-    @tf.custom_gradient
-    def multiply(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        (a16, a_exponent), (b16, b_exponent) = (_rounded(x, scaled) for x in (a, b))
-        c = fp16_gemm(a16, b16, transpose_a, transpose_b, output_dtype="float32")
-
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            grad, exponent = _rounded(upstream, scaled)
-            grad_a, grad_b = gradient_products(a16, b16, grad, transpose_a, transpose_b)
-            grad_b = _unscaled(grad_b, exponent, a_exponent)
-            return [
-                _unscaled(grad_a, exponent, b_exponent),
-                tf.cast(grad_b, b.dtype),
-            ]
-
-        return _unscaled(c, a_exponent, b_exponent), gradient
-
-    c = tf.cast(alpha, tf.float32) * multiply(a, b)
+    a, b = (tf.convert_to_tensor(x) for x in (a, b))
+    of_rows = b.shape.rank == 2 and (a.shape.rank or 0) > 2 and not transpose_a
+    # One product with all rows, so that the gradient of `b` is one product, too.
+    rows = as_rows(a, [a.shape.rank - 1]) if of_rows else a
+    products = _Products(alpha, scaled)
+    factors = products.factor(rows), products.factor(b)
+    c = products.multiply(*factors, transpose_a, transpose_b)
     if bias is not None:
         c = tf.nn.bias_add(c, tf.cast(bias, tf.float32))
-    return c if activation is None else gemm_reference.ACTIVATIONS[activation](c)
+    if activation is not None:
+        c = gemm_reference.ACTIVATIONS[activation](c)
+    if of_rows:
+        c = tf.reshape(c, [*sizes_of(a)[:-1], sizes_of(c)[-1]])
+    return c
 
 
-def _rounded(x: tf.Tensor, scaled: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns a factor in FP16, and the exponent of what it was multiplied by."""
-    if x.dtype == tf.float16 or not scaled:
-        return tf.cast(x, tf.float16), None
-    # Of no numbers the maximum is -inf, whose bits are those of no magnitude.
-    largest = tf.maximum(tf.reduce_max(tf.abs(x)), 0.0)
-    bits = tf.bitcast(largest, tf.int32)
-    exponent = tf.bitwise.right_shift(bits, _MANTISSA_BITS) - _BIAS
-    exponent = tf.clip_by_value(_LARGEST_EXPONENT - exponent, 1 - _BIAS, _BIAS - 1)
-    return tf.cast(x * _power_of_two(exponent), tf.float16), exponent
+class _Factor(NamedTuple):
+    """A factor of a product.
 
-
-def _unscaled(x: tf.Tensor, *exponents: tf.Tensor | None) -> tf.Tensor:
-    """Returns `x` divided by two to the sum of the exponents.
-
-    In two steps of the same direction, each of which is an FP32 number: what overflows
-    after the first would have overflowed anyway, and 0 stays 0.
+    Args:
+        tensor: gets the gradient. Its numbers are read before the product alone.
+        halves: float16, what is multiplied.
+        exponent: int32 scalar, that of the power of two by which `halves` are larger
+            than `tensor`; None if they are not scaled.
     """
-    known = [exponent for exponent in exponents if exponent is not None]
-    if not known:
-        return x
-    total = -tf.add_n(known)
-    half = total // 2
-    return x * _power_of_two(half) * _power_of_two(total - half)
+
+    tensor: tf.Tensor
+    halves: tf.Tensor
+    exponent: tf.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products with one `alpha`, scaled or not; the gradient of one is two of them."""
+
+    alpha: float
+    scaled: bool
+
+    def factor(self, x: tf.Tensor) -> _Factor:
+        if x.dtype == tf.float16:
+            return _Factor(x, x)
+        x = tf.cast(x, tf.float32)
+        numbers = tf.stop_gradient(x)  # the product has the gradient
+        if not self.scaled:
+            return _Factor(x, tf.cast(numbers, tf.float16))
+        exponent = _exponent_to_the_top(numbers)
+        scaled = numbers * _power_of_two(exponent)
+        return _Factor(x, tf.cast(scaled, tf.float16), exponent)
+
+    def multiply(
+        self, a: _Factor, b: _Factor, transpose_a: bool, transpose_b: bool
+    ) -> tf.Tensor:
+        @tf.custom_gradient
+        def multiply(*_: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            alpha, divisor = self._alpha_and_divisor(a, b)
+            c = fp16_gemm(
+                a.halves,
+                b.halves,
+                transpose_a,
+                transpose_b,
+                output_dtype="float32",
+                alpha=alpha,
+            )
+            return c if divisor is None else c / divisor, gradient
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            grad = self.factor(upstream)
+            if transpose_a:
+                of_a = self.multiply(b, grad, transpose_b, True)
+            else:
+                of_a = self.multiply(grad, b, False, not transpose_b)
+            if transpose_b:
+                of_b = self.multiply(grad, a, True, transpose_a)
+            else:
+                of_b = self.multiply(a, grad, not transpose_a, False)
+            return [
+                tf.cast(sum_over_broadcast(x, factor.halves), factor.tensor.dtype)
+                for x, factor in ((of_a, a), (of_b, b))
+            ]
+
+        return multiply(a.tensor, b.tensor)
+
+    def _alpha_and_divisor(self, *factors: _Factor) -> tuple[Any, tf.Tensor | None]:
+        """Returns what the product is multiplied, and then divided by.
+
+        Half of the inverse scale each: all of it may be beyond FP32 where the result is
+        not. Both enlarge or both reduce, so that what overflows or vanishes in between
+        does so in the end. TensorFlow would merge two multiplications.
+        """
+        exponents = [x.exponent for x in factors if x.exponent is not None]
+        if not exponents:
+            return self.alpha, None
+        scale = tf.add_n(exponents)
+        half = scale // 2
+        return self.alpha * _power_of_two(-half), _power_of_two(scale - half)
+
+
+def _exponent_to_the_top(x: tf.Tensor) -> tf.Tensor:
+    """Returns the exponent of the power of two by which `x` is scaled.
+
+    It is at most 126, so that its inverse is an FP32 number, too; then the largest
+    magnitude may stay below the top.
+    """
+    largest = tf.reduce_max(tf.abs(x))
+    bits = tf.bitcast(largest, tf.int32)
+    # 0 for 0 and for subnormal numbers. Of no numbers the maximum is -inf.
+    found = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _SHIFT), _NOT_FINITE)
+    exponent = tf.minimum(_TOP + _ONE - found, _ONE - 1)
+    return tf.where(found == _NOT_FINITE, 0, exponent)
 
 
 def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
-    """Returns 2**exponent as float32, exactly; the exponent is from -126 to 127."""
-    return tf.bitcast(
-        tf.bitwise.left_shift(exponent + _BIAS, _MANTISSA_BITS), tf.float32
-    )
+    """Returns `2**exponent` as float32, exactly, for exponents from -126 to 127."""
+    return tf.bitcast(tf.bitwise.left_shift(exponent + _ONE, _SHIFT), tf.float32)

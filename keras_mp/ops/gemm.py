@@ -144,8 +144,8 @@ class _Gemm:
                 grad = self._activation_grad(a, b, alpha, biases, c, upstream)
             rounded = tf.cast(grad, a.dtype)
             return [
-                self.grad_a(a, b, alpha, rounded, a.dtype.name),
-                self.grad_b(a, b, alpha, rounded, b.dtype.name),
+                self._grad_a(a, b, alpha, rounded),
+                self._grad_b(a, b, alpha, rounded),
                 None,
                 *(_bias_grad(grad, bias) for bias in biases),
             ]
@@ -181,44 +181,25 @@ class _Gemm:
             return upstream * (1 - y * y)
         return upstream * y * (1 - y)
 
-    def grad_a(
-        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor, dtype: str
+    def _grad_a(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor
     ) -> tf.Tensor:
         if self.transpose_a:
             # Only the second matrix may be FP32.
             rounded = tf.cast(b, a.dtype)
-            return _gemm_like(a, rounded, grad, self.transpose_b, True, alpha, dtype)
-        return _gemm_like(a, grad, b, False, not self.transpose_b, alpha, dtype)
+            return _gemm_like(a, rounded, grad, self.transpose_b, True, alpha)
+        return _gemm_like(a, grad, b, False, not self.transpose_b, alpha)
 
-    def grad_b(
-        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor, dtype: str
+    def _grad_b(
+        self, a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, grad: tf.Tensor
     ) -> tf.Tensor:
         if b.shape.rank == 2 and a.shape.rank != 2 and not self.transpose_a:
             # One weight for a batch of matrices: one product sums over all rows of all
             # matrices in FP32.
             a, grad = (tf.reshape(x, [-1, _columns(x)]) for x in (a, grad))
         if self.transpose_b:
-            return _gemm_like(b, grad, a, True, self.transpose_a, alpha, dtype)
-        return _gemm_like(b, a, grad, not self.transpose_a, False, alpha, dtype)
-
-
-def gradient_products(
-    a: tf.Tensor, b: tf.Tensor, grad: tf.Tensor, transpose_a: bool, transpose_b: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the gradients of the factors of a product in FP32.
-
-    Args:
-        a: float16 or bfloat16, the first factor.
-        b: the second one, of the dtype of `a`.
-        grad: the upstream gradient, of the dtype of `a`.
-        transpose_a: bool, as of the product.
-        transpose_b: bool.
-    """
-    gemm, alpha = _Gemm(transpose_a, transpose_b, None, "float32"), tf.constant(1.0)
-    return (
-        gemm.grad_a(a, b, alpha, grad, "float32"),
-        gemm.grad_b(a, b, alpha, grad, "float32"),
-    )
+            return _gemm_like(b, grad, a, True, self.transpose_a, alpha)
+        return _gemm_like(b, a, grad, not self.transpose_a, False, alpha)
 
 
 def _gemm_like(
@@ -228,26 +209,37 @@ def _gemm_like(
     transpose_a: bool,
     transpose_b: bool,
     alpha: tf.Tensor,
-    dtype: str,
 ) -> tf.Tensor:
     """Returns the product of a and b, summed in FP32 to the shape of `target`.
 
-    `target` is the operand whose gradient this is, in `dtype`. The sum is over the
-    batch dimensions along which it was broadcast in the forward pass. There are none if
-    one of the three is a single matrix or if all have the same batch.
+    `target` is the operand whose gradient this is. The sum is over the batch dimensions
+    along which it was broadcast in the forward pass. There are none if one of the three
+    is a single matrix or if all have the same batch.
     """
     batches = [x.shape[:-2] for x in (a, b, target)]
     if any(x.shape.rank == 2 for x in (a, b)) or (
         all(batch.is_fully_defined() and batch == batches[0] for batch in batches)
     ):
-        gemm = _Gemm(transpose_a, transpose_b, None, dtype)
+        gemm = _Gemm(transpose_a, transpose_b, None, target.dtype.name)
         return gemm.forward(a, b, alpha)
     product = _Gemm(transpose_a, transpose_b, None, "float32").forward(a, b, alpha)
+    return tf.cast(sum_over_broadcast(product, target), target.dtype)
+
+
+def sum_over_broadcast(product: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns a product, summed to the shape of `target`.
+
+    `target` is the operand whose gradient this is. The sum is over the batch dimensions
+    along which it was broadcast.
+    """
+    is_known = product.shape.is_fully_defined()
+    if product.shape.rank == 2 or (is_known and product.shape == target.shape):
+        return product
     axes, _ = tf.raw_ops.BroadcastGradientArgs(
         s0=tf.shape(target)[:-2], s1=tf.shape(product)[:-2]
     )
     total = tf.reshape(tf.reduce_sum(product, axes), tf.shape(target))
-    return tf.cast(tf.ensure_shape(total, target.shape), dtype)
+    return tf.ensure_shape(total, target.shape)
 
 
 def _bias_grad(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.ops.float16_products import float16_products
 
 L = keras_mp.layers
 PLAIN, SCALED = (keras_mp.Float16ProductsPolicy(scaled) for scaled in (False, True))
@@ -95,64 +94,6 @@ def test_a_product_beyond_fp16_and_its_gradients(policy):
     assert y.numpy().tolist() == [[120_000.0]] and y.dtype == tf.float32
     assert grad_x.numpy().tolist() == [[1.0] * 4]
     assert grad_kernel.numpy().ravel().tolist() == [30_000.0] * 4
-
-
-TRANSPOSED = [(False, False), (False, True), (True, False), (True, True)]
-
-
-@pytest.mark.parametrize(
-    "sizes", [(1.0, 1.0), (3e5, 1e-9), (1e30, 1e-30), (1e-36, 1.0)]
-)
-@pytest.mark.parametrize(("transpose_a", "transpose_b"), TRANSPOSED)
-def test_scaled_products_have_their_bound(transpose_a, transpose_b, sizes):
-    a = numbers(7, 17) * np.float32(sizes[0])
-    b = numbers(17, 5, seed=1) * np.float32(sizes[1])
-    result = float16_products(
-        a.T if transpose_a else a,
-        b.T if transpose_b else b,
-        transpose_a,
-        transpose_b,
-        scaled=True,
-    )
-    a, b = a.astype(np.float64), b.astype(np.float64)
-
-    def error(x):
-        return 2.0**-11 * abs(x) + 2.0**-39 * abs(x).max()
-
-    bound = error(a) @ abs(b) + abs(a) @ error(b) + error(a) @ error(b)
-    # And FP32's own rounding of 17 summands, of which some are subnormal.
-    bound += 17 * 2.0**-24 * abs(a) @ abs(b) + 2.0**-126
-    assert np.all(abs(result.numpy() - a @ b) <= bound)
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-def test_what_is_not_finite_comes_through(scaled, value):
-    a = np.ones((2, 3), "float32")
-    a[0, 1] = value
-    result = float16_products(a, np.ones((3, 1), "float32"), scaled=scaled).numpy()
-    assert not np.isfinite(result[0, 0])
-
-
-def test_an_upstream_gradient_beyond_fp16_is_not_clipped():
-    a, b = tf.ones((1, 1)), tf.ones((1, 1))
-    gradients = {}
-    for scaled in (False, True):
-        with tf.GradientTape() as tape:
-            tape.watch(b)
-            y = 2.0**20 * float16_products(a, b, scaled=scaled)
-        gradients[scaled] = tape.gradient(y, b).numpy().item()
-    assert gradients == {False: np.inf, True: 2.0**20}
-
-
-@pytest.mark.parametrize(
-    "shapes", [((0, 3), (3, 2)), ((2, 0), (0, 2)), ((2, 3), (3, 0))]
-)
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-def test_empty_factors(scaled, shapes):
-    a, b = (np.ones(shape, "float32") for shape in shapes)
-    result = float16_products(a, b, scaled=scaled)
-    np.testing.assert_array_equal(result, a @ b)
 
 
 def test_small_gradients_are_kept_without_a_loss_scale():

@@ -6,7 +6,13 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention.base_attention import apply_scores
-from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import (
+    multiplies,
+    read_without_autocast,
+    remat,
+    uses_ops,
+)
 
 
 def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
@@ -20,7 +26,7 @@ def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class AdditiveAttention(keras.layers.AdditiveAttention):
+class AdditiveAttention(KeepsPolicy, keras.layers.AdditiveAttention):
     """`keras.layers.AdditiveAttention`, whose scores and softmax are FP32.
 
     The scores `sum(scale * tanh(query + key))` of 16-bit queries and keys are computed
@@ -48,6 +54,6 @@ class AdditiveAttention(keras.layers.AdditiveAttention):
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
     ) -> tuple[Any, Any]:
-        if not uses_ops(self, value):
+        if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
         return apply_scores(self, scores, value, scores_mask, training)

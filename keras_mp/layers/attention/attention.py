@@ -1,17 +1,24 @@
 """Attention: scores and softmax in FP32."""
 
+import functools
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_mp.layers.attention.base_attention import apply_scores
-from keras_mp.layers.precision import gemm, read_without_autocast, remat, uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import (
+    multiplies,
+    multiply,
+    read_without_autocast,
+    remat,
+)
 
 
-def _dot_scores(query: Any, key: Any, *scales: Any) -> Any:
+def _dot_scores(layer: Any, query: Any, key: Any, *scales: Any) -> Any:
     """Returns `scale * query @ key.T` in FP32."""
-    scores = gemm(query, key, transpose_b=True, output_dtype="float32")
+    scores = multiply(layer, query, key, transpose_b=True, output_dtype="float32")
     for scale in scales:
         scores = ops.cast(scale, "float32") * scores
     return scores
@@ -28,7 +35,7 @@ def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Attention(keras.layers.Attention):
+class Attention(KeepsPolicy, keras.layers.Attention):
     """`keras.layers.Attention`, whose scores and softmax are FP32.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
@@ -48,19 +55,20 @@ class Attention(keras.layers.Attention):
     """
 
     def _calculate_scores(self, query: Any, key: Any) -> Any:
-        if not uses_ops(self, query, key):
+        if not multiplies(self, query, key):
             return super()._calculate_scores(query, key)
         scales = [] if self.scale is None else [read_without_autocast(self.scale)]
         if self.score_mode == "dot":
             if not scales:
-                return _dot_scores(query, key)
-            return remat(_dot_scores, query, key, *scales)
+                return _dot_scores(self, query, key)
+            compute = functools.partial(_dot_scores, self)
+            return remat(compute, query, key, *scales)
         weight = read_without_autocast(self.concat_score_weight)
         return remat(_concat_scores, query, key, weight, *scales)
 
     def _apply_scores(
         self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
     ) -> tuple[Any, Any]:
-        if not uses_ops(self, value):
+        if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
         return apply_scores(self, scores, value, scores_mask, training)

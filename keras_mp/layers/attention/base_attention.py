@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.layers.precision import gemm
+from keras_mp.layers.precision import multiply
 
 # Half the minimum, so that its difference to any score is finite.
 _MASKED = float(np.finfo("float32").min) / 2
@@ -41,9 +41,9 @@ def apply_scores(
     """Returns the attention outputs and weights, both in the dtype of `value`.
 
     Args:
-        layer: `keras.layers.Attention`, for its dropout.
+        layer: `keras.layers.Attention`, for its dropout and its dtype policy.
         scores: float32, `[batch, queries, values]`.
-        value: float16 or bfloat16, `[batch, values, size]`.
+        value: tensor of the compute dtype, `[batch, values, size]`.
         mask: bool, `[batch, values]`, `[batch, 1 or queries, values]`, or None.
         training: bool.
     """
@@ -54,4 +54,4 @@ def apply_scores(
         weights = keras.random.dropout(
             weights, layer.dropout, seed=layer.seed_generator
         )
-    return gemm(weights, value), weights
+    return multiply(layer, weights, value), weights

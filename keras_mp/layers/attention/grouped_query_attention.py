@@ -10,7 +10,7 @@ from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_products_policy import KeepsPolicy
-from keras_mp.layers.precision import multiplies, product_options
+from keras_mp.layers.precision import multiplies
 
 
 # The class is called GroupedQueryAttention in Keras, too, and exported under the other
@@ -51,12 +51,12 @@ class GroupedQueryAttention(
                 query, key, value, attention_mask, training
             )
         scores = contract(
+            self,
             *parse(keras_internals.scores_equation(self), 4),
             query,
             key,
             output_dtype="float32",
             alpha=keras_internals.grouped_query_scores_scale(self),
-            **product_options(self),
         )
         mask = attention_mask
         if mask is not None:
@@ -73,4 +73,4 @@ class GroupedQueryAttention(
         if self.dropout > 0.0:
             dropped = keras_internals.drop_attention_weights(self, weights, training)
         equation = parse(keras_internals.outputs_equation(self), 4)
-        return contract(*equation, dropped, value, **product_options(self)), weights
+        return contract(self, *equation, dropped, value), weights

@@ -10,7 +10,7 @@ from keras_mp.layers.attention.base_attention import masked_softmax
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_products_policy import KeepsPolicy
-from keras_mp.layers.precision import multiplies, product_options
+from keras_mp.layers.precision import multiplies
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -59,12 +59,12 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
             )
         rank = len(query.shape)
         scores = contract(
+            self,
             *parse(keras_internals.scores_equation(self), rank),
             key,
             query,
             output_dtype="float32",
             alpha=keras_internals.scores_scale(self),
-            **product_options(self),
         )
         axes = range(-len(self.attention_axes), 0)
         mask = self._mask_for(scores, attention_mask)
@@ -83,7 +83,7 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
         if self.dropout > 0.0:
             dropped = keras_internals.drop_attention_weights(self, weights, training)
         equation = parse(keras_internals.outputs_equation(self), len(weights.shape))
-        return contract(*equation, dropped, value, **product_options(self)), weights
+        return contract(self, *equation, dropped, value), weights
 
     def _mask_for(self, scores: Any, mask: Any) -> Any:
         """Returns the mask as bool with a dimension for the heads, or None."""

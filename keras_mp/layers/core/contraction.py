@@ -1,4 +1,4 @@
-"""Tensor contraction: a two-operand einsum as one `fp16_gemm`."""
+"""Tensor contraction: a two-operand einsum as one product of matrices."""
 
 import functools
 import operator
@@ -8,7 +8,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_mp.layers.precision import gemm
+from keras_mp.layers.precision import multiply
 
 
 def parse(equation: str, rank: int) -> tuple[str, str, str]:
@@ -41,6 +41,7 @@ def is_matmul(a: str, b: str, output: str) -> bool:
 
 
 def contract(
+    layer: Any,
     a_labels: str,
     b_labels: str,
     output: str,
@@ -49,18 +50,19 @@ def contract(
     bias: Any = None,
     **options: Any,
 ) -> Any:
-    """Returns `einsum("a_labels,b_labels->output", a, b)`, by `fp16_gemm`.
+    """Returns `einsum("a_labels,b_labels->output", a, b)`, as `multiply` has it.
 
     Args:
+        layer: for its dtype policy.
         a_labels: the term of `a`, a letter for each dimension.
         b_labels: the term of `b`.
         output: the term of the result.
-        a: float16 or bfloat16 tensor.
-        b: tensor of the dtype of `a`, or float32.
+        a: tensor of the compute dtype.
+        b: tensor, or a weight as it is stored.
         bias: tensor with a value for each element along the dimensions that only `b`
             and the result have; default None.
         **options: the arguments `activation`, `output_dtype` and `alpha` of
-            `fp16_gemm`.
+            `multiply`.
 
     Raises:
         ValueError: a label has two sizes.
@@ -85,7 +87,8 @@ def contract(
 
     a, transpose_a = _as_matrix(a, a_labels, batch, free_a, inner, a_sizes)
     b, not_transpose_b = _as_matrix(b, b_labels, batch, free_b, inner, b_sizes)
-    result = gemm(
+    result = multiply(
+        layer,
         a,
         b,
         transpose_a=transpose_a,

@@ -8,9 +8,8 @@ from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     fused_activation,
-    gemm,
     multiplies,
-    product_options,
+    multiply,
     read_without_autocast,
 )
 
@@ -41,12 +40,12 @@ class Dense(KeepsPolicy, keras.layers.Dense):
         if not multiplies(self, inputs):
             return super().call(inputs, training=training)
         activation = fused_activation(self.activation)
-        outputs = gemm(
+        outputs = multiply(
+            self,
             inputs,
             read_without_autocast(lambda: self.kernel),
             bias=read_without_autocast(self.bias),
             activation=activation,
-            **product_options(self),
         )
         return outputs if activation else activate(self.activation, outputs)
 

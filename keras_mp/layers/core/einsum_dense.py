@@ -12,7 +12,6 @@ from keras_mp.layers.precision import (
     activate_and_round,
     fused_activation,
     multiplies,
-    product_options,
     read_without_autocast,
 )
 
@@ -49,11 +48,11 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
         bias = read_without_autocast(self.bias)
         if bias is None or set(self.bias_axes) == set(output) - set(a):
             activation = fused_activation(self.activation)
-            options = {"activation": activation, **product_options(self)}
-            outputs = contract(a, b, output, inputs, kernel, bias, **options)
+            outputs = contract(
+                self, a, b, output, inputs, kernel, bias, activation=activation
+            )
             return outputs if activation else activate(self.activation, outputs)
-        options = {"output_dtype": "float32", **product_options(self)}
-        outputs = contract(a, b, output, inputs, kernel, **options)
+        outputs = contract(self, a, b, output, inputs, kernel, output_dtype="float32")
         return activate_and_round(
             outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype
         )

@@ -6,12 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.float16_products_policy import KeepsPolicy
-from keras_mp.layers.precision import (
-    gemm,
-    multiplies,
-    product_options,
-    read_without_autocast,
-)
+from keras_mp.layers.precision import multiplies, multiply, read_without_autocast
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -45,7 +40,8 @@ class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
         )
         cap = self.logit_soft_cap
         if cap is None:
-            return gemm(inputs, kernel, transpose_b=tied, **product_options(self))
-        options = {"output_dtype": "float32", **product_options(self)}
-        logits = gemm(inputs, kernel, transpose_b=tied, **options)
+            return multiply(self, inputs, kernel, transpose_b=tied)
+        logits = multiply(
+            self, inputs, kernel, transpose_b=tied, output_dtype="float32"
+        )
         return ops.cast(cap * ops.tanh(logits / cap), self.compute_dtype)

@@ -7,11 +7,12 @@ import keras
 from keras import ops
 
 from keras_mp.layers.core.contraction import contract
-from keras_mp.layers.precision import uses_ops
+from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.precision import multiplies
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Dot(keras.layers.Dot):
+class Dot(KeepsPolicy, keras.layers.Dot):
     """`keras.layers.Dot`, whose 16-bit product accumulates in FP32.
 
     With `normalize=True`, the inputs are L2-normalized in FP32 and rounded before the
@@ -29,7 +30,7 @@ class Dot(keras.layers.Dot):
     """
 
     def _merge_function(self, inputs: Any) -> Any:
-        if len(inputs) != 2 or not uses_ops(self, *inputs):
+        if len(inputs) != 2 or not multiplies(self, *inputs):
             return super()._merge_function(inputs)
         axes = self.axes if isinstance(self.axes, list | tuple) else [self.axes] * 2
         axes = [axis % len(x.shape) for axis, x in zip(axes, inputs, strict=True)]
@@ -38,7 +39,7 @@ class Dot(keras.layers.Dot):
                 _l2_normalize(x, axis) for x, axis in zip(inputs, axes, strict=True)
             ]
         a, b, output = _labels(*(len(x.shape) for x in inputs), *axes)
-        result = contract(a, b, output, *inputs)
+        result = contract(self, a, b, output, *inputs)
         return ops.expand_dims(result, -1) if len(output) == 1 else result
 
 
