@@ -22,6 +22,7 @@ class LayerNumbers:
             one returns.
         has_products: bool, whether it can multiply in FP16 with FP32 results.
         is_block: bool, whether it has sublayers.
+        casts_inputs: bool, whether Keras casts what it is given to what it computes in.
         inputs: float, the largest magnitude of what it is given.
         outputs: float, of what it returns, and of what operations of a functional model
             make of that.
@@ -35,6 +36,7 @@ class LayerNumbers:
     around: tuple[str, ...] = ()
     has_products: bool = False
     is_block: bool = False
+    casts_inputs: bool = True
     inputs: float = 0.0
     outputs: float = 0.0
     gradients: float = 0.0
@@ -76,6 +78,7 @@ def _without_numbers(
         tuple(around.get(id(layer), ())),
         computes_products(layer),
         bool(keras_internals.direct_sublayers(layer)),
+        layer.autocast,
         weights=largest(own),
         matrices=largest([each for each in own if len(each.shape) > 1]),
     )

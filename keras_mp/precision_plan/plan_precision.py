@@ -155,6 +155,10 @@ class _Trial:
             if found:
                 self._widen(found.path, f"overflows in FP16, round {len(before)}")
                 problem = f"{found.path!r} is not finite: {found}"
+            elif uncast := self._given_fp32(runs):
+                for path in uncast:
+                    self._widen(path, "is given FP32, and does not cast it")
+                continue
             else:
                 pairs = zip(runs, self._references, strict=True)
                 errors = [Comparison.of(*pair).gradient_error for pair in pairs]
@@ -176,6 +180,22 @@ class _Trial:
                 run(self._model, each, self._scale, masters=self._masters)
                 for each in self._data
             ]
+
+    def _given_fp32(self, runs: list[Backpropagation]) -> list[str]:
+        """Returns the layers of products in FP16 that would multiply in FP32.
+
+        Keras does not cast what an embedding is given.
+        """
+        paths = {id(layer): path for path, layer in self._layers.items()}
+        found: dict[str, None] = {}
+        for call in itertools.chain.from_iterable(each.calls for each in runs):
+            each = self._numbers.get(paths.get(id(call.layer), ""))
+            if each is None or each.casts_inputs or not each.has_products:
+                continue
+            is_wide = any(x.dtype.name == "float32" for x in call.inputs)
+            if is_wide and each.path not in self._choices:
+                found[each.path] = None
+        return [*found]
 
     def _widen(self, path: str, reason: str) -> None:
         """Gives the next way to a layer, or to what is inside or around it."""

@@ -91,7 +91,8 @@ def forget_ways(model: Any) -> None:
             del layer.returned_dtype
         if hasattr(layer, "policy_before_ways"):
             layer.dtype_policy = layer.policy_before_ways
-            del layer.policy_before_ways
+            layer.autocast = layer.autocast_before_ways
+            del layer.policy_before_ways, layer.autocast_before_ways
 
 
 def class_without_ways(layer: Any) -> Any:
@@ -104,7 +105,7 @@ def class_without_ways(layer: Any) -> Any:
 def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
     """Converts a model and has its layers compute in ways inside a `with` block."""
     layers = every_layer_and_cell(model)
-    names = ("policy_before_ways", "returned_dtype")
+    names = ("policy_before_ways", "autocast_before_ways", "autocast", "returned_dtype")
     before = [
         (layer, type(layer), layer.dtype_policy, _attributes(layer, names))
         for layer in layers
@@ -164,6 +165,9 @@ def _computed_with(layer: Any) -> list[Any]:
 def _set_policy(layer: Any, policy: Any) -> None:
     layer.policy_before_ways = layer.dtype_policy
     layer.dtype_policy = policy
+    # Keras's normalizations round their outputs to the dtype of their inputs.
+    layer.autocast_before_ways = layer.autocast
+    layer.autocast = True
 
 
 def computes_products(layer: Any) -> bool:

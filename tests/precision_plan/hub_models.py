@@ -1,0 +1,227 @@
+"""Tiny language models of keras-hub's families, with outliers as large ones have.
+
+The outliers are constant, in two channels of the residual stream, with the rest of the
+stream at 100. The scales of the norms bring what the layers are given back to what it
+was, so that FP32 trains such a model as any other.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+
+WORDS, LENGTH, CHANNELS, BATCH = 40, 8, 16, 8
+STREAM = 100.0
+
+SIZES = {
+    "vocabulary_size": WORDS,
+    "num_layers": 2,
+    "hidden_dim": CHANNELS,
+    "intermediate_dim": 32,
+}
+HEADS = SIZES | {"num_heads": 2, "dropout": 0.0}
+GROUPED = SIZES | {"num_query_heads": 2, "num_key_value_heads": 1}
+GEMMA = GROUPED | {"head_dim": 8}
+FALCON = SIZES | {"num_attention_heads": 2}
+POSITIONS = HEADS | {"max_sequence_length": LENGTH}
+LLAMA_WRITERS = r"(attention|feedforward)_output(_dense)?/kernel"
+GEMMA_WRITERS = r"(attention_output|ffw_linear)/kernel"
+ROOT = CHANNELS**0.5
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a backbone is made, and which of its weights hold its residual stream.
+
+    Attributes:
+        arguments: dict, of the backbone.
+        writers: pattern of the paths of the matrices that write into the stream.
+        norms: pattern of the scales of the norms that read it.
+        last_norms: pattern of those of the norms before the logits.
+        outliers: pattern of the weights that put them into the stream.
+        tables: pattern of the other weights that it begins with.
+        task: str, the class of the language model; without one, a Dense layer returns
+            the logits.
+        tied: bool, whether the embedding returns the logits, too.
+        factor: float, by which the backbone multiplies the embedding.
+        offset: float, what the norms add to their scales.
+        post_norms: pattern of the scales of norms that write into the stream.
+        backbone: str, the name of its class, where it is that of another family.
+    """
+
+    arguments: dict = field(repr=False)
+    writers: str
+    norms: str
+    last_norms: str
+    outliers: str = r"token_embedding/embeddings"
+    tables: str = r"$^"
+    task: str = ""
+    tied: bool = False
+    factor: float = 1.0
+    offset: float = 0.0
+    post_norms: str = r"$^"
+    backbone: str = ""
+
+
+def llama(task, arguments=GROUPED, **options):
+    return Family(
+        arguments,
+        LLAMA_WRITERS,
+        r"(attention|feedforward)_layernorm/scale",
+        r"sequence_output_layernorm/scale",
+        task=task,
+        **options,
+    )
+
+
+def gpt2(task):
+    return Family(
+        POSITIONS,
+        r"(attention|feedforward)_output(_dense)?/kernel",
+        r"(attention|feedforward)_layer_norm/gamma",
+        r"/layer_norm/gamma|^layer_norm/gamma",
+        outliers=r"position_embedding/embeddings",
+        tables=r"token_embedding/embeddings",
+        task=task,
+        tied=True,
+    )
+
+
+def gemma(arguments, **options):
+    return Family(
+        arguments,
+        GEMMA_WRITERS,
+        r"pre_(attention|ffw)_norm/scale",
+        r"final_normalization/scale",
+        factor=ROOT,
+        offset=1.0,
+        **options,
+    )
+
+
+UNTIED = {"tie_word_embeddings": False}
+POST_NORMS = {"use_post_ffw_norm": True, "use_post_attention_norm": True}
+FAMILIES = {
+    "Llama": llama("LlamaCausalLM"),
+    "T5": Family(
+        HEADS,
+        r"(attention|layer_\d+)/output_projector/kernel",
+        r"layer_\d+/t5_layer_norm(_\d+)?/weight",
+        r"output_layer_norm/weight",
+    ),
+    "Gemma3": gemma(
+        GEMMA | POST_NORMS | {"image_size": 16},
+        post_norms=r"post_(attention|ffw)_norm/scale",
+    ),
+    "GPT2": gpt2("GPT2CausalLM"),
+    "OPT": gpt2("OPTCausalLM"),
+    "Bloom": Family(
+        HEADS,
+        r"(output_dense|mlp_output_dense)/kernel",
+        r"(pre|post)_attention_layernorm/gamma",
+        r"final_layernorm/gamma",
+        outliers=r"embedding_layernorm/beta",
+        tables=r"embedding_layernorm/gamma",
+        task="BloomCausalLM",
+        tied=True,
+    ),
+    "Mistral": llama("MistralCausalLM"),
+    "Qwen": llama("QwenCausalLM", GROUPED | UNTIED),
+    "Qwen3": llama("Qwen3CausalLM", GEMMA | UNTIED),
+    "Phi3": Family(
+        GROUPED,
+        LLAMA_WRITERS,
+        r"(pre|post)_attention_layernorm/scale",
+        r"sequence_output_layernorm/scale",
+        task="Phi3CausalLM",
+    ),
+    "Falcon": Family(
+        FALCON,
+        r"(output_dense|dense_4h_to_h)/kernel",
+        r"(input|post_attention)_layernorm/gamma",
+        r"final_layernorm/gamma",
+    ),
+    "Gemma": gemma(GEMMA),
+    "Gemma2": gemma(
+        GEMMA | POST_NORMS,
+        post_norms=r"post_(attention|ffw)_norm/scale",
+        backbone="Gemma",
+    ),
+}
+
+
+def language_model(name, outliers=0.0):
+    """Returns a model of a family, the same weights each time.
+
+    Args:
+        name: str, one of `FAMILIES`.
+        outliers: float, the magnitude of the two channels; 0 for the weights that
+            keras-hub begins with.
+    """
+    from keras_hub import models
+
+    keras.utils.set_random_seed(0)
+    family = FAMILIES[name]
+    backbone = getattr(models, f"{family.backbone or name}Backbone")(**family.arguments)
+    if family.task:
+        model = getattr(models, family.task)(backbone=backbone, preprocessor=None)
+    else:
+        hidden = backbone.output
+        if isinstance(hidden, dict):
+            hidden = hidden["decoder_sequence_output"]
+        logits = keras.layers.Dense(WORDS, use_bias=False, name="logits")(hidden)
+        model = keras.Model(backbone.input, logits)
+    if outliers:
+        put_outliers(backbone, family, outliers)
+    return model
+
+
+def put_outliers(backbone, family, size):
+    """Multiplies the residual stream, and puts constant outliers into it."""
+    spread = np.zeros(CHANNELS, "float32")
+    spread[:2] = size, -size
+    table = next(
+        v for v in backbone.variables if re.search("token_embedding/embed", v.path)
+    )
+    gain = STREAM / (family.factor * float(np.std(table)))
+    # What a norm divides by, with the outliers, and is to divide by.
+    scale = np.sqrt(2 * size**2 / CHANNELS + STREAM**2) / STREAM
+    begins_with_norm = "norm" in family.tables
+    for variable in backbone.trainable_variables:
+        old = variable.numpy()
+
+        def has(pattern, path=variable.path):
+            return re.search(pattern, path) is not None
+
+        if has(family.tables) and begins_with_norm:
+            variable.assign(STREAM * old)
+        elif has(family.outliers) and begins_with_norm:
+            variable.assign(old + spread)
+        elif has(family.outliers):
+            variable.assign(gain * (old - np.mean(old)) + spread / family.factor)
+        elif has(family.tables):
+            variable.assign(gain * (old - np.mean(old)))
+        elif has(family.post_norms):
+            variable.assign(STREAM + 0 * old - family.offset)
+        elif has(family.writers) and family.post_norms == "$^":
+            variable.assign(STREAM * old / (8 * np.std(old)))
+        elif has(family.norms) or has(family.last_norms):
+            is_last = has(family.last_norms)
+            by = scale
+            if is_last and family.tied and not begins_with_norm:
+                by = scale / gain
+            new = by * np.ones_like(old)
+            new[:2] = 0.0 if is_last else 0.1
+            variable.assign(new - family.offset)
+
+
+def batch(name):
+    """Returns inputs and targets: words, and the word after each."""
+    words = np.random.default_rng(0).integers(0, WORDS, (BATCH, LENGTH + 1))
+    inputs, mask = words[:, :-1], np.ones((BATCH, LENGTH), "int32")
+    x = {"token_ids": inputs, "padding_mask": mask}
+    if name == "T5":
+        parts = ("encoder", "decoder")
+        x = {f"{part}_{key}": value for part in parts for key, value in x.items()}
+    return x, words[:, 1:]
