@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from hub_models import BATCH, FAMILIES, batch, language_model
+from outlier_models import BATCH, FAMILIES, batch, language_model
 
 import keras_mp
 
