@@ -16,6 +16,11 @@ from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.gradient_norm import check_can_keep_norm
 from keras_mp.optimizer.penalties import check_penalties
 from keras_mp.step_log import StepLog
+from keras_mp.watched_optimizers import (
+    Watched,
+    one_of_each_scale,
+    watched_optimizers,
+)
 
 _ON_COLLAPSE = ("raise", "warn", "continue")
 
@@ -42,6 +47,10 @@ class LossScaleCallback(keras.callbacks.Callback):
     once in `patience` batches and at the end of an epoch, with `log_dir` after every
     batch.
 
+    It watches the wrapped optimizer of `compile`, and those that the model holds as
+    attributes, as a GAN does. Where they do not share one loss scale, the names of
+    their numbers begin with the attribute: `d_optimizer_loss_scale`.
+
     Args:
         loss_scale: as for `keras_mp.wrap`: the rule to train with. One that equals
             the optimizer's rule keeps the state, so that a run can be resumed. Defaults
@@ -59,7 +68,7 @@ class LossScaleCallback(keras.callbacks.Callback):
     Raises:
         TypeError: `patience` is not an int, or `log_dir` is no path.
         RuntimeError: there is a `log_dir`, and the backend is not TensorFlow.
-        ValueError: the model's optimizer is not wrapped, an argument is out of
+        ValueError: the model has no wrapped optimizer, an argument is out of
             range, or a regularizer computes in 16 bits, where Keras's `fit` fails.
         LossScaleCollapseError: in `fit`, as asked by `on_collapse`.
 
@@ -102,33 +111,30 @@ class LossScaleCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Sets the optimizer's rule, before any callback restores its state."""
         super().set_model(model)
-        optimizer = self._optimizer
+        watched = self._watched
         check_penalties(model)
-        changes = self.loss_scale not in (None, optimizer.loss_scale_rule)
-        if changes:
-            optimizer.loss_scale = self.loss_scale
+        changes = False
+        for _, optimizer in one_of_each_scale(watched):
+            if self.loss_scale not in (None, optimizer.loss_scale_rule):
+                optimizer.loss_scale = self.loss_scale
+                changes = True
         if self.log_dir is not None:
-            changes |= optimizer.keep_gradient_norm()
+            for _, optimizer in watched:
+                changes |= optimizer.keep_gradient_norm()
         if changes and model.train_function is not None:
             model.make_train_function(force=True)
 
     @property
-    def _optimizer(self) -> FP32MasterOptimizer:
-        optimizer = getattr(self.model, "optimizer", None)
-        if not isinstance(optimizer, FP32MasterOptimizer):
-            raise ValueError(
-                "LossScaleCallback needs a wrapped optimizer. Received: "
-                f"optimizer={optimizer!r}. Compile with "
-                "model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
-            )
-        return optimizer
+    def _watched(self) -> list[Watched]:
+        # On JAX it is reading `model` that gives its variables their values.
+        return watched_optimizers(self.model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Resets the count of batches, and opens the log."""
         self._batches = 0
         self._warned = False
         if self.log_dir is not None:
-            self._step_log = StepLog(self.log_dir, self._optimizer)
+            self._step_log = StepLog(self.log_dir, self._watched)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Keeps what names the layer in the error of a collapse."""
@@ -147,9 +153,10 @@ class LossScaleCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Puts the state of the scale into the logs and checks for a collapse."""
         if logs is not None:
-            logs["loss_scale"] = float(self._optimizer.loss_scale.numpy())
-            logs["skipped_steps"] = int(self._optimizer.skipped_steps.numpy())
-            logs["consecutive_skips"] = int(self._optimizer.consecutive_skips.numpy())
+            for prefix, optimizer in one_of_each_scale(self._watched):
+                logs[f"{prefix}loss_scale"] = float(optimizer.loss_scale)
+                logs[f"{prefix}skipped_steps"] = int(optimizer.skipped_steps)
+                logs[f"{prefix}consecutive_skips"] = int(optimizer.consecutive_skips)
         self._check_collapse()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -160,18 +167,28 @@ class LossScaleCallback(keras.callbacks.Callback):
             self._step_log = None
 
     def _check_collapse(self) -> None:
-        stuck = int(self._optimizer.skips_at_minimum.numpy())
-        if stuck < self.patience or self.on_collapse == "continue":
+        if self.on_collapse == "continue":
             return
+        for watched in one_of_each_scale(self._watched):
+            stuck = int(watched.optimizer.skips_at_minimum)
+            if stuck >= self.patience:
+                self._tell_of_collapse(watched, stuck)
+
+    def _tell_of_collapse(self, watched: Watched, stuck: int) -> None:
+        optimizer = watched.optimizer
+        scale = optimizer.loss_scale
+        sharing = [o for _, o in self._watched if o.loss_scale is scale]
+        overflows = [o.last_overflow for o in sharing if o.last_overflow is not None]
+        of_whom = f" of {watched.prefix.rstrip('_')}" if watched.prefix else ""
         message = (
-            f"The last {stuck} steps all overflowed with the loss scale at its "
-            f"minimum, {float(self._optimizer.loss_scale.numpy()):g}, and were "
-            f"skipped; {int(self._optimizer.skipped_steps.numpy())} steps were skipped "
-            "in all. The first gradient that was not finite in the last of them: "
-            f"{self._optimizer.last_overflow}. The model's weights are as they were "
-            "before these steps. Look for NaN or inf in the data and in the loss; try "
-            "a lower learning rate or gradient clipping (global_clipnorm=1.0 on the "
-            "inner optimizer); with a constant loss scale, a smaller one."
+            f"The last {stuck} steps{of_whom} all overflowed with the loss scale at "
+            f"its minimum, {float(scale):g}, and were skipped; "
+            f"{int(optimizer.skipped_steps)} steps were skipped in all. The first "
+            "gradient that was not finite in the last of them: "
+            f"{' or '.join(overflows)}. The model's weights are as they were before "
+            "these steps. Look for NaN or inf in the data and in the loss; try a lower "
+            "learning rate or gradient clipping (global_clipnorm=1.0 on the inner "
+            "optimizer); with a constant loss scale, a smaller one."
         )
         if self.on_collapse == "raise":
             iterator = keras_internals.kept_iterator(self.model)

@@ -1,33 +1,43 @@
 """The scalars of every training step, for TensorBoard."""
 
+from collections.abc import Sequence
+
 from keras_mp import keras_internals
-from keras_mp.optimizer import FP32MasterOptimizer
+from keras_mp.watched_optimizers import Watched, one_of_each_scale
 
 
 class StepLog:
-    """Writes the state of the loss scale and the norm of the gradients after a step.
+    """Writes the state of loss scales and the norms of the gradients after a step.
 
     Args:
         log_dir: str, the folder.
-        optimizer: `FP32MasterOptimizer` that keeps the norm.
+        watched: list of `Watched`, whose optimizers keep the norm.
     """
 
-    def __init__(self, log_dir: str, optimizer: FP32MasterOptimizer) -> None:
+    def __init__(self, log_dir: str, watched: Sequence[Watched]) -> None:
         import tensorflow as tf
 
         self._writer = tf.summary.create_file_writer(log_dir)
-        self._optimizer = optimizer
+        self._norms = list(watched)
+        self._scales = one_of_each_scale(watched)
 
     def write(self) -> None:
         """Writes what is known after a step; those that were skipped are counted."""
+        for each in self._scales:
+            self._write(each, "loss_scale", "skipped_steps")
+        for each in self._norms:
+            self._write(each, "gradient_norm")
+
+    def _write(self, watched: Watched, *names: str) -> None:
         import tensorflow as tf
 
-        applied = keras_internals.applied_steps(self._optimizer.inner_optimizer)
-        step = int(applied.numpy()) + int(self._optimizer.skipped_steps.numpy())
+        prefix, optimizer = watched
+        applied = keras_internals.applied_steps(optimizer.inner_optimizer)
+        step = int(applied.numpy()) + int(optimizer.skipped_steps)
         with self._writer.as_default(step=step):
-            for name in ("loss_scale", "skipped_steps", "gradient_norm"):
-                value = getattr(self._optimizer, name).numpy()
-                tf.summary.scalar(name, value.astype("float32"))
+            for name in names:
+                value = getattr(optimizer, name).numpy()
+                tf.summary.scalar(prefix + name, value.astype("float32"))
 
     def close(self) -> None:
         """Writes what is left, and closes the file."""

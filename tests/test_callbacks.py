@@ -274,6 +274,145 @@ def test_a_backup_restores_the_scale_of_the_rule(order, rule, tmp_path):
     assert weight_of(model) == 0.0
 
 
+# Models with several optimizers, as a GAN. Each trains a weight of 1 on its own column;
+# where that is NaN, its step is skipped.
+
+
+class TwoPlayers(keras.Model):
+    """Takes its optimizers in a `compile` of its own, or as attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.players = [keras.Variable([1.0], dtype="float16") for _ in range(2)]
+
+    def compile(self, g_optimizer=None, d_optimizer=None, **arguments):
+        super().compile(jit_compile=False, **arguments)
+        self.g_optimizer = g_optimizer or self.optimizer
+        self.d_optimizer = d_optimizer
+        for optimizer, weight in self.pairs:
+            optimizer.build([weight])
+
+    @property
+    def pairs(self):
+        both = (self.g_optimizer, self.d_optimizer)
+        return list(zip(both, self.players, strict=True))
+
+    def train_step(self, data):
+        for i, (optimizer, weight) in enumerate(self.pairs):
+            with tf.GradientTape() as tape:
+                column = tf.cast(data[:, i], "float16")
+                loss = optimizer.scale_loss(tf.reduce_mean(weight * column))
+            optimizer.apply([tape.gradient(loss, weight.value)], [weight])
+        return {"rows": tf.constant(1.0)}
+
+
+def wrapped(loss_scale):
+    return keras_mp.wrap(keras.optimizers.SGD(0.25), loss_scale)
+
+
+def two_players(shares=False, in_compile=False):
+    model = TwoPlayers()
+    generator = wrapped(DynamicLossScale(8.0))
+    discriminator = wrapped(generator if shares else DynamicLossScale(64.0))
+    names = ("optimizer" if in_compile else "g_optimizer", "d_optimizer")
+    model.compile(**dict(zip(names, (generator, discriminator), strict=True)))
+    return model
+
+
+PLAYED = np.array([[1.0, 1.0], [NAN, 1.0], [1.0, 2.0]], "float32")
+
+
+def play(model, callback, rows=PLAYED):
+    return model.fit(
+        rows, batch_size=1, shuffle=False, verbose=0, callbacks=[callback]
+    ).history
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {},
+            {
+                "g_optimizer_loss_scale": 4.0,
+                "g_optimizer_skipped_steps": 1,
+                "g_optimizer_consecutive_skips": 0,
+                "d_optimizer_loss_scale": 64.0,
+                "d_optimizer_skipped_steps": 0,
+                "d_optimizer_consecutive_skips": 0,
+            },
+        ),
+        (
+            {"in_compile": True},
+            {
+                "loss_scale": 4.0,
+                "skipped_steps": 1,
+                "consecutive_skips": 0,
+                "d_optimizer_loss_scale": 64.0,
+                "d_optimizer_skipped_steps": 0,
+                "d_optimizer_consecutive_skips": 0,
+            },
+        ),
+        (
+            {"shares": True},
+            {"loss_scale": 4.0, "skipped_steps": 1, "consecutive_skips": 0},
+        ),
+    ],
+    ids=["attributes", "compiled", "shared"],
+)
+def test_the_logs_of_several_optimizers(options, expected):
+    history = play(two_players(**options), LossScaleCallback())
+    assert {name: value for name, (value,) in history.items()} == {
+        "rows": 1.0,
+        **expected,
+    }
+
+
+def test_the_rule_is_that_of_every_scale():
+    model = two_players()
+    play(model, LossScaleCallback(16))
+    assert float(model.g_optimizer.loss_scale) == 16.0
+    assert float(model.d_optimizer.loss_scale) == 16.0
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["own", "shared"])
+def test_a_collapse_of_one_of_several(shares):
+    model = two_players(shares)
+    rule = ConstantLossScale(8)
+    names = "" if shares else "of d_optimizer "
+    message = rf"(?s)last 3 steps {names}all overflowed.*in the last of them: variable"
+    rows = np.array([[1.0, NAN]] * 3, "float32")
+    with pytest.raises(COLLAPSED, match=message):
+        play(model, LossScaleCallback(rule, patience=3), rows)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["own", "shared"])
+def test_every_step_of_several_is_written(shares, tmp_path):
+    play(two_players(shares), LossScaleCallback(log_dir=tmp_path))
+    events = EventAccumulator(str(tmp_path)).Reload()
+
+    def logged(name):
+        return [tf.make_ndarray(e.tensor_proto).item() for e in events.Tensors(name)]
+
+    assert logged("d_optimizer_gradient_norm") == [1.0, 1.0, 2.0]
+    first, skipped, last = logged("g_optimizer_gradient_norm")
+    assert (first, last) == (1.0, 1.0) and np.isnan(skipped)
+    if shares:
+        assert logged("loss_scale") == [8.0, 4.0, 4.0]
+        assert logged("skipped_steps") == [0, 1, 1]
+    else:
+        assert logged("g_optimizer_loss_scale") == [8.0, 4.0, 4.0]
+        assert logged("d_optimizer_loss_scale") == [64.0] * 3
+        assert logged("d_optimizer_skipped_steps") == [0] * 3
+
+
+def test_optimizers_that_a_model_does_not_hold():
+    model = TwoPlayers()
+    model.compile(keras.optimizers.SGD(0.25), keras.optimizers.SGD(0.25))
+    with pytest.raises(ValueError, match="wrapped one as an attribute"):
+        play(model, LossScaleCallback())
+
+
 # Models that it cannot serve.
 
 NOT_WRAPPED = {

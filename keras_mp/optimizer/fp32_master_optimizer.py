@@ -16,9 +16,9 @@ from keras_mp.optimizer.inner_optimizer import (
     exclude_masters_from_weight_decay,
     leaves,
 )
-from keras_mp.optimizer.loss_scaler import add_scalar
 from keras_mp.optimizer.master_weights import MasterWeights, create_masters
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
+from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
@@ -103,8 +103,9 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         self._execution = Execution()
         self._norm = GradientNorm()
         self._scaler = scaler_of(loss_scale)
-        self._last_round = self._scaler.add_user(self._notes, self.add_variable, track)
-        self._last_overflow = add_scalar(self.add_variable, "last_overflow", -1)
+        scalar = partial(add_scalar, self)
+        self._last_round = self._scaler.add_user(self._notes, scalar, track)
+        self._last_overflow = scalar("last_overflow", -1)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the masters and builds the inner optimizer on them.

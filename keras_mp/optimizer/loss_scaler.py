@@ -53,14 +53,14 @@ class LossScaler:
     def add_user(
         self,
         notes: StepNotes,
-        add_variable: Callable[..., Any],
+        add_scalar: Callable[[str, float], Any],
         track_variable: Callable[[Any], None],
     ) -> Any:
         """Adds an optimizer: the first creates the variables, all of them save them.
 
         Args:
             notes: `StepNotes` of the optimizer.
-            add_variable: its `add_variable`.
+            add_scalar: makes a variable of the optimizer, given its name and value.
             track_variable: appends a variable of another optimizer to its own.
 
         Returns:
@@ -68,14 +68,12 @@ class LossScaler:
         """
         self.notes.append(notes)
         if not self.variables:
-            self._create_variables(add_variable)
-            return add_scalar(add_variable, "last_round", 0)
+            self._create_variables(add_scalar)
+            return add_scalar("last_round", 0)
         for variable in self.variables:
             track_variable(variable)
         # The number of the current round, so that its first step begins another one.
-        return add_scalar(
-            add_variable, "last_round", int(ops.convert_to_numpy(self._round))
-        )
+        return add_scalar("last_round", int(self._round))
 
     def note_scaled_loss(self, scale: Any, notes: StepNotes) -> None:
         """Tells all users the scale of a loss, which may be for several of them.
@@ -113,24 +111,22 @@ class LossScaler:
             "without loss scaling: keras_mp.wrap(optimizer, loss_scale=1)."
         )
 
-    def _create_variables(self, add_variable: Callable[..., Any]) -> None:
+    def _create_variables(self, add_scalar: Callable[[str, float], Any]) -> None:
         first = self.rule.initial_state()
         names: dict[str, Any] = {name: name for name in first._asdict()}
         names["statistics"] = {name: name for name in first.statistics}
         self.state, self._before = (
             tree.map_structure(
-                lambda name, value, prefix=prefix: add_scalar(
-                    add_variable, prefix + name, value
-                ),
+                lambda name, value, prefix=prefix: add_scalar(prefix + name, value),
                 LossScaleState(**names),
                 first,
             )
             for prefix in ("", "before_")
         )
-        self._round = add_scalar(add_variable, "round", 0)
+        self._round = add_scalar("round", 0)
         self.variables = [*tree.flatten([self.state, self._before]), self._round]
         if self.needs_largest:
-            self._largest = add_scalar(add_variable, "largest_of_round", 0.0)
+            self._largest = add_scalar("largest_of_round", 0.0)
             self.variables.append(self._largest)
 
     @property
@@ -211,20 +207,3 @@ def _assign(variables: LossScaleState, values: LossScaleState) -> None:
     pairs = zip(tree.flatten(variables), tree.flatten(values), strict=True)
     for variable, value in pairs:
         variable.assign(value)
-
-
-def add_scalar(add_variable: Callable[..., Any], name: str, value: float) -> Any:
-    """Returns a new scalar variable, the same on all replicas.
-
-    Args:
-        add_variable: the `add_variable` of an optimizer.
-        name: str.
-        value: the first value; a float makes it float32, an int makes it int.
-    """
-    return add_variable(
-        shape=(),
-        initializer=keras.initializers.Constant(value),
-        dtype="float32" if isinstance(value, float) else "int",
-        aggregation="only_first_replica",
-        name=name,
-    )

@@ -26,8 +26,8 @@ CHAINS = (
         ("optimizer.inner_optimizer", "optimizer.master_weights"),
         ("optimizer.update",),
         ("optimizer",),
-        ("checkpoint_paths", "export", "step_log"),
-        ("checkpoints",),
+        ("checkpoint_paths", "export", "watched_optimizers"),
+        ("checkpoints", "step_log"),
         ("callbacks",),
     ),
     (

@@ -22,6 +22,20 @@ NEEDS_MULTI_OPTIMIZER = pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"), reason="needs Keras 3.15"
 )
 
+
+
+def test_the_state_of_the_scale_is_read_as_python_numbers(strategy):
+    with strategy.scope():
+        model = one_weight(loss_scale=DynamicLossScale(8.0))
+    fit(model, column(1, np.nan), 2)
+    optimizer = model.optimizer
+    assert float(optimizer.loss_scale) == float(optimizer.dynamic_scale) == 4.0
+    for name in ("skipped_steps", "consecutive_skips"):
+        value = int(getattr(optimizer, name))
+        assert (type(value), value) == (int, 1)
+    assert int(optimizer.step_counter) == int(optimizer.skips_at_minimum) == 0
+
+
 # Overflows.
 
 
