@@ -71,6 +71,31 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
 
     Reference: Mixed Precision Training, section 3.3.
     """
+    convert_layers(model)
+    report = conversion_report(model)
+    if verbose:
+        print(report)
+    elif report.left:
+        warnings.warn(
+            "What `convert` leaves computes 16-bit products and sums as Keras does. "
+            f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
+            "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
+            "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "
+            "warn.",
+            stacklevel=2,
+        )
+    return model
+
+
+def convert_layers(model: keras.Layer) -> None:
+    """Does what `convert` does, and says nothing of what it leaves.
+
+    Args:
+        model: `keras.Model`, or a layer.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `convert`.
+    """
     _check(model, "convert")
     layers = every_layer(model)
     changes = [
@@ -91,19 +116,6 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
         _store_in_fp32(layer, halves)
     regularize_layers(keras_internals.flatten_layers(model))
     _forget_traces(layers)
-    report = conversion_report(model)
-    if verbose:
-        print(report)
-    elif report.left:
-        warnings.warn(
-            "What `convert` leaves computes 16-bit products and sums as Keras does. "
-            f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
-            "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
-            "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "
-            "warn.",
-            stacklevel=2,
-        )
-    return model
 
 
 def to_keras(model: keras.Layer) -> keras.Layer:
