@@ -61,6 +61,7 @@ IN_MAKE_TEST = {
     "test_contract.py": {
         "test_16_bits_are_close_to_float64": ["*-mixed_float16-eager"],
         "test_a_batch_without_examples": ["conv*-graph"],
+        "test_float16_products_are_close_to_float64": ["dense-*", "heads-*-eager"],
         "test_float32_is_what_keras_computes": [
             "batch-norm",
             "conv2d",
@@ -92,6 +93,11 @@ IN_MAKE_TEST = {
     },
     "test_faster_rcnn.py": {
         "test_a_run_of_faster_rcnn": [],
+    },
+    "test_float16_products.py": {
+        "test_a_model_trains_as_in_fp32": ["*-graph", "plain-xla"],
+        "test_scaled_products_of_any_range": ["graph-*", "xla-native-both-ends"],
+        "test_what_is_not_finite_comes_through": ["*-nan-*"],
     },
     "test_foreign_files.py": {
         "test_no_code_comes_with_a_config": ["byte_code-*", "*-layer"],

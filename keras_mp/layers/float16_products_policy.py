@@ -9,23 +9,32 @@ import keras
 class Float16ProductsPolicy(keras.DTypePolicy):
     """Computes in FP32, and multiplies matrices of FP16 numbers with FP32 results.
 
-    Of `keras_mp.layers`, Dense, EinsumDense, ReversibleEmbedding, MultiHeadAttention
-    and GroupQueryAttention round what they multiply to FP16, in the forward and in the
-    backward pass, and accumulate and return FP32: what tensor cores compute at the
-    speed of FP16. All other layers, and all Keras layers, compute in FP32. No
-    activation overflows, and none has to be kept in FP16's range by a loss scale; but
-    activations take the memory of FP32.
+    That is what tensor cores compute at the speed of FP16. A layer of `keras_mp.layers`
+    rounds the inputs and the weights of its matrix products to FP16, and in the
+    backward pass the upstream gradient, too; products, bias, activation, softmax,
+    outputs and gradients are FP32. So activations cannot overflow, but they take the
+    memory of FP32.
 
-    An input of a product beyond 65,504 becomes infinite, and one below 2**-25 zero.
-    With `scaled`, each is first multiplied by a power of two that brings its largest
-    magnitude to between 2**14 and 2**15; then no product needs a loss scale, either.
+    The layers are Dense, EinsumDense, ReversibleEmbedding (its reverse product),
+    MultiHeadAttention, GroupQueryAttention, Attention, AdditiveAttention, Dot, and
+    Conv1D to Conv3D with a kernel and strides of 1. All others compute in FP32, and so
+    do those of Keras: call `keras_mp.convert`.
 
-    The `name` of the policy is `"float32"`, since all that is stored is.
+    What goes into a product is infinite beyond 65,504, and zero below 2**-25, so that
+    small gradients need a loss scale. With `scaled` it is first multiplied by a power
+    of two that brings the largest magnitude of the tensor to between 2**14 and 2**15,
+    and the result is divided by it: nothing overflows, what is lost is below 2**-39 of
+    the largest, and no product needs a loss scale.
+
+    The `name` is `"float32"`: Keras makes quantized layers, and most layers of a file,
+    from the name of their policy alone. A layer of your own that passes its policy on
+    to layers inside it is therefore loaded in FP32.
 
     Args:
         scaled: bool, default False: whether to scale what is multiplied.
-        variable_dtype: str, the dtype of weights, `"float32"` (default) or
-            `"float16"`.
+        variable_dtype: str, what weights are stored in: `"float32"` (default), or
+            `"float16"`. Those are multiplied as they are, without a scale, and have
+            FP16 gradients.
 
     Raises:
         ValueError: `variable_dtype` is another one.
@@ -41,7 +50,6 @@ class Float16ProductsPolicy(keras.DTypePolicy):
     """
 
     def __init__(self, scaled: bool = False, variable_dtype: str = "float32") -> None:
-        # Keras makes layers again from the name of their policy: its own in FP32.
         super().__init__("float32")
         if variable_dtype not in ("float16", "float32"):
             raise ValueError(
@@ -52,12 +60,12 @@ class Float16ProductsPolicy(keras.DTypePolicy):
 
     @property
     def scaled(self) -> bool:
-        """Whether what is multiplied is scaled."""
+        """Whether to scale what is multiplied."""
         return self._scaled
 
     @property
     def variable_dtype(self) -> str:
-        """The dtype of weights."""
+        """What weights are stored in."""
         return self._stored
 
     def get_config(self) -> dict[str, Any]:
@@ -79,7 +87,10 @@ class Float16ProductsPolicy(keras.DTypePolicy):
 
 
 class KeepsPolicy:
-    """Mixin for a layer that has a `Float16ProductsPolicy` when it is loaded, too."""
+    """Mixin for a layer that has a `Float16ProductsPolicy` when it is loaded, too.
+
+    Keras hands the name of a policy to the constructor, and nothing else of it.
+    """
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp import layers
+from keras_mp import Float16ProductsPolicy, layers
+from keras_mp.layers.float16_products_policy import KeepsPolicy
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half of the spacing above 1
 # What FP32 adds to 16-bit roundings: sums have at most 40 terms here, each with a
@@ -687,6 +688,40 @@ def test_16_bits_are_close_to_float64(name, policy, mode):
     ):
         for a, b in zip(actual, wanted, strict=True):
             assert_close(a, b, roundings, UNIT[half], what)
+
+
+PRODUCTS = {"plain": Float16ProductsPolicy(), "scaled": Float16ProductsPolicy(True)}
+PRODUCT_RUNS = {
+    f"{name}-{policy}-{mode}": (name, policy, mode)
+    for name, case in CASES.items()
+    if issubclass(getattr(layers, case.name, object), KeepsPolicy)
+    for policy in PRODUCTS
+    for mode in (("eager", "xla") if name in FIRST else ("eager",))
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "mode"), PRODUCT_RUNS.values(), ids=PRODUCT_RUNS
+)
+def test_float16_products_are_close_to_float64(name, policy, mode):
+    case = CASES[name]
+    expected, weights = expected_of(name, "float16")
+    ours = case.make(layers, PRODUCTS[policy])
+    case.run(ours, [tf.cast(x, "float32") for x in inputs_of(case)])
+    ours.set_weights(weights)
+    found = gradients(case, ours, inputs_of(case), mode)
+    outputs, of_weights, of_inputs, _ = found
+    results = [*outputs, *of_weights, *of_inputs]
+    assert {x.dtype.name for x in results} == {"float32"}
+    for what, actual, wanted, roundings in zip(
+        ("output", "gradient of a weight", "gradient of an input", "weight"),
+        found,
+        expected,
+        (*case.bounds(), 0),
+        strict=True,
+    ):
+        for a, b in zip(actual, wanted, strict=True):
+            assert_close(a, b, roundings, UNIT["float16"], what)
 
 
 EMPTY = {

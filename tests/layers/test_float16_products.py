@@ -1,4 +1,9 @@
-"""Layers under `Float16ProductsPolicy`: FP16 into products, FP32 out of them."""
+"""Layers under `Float16ProductsPolicy`: FP16 into products, FP32 out of them.
+
+tests/layers/test_contract.py compares them with float64.
+"""
+
+import zipfile
 
 import keras
 import numpy as np
@@ -6,86 +11,155 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
+from keras_mp.ops import float16_products
 
 L = keras_mp.layers
 PLAIN, SCALED = (keras_mp.Float16ProductsPolicy(scaled) for scaled in (False, True))
 POLICIES = {"plain": PLAIN, "scaled": SCALED}
-
-
-def rounded(x):
-    return np.asarray(x, np.float32).astype(np.float16).astype(np.float64)
+EACH_POLICY = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+# FP16 rounds it to 1.
+ABOVE_ONE = np.float32(1 + 2.0**-12)
+ONES = {"use_bias": False, "kernel_initializer": "ones"}
 
 
 def numbers(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
-def dense(policy):
-    return L.Dense(4, "gelu", dtype=policy), numbers(3, 5)
+def of_itself(layer):
+    return lambda x: layer(x, x)
 
 
-def dense_of_sequences(policy):
-    return L.Dense(4, "softmax", dtype=policy), numbers(2, 3, 5)
+def of_a_pair(layer):
+    return lambda x: layer([x, x])
 
 
-def einsum_dense(policy):
-    return L.EinsumDense("abc,cde->abde", (None, 2, 3), dtype=policy), numbers(2, 3, 5)
+def reverse(layer):
+    return lambda x: layer(x, reverse=True)
 
 
-def einsum_dense_with_bias(policy):
-    layer = L.EinsumDense("abc,cd->abd", (3, 4), bias_axes="bd", dtype=policy)
-    return layer, numbers(2, 3, 5)
-
-
-def attention(policy):
-    attends = L.MultiHeadAttention(2, 4, dtype=policy)
-    x = numbers(2, 3, 5)
-    attends.build(x.shape, x.shape)
-    return keras.layers.Lambda(lambda x: attends(x, x), dtype="float32"), x
-
-
-def grouped_attention(policy):
-    attends = L.GroupQueryAttention(4, 2, 1, dtype=policy)
-    x = numbers(2, 3, 5)
-    attends.build(x.shape, x.shape)
-    return keras.layers.Lambda(lambda x: attends(x, x), dtype="float32"), x
-
-
-LAYERS = {
-    "dense": dense,
-    "dense-of-sequences": dense_of_sequences,
-    "einsum-dense": einsum_dense,
-    "einsum-dense-with-bias": einsum_dense_with_bias,
-    "attention": attention,
-    "grouped-attention": grouped_attention,
+# What multiplies, the shape of its input, and the number of its products.
+PRODUCTS = {
+    "dense": (lambda p: L.Dense(1, **ONES, dtype=p), (2, 1), 1),
+    "dense-of-sequences": (lambda p: L.Dense(1, **ONES, dtype=p), (2, 3, 1), 1),
+    "einsum-dense": (
+        lambda p: L.EinsumDense(
+            "abc,cd->abd", (None, 1), kernel_initializer="ones", dtype=p
+        ),
+        (2, 3, 1),
+        1,
+    ),
+    "einsum-dense-with-bias": (
+        lambda p: L.EinsumDense(
+            "abc,cd->abd", (3, 1), "softplus", "bd", "ones", dtype=p
+        ),
+        (2, 3, 1),
+        1,
+    ),
+    "reversible-embedding": (
+        lambda p: reverse(
+            L.ReversibleEmbedding(1, 1, embeddings_initializer="ones", dtype=p)
+        ),
+        (2, 1),
+        1,
+    ),
+    "reversible-embedding-capped": (
+        lambda p: reverse(L.ReversibleEmbedding(1, 1, logit_soft_cap=9.0, dtype=p)),
+        (2, 1),
+        1,
+    ),
+    "heads": (
+        lambda p: of_itself(L.MultiHeadAttention(1, 1, **ONES, dtype=p)),
+        (2, 3, 1),
+        6,
+    ),
+    "groups": (
+        lambda p: of_itself(L.GroupQueryAttention(1, 1, 1, **ONES, dtype=p)),
+        (2, 3, 1),
+        6,
+    ),
+    "attention": (lambda p: of_a_pair(L.Attention(dtype=p)), (2, 3, 1), 2),
+    "additive-attention": (
+        lambda p: of_a_pair(L.AdditiveAttention(dtype=p)),
+        (2, 3, 1),
+        1,
+    ),
+    "dot": (lambda p: of_a_pair(L.Dot(axes=1, dtype=p)), (2, 1), 1),
+    "conv1d": (lambda p: L.Conv1D(1, 1, **ONES, dtype=p), (2, 3, 1), 1),
+    "conv2d": (lambda p: L.Conv2D(1, 1, **ONES, dtype=p), (2, 3, 3, 1), 1),
+    "conv3d": (lambda p: L.Conv3D(1, 1, **ONES, dtype=p), (2, 2, 2, 2, 1), 1),
 }
-MODES = {
-    "eager": lambda f: f,
-    "graph": tf.function,
-    "xla": lambda f: tf.function(f, jit_compile=True),
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The dtypes of the factors of each product, as they are multiplied."""
+    found, multiply = [], float16_products.fp16_gemm
+
+    def record(a, b, *args, **kwargs):
+        found.append((a.dtype.name, b.dtype.name))
+        return multiply(a, b, *args, **kwargs)
+
+    monkeypatch.setattr(float16_products, "fp16_gemm", record)
+    return found
+
+
+@EACH_POLICY
+@pytest.mark.parametrize(("make", "shape", "count"), PRODUCTS.values(), ids=PRODUCTS)
+def test_every_product_is_of_fp16_numbers(make, shape, count, policy, products):
+    layer = make(policy)
+    expected = layer(tf.ones(shape))
+    products.clear()
+    found = layer(tf.fill(shape, tf.constant(ABOVE_ONE)))
+    assert products == [("float16", "float16")] * count
+    assert found.dtype == "float32"
+    np.testing.assert_array_equal(found, expected)
+
+
+OTHERS = {
+    "conv": (lambda p: L.Conv2D(1, 2, **ONES, dtype=p), (2, 4, 4, 1)),
+    "conv-strides": (lambda p: L.Conv2D(1, 1, 2, **ONES, dtype=p), (2, 4, 4, 1)),
+    "depthwise": (lambda p: L.DepthwiseConv2D(2, dtype=p), (2, 4, 4, 16)),
+    "separable": (lambda p: L.SeparableConv2D(1, 2, dtype=p), (2, 4, 4, 16)),
+    "lstm": (lambda p: L.LSTM(2, dtype=p), (2, 3, 2)),
+    "keras-dense": (lambda p: keras.layers.Dense(2, dtype=p), (2, 2)),
+    "layer-norm": (lambda p: L.LayerNormalization(dtype=p), (2, 3)),
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", LAYERS)
-def test_results_are_fp32_and_near_those_of_fp32(name, policy, mode):
-    layer, x = LAYERS[name](POLICIES[policy])
-    keras.utils.set_random_seed(0)
-    result = MODES[mode](layer)(tf.constant(x))
-    keras.utils.set_random_seed(0)
-    expected = LAYERS[name]("float32")[0](x)
-    assert result.dtype == "float32"
-    # Factors err by 2^-11; no product here has more than 12 summands of that size.
-    np.testing.assert_allclose(result, expected, atol=12 * 2.0**-10)
-    assert not np.array_equal(result, expected)  # FP16 has gone in
+@pytest.mark.parametrize(("make", "shape"), OTHERS.values(), ids=OTHERS)
+def test_all_others_compute_in_fp32(make, shape, products):
+    layers = make(PLAIN), make("float32")
+    x = numbers(*shape)
+    for layer in layers:
+        layer.build(shape)
+    layers[0].set_weights(layers[1].get_weights())
+    np.testing.assert_array_equal(layers[0](x), layers[1](x))
+    assert not products
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+ACTIVATIONS = (None, "relu", "tanh", "sigmoid", "gelu", "silu", "softmax")
+
+
+@EACH_POLICY
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bias_and_activation_are_fp32(activation, policy):
+    """The FP16 numbers of the product have exact sums here; the bias has 24 bits."""
+    layer = L.Dense(2, activation, kernel_initializer="ones", dtype=policy)
+    reference = keras.layers.Dense(2, activation, dtype="float64")
+    x = np.float32([[0.5, 0.25], [-1.5, 0.125]])
+    for each in (layer, reference):
+        each.build(x.shape)
+        each.set_weights([np.ones((2, 2)), np.float32([0.1, -0.3])])
+    found, exact = layer(x), reference(x)
+    assert found.dtype == "float32"
+    # Two roundings on the way to an activation, and what TensorFlow's own err by.
+    np.testing.assert_allclose(found, exact, rtol=2.0**-20, atol=2.0**-22)
+
+
+@EACH_POLICY
 def test_a_product_beyond_fp16_and_its_gradients(policy):
-    layer = L.Dense(
-        1, use_bias=False, kernel_initializer="ones", dtype=POLICIES[policy]
-    )
+    layer = L.Dense(1, **ONES, dtype=policy)
     x = tf.fill((1, 4), 3e4)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -96,43 +170,220 @@ def test_a_product_beyond_fp16_and_its_gradients(policy):
     assert grad_kernel.numpy().ravel().tolist() == [30_000.0] * 4
 
 
+def test_an_input_beyond_fp16_needs_scales():
+    x = tf.fill((1, 4), 3e5)
+    results = [L.Dense(1, **ONES, dtype=p)(x).numpy().item() for p in (PLAIN, SCALED)]
+    # 3e5 = 2^18 * 1.14, of whose 11 bits the last is worth 2^8.
+    assert results[0] == np.inf and abs(results[1] - 1.2e6) <= 4 * 2.0**7
+
+
+@EACH_POLICY
+def test_scores_beyond_fp16(policy):
+    query = np.full((1, 1, 2), 300.0, "float32")  # 300 * 300 * 2 = 180000
+    result = L.Attention(use_scale=True, dtype=policy)([query, query])
+    np.testing.assert_array_equal(result, query)
+
+
+def kernel_gradient(policy, slope):
+    layer = L.Dense(1, **ONES, dtype=policy)
+    x = tf.ones((2, 3))
+    layer.build(x.shape)
+    with tf.GradientTape() as tape:
+        loss = slope * tf.reduce_sum(layer(x))
+    return tape.gradient(loss, layer.kernel.value).numpy().ravel().tolist()
+
+
 def test_small_gradients_are_kept_without_a_loss_scale():
-    def kernel_gradient(policy):
-        layer = L.Dense(1, use_bias=False, kernel_initializer="ones", dtype=policy)
-        x = tf.ones((2, 3))
-        layer.build(x.shape)
-        with tf.GradientTape() as tape:
-            loss = 1e-9 * tf.reduce_sum(tf.cast(layer(x), tf.float32))
-        return tape.gradient(loss, layer.kernel.value).numpy().ravel()
-
-    assert kernel_gradient(PLAIN).tolist() == [0.0] * 3
-    np.testing.assert_allclose(kernel_gradient(SCALED), [2e-9] * 3, rtol=2.0**-10)
+    assert kernel_gradient(PLAIN, 2.0**-30) == [0.0] * 3
+    assert kernel_gradient(SCALED, 2.0**-30) == [2.0**-29] * 3
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_model_trains_and_is_loaded(policy, jit_compile, tmp_path):
-    keras.config.set_dtype_policy(POLICIES[policy])
+def test_large_gradients_are_not_clipped():
+    assert kernel_gradient(PLAIN, 2.0**20) == [np.inf] * 3
+    assert kernel_gradient(SCALED, 2.0**20) == [2.0**21] * 3
+
+
+@EACH_POLICY
+def test_a_gradient_beyond_fp16_skips_the_step_unless_it_is_scaled(policy):
+    layer = L.Dense(1, **ONES, dtype=policy)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    optimizer = keras_mp.wrap(keras.optimizers.SGD(2.0**-20), loss_scale=1)
+    model.compile(optimizer, lambda y, z: 2.0**18 * keras.ops.sum(z), jit_compile=False)
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
+    is_skipped = policy is PLAIN
+    assert int(optimizer.skipped_steps) == is_skipped
+    assert layer.kernel.numpy().item() == (1.0 if is_skipped else 0.75)
+
+
+def model_of(policy):
+    """Attention, a residual sum and a pointwise convolution, each in its policy."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
     inputs = keras.Input((5, 8))
     x = L.MultiHeadAttention(2, 4)(inputs, inputs)
     x = keras.layers.LayerNormalization()(L.Dense(8, "relu")(x) + inputs)
-    model = keras.Model(inputs, L.Dense(1)(keras.layers.Flatten()(x)))
-    model.compile(keras_mp.wrap("adam"), "mse", jit_compile=jit_compile)
+    x = L.Conv1D(4, 1, activation="gelu")(x)
+    outputs = L.Dense(1)(keras.layers.Flatten()(x))
+    keras.config.set_dtype_policy("float32")
+    return keras.Model(inputs, outputs)
+
+
+def data():
     x = numbers(32, 5, 8)
-    y = x[:, 0, :1]
-    losses = model.fit(x, y, epochs=3, verbose=0).history["loss"]
-    assert losses[-1] < losses[0] and int(model.optimizer.skipped_steps) == 0
+    return x, x[:, 0, :1]
+
+
+WAYS = {
+    "eager": {"run_eagerly": True},
+    "graph": {"jit_compile": False},
+    "xla": {"jit_compile": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@EACH_POLICY
+def test_a_model_trains_as_in_fp32(policy, way):
+    losses = {}
+    for name, each in (("ours", policy), ("fp32", "float32")):
+        model = model_of(each)
+        model.compile(keras_mp.wrap("adam", loss_scale=1), "mse", **way)
+        losses[name] = model.fit(*data(), epochs=3, verbose=0).history["loss"]
+        assert int(model.optimizer.skipped_steps) == 0
+    assert losses["ours"][-1] < losses["ours"][0]
+    np.testing.assert_allclose(losses["ours"], losses["fp32"], rtol=2.0**-8)
+
+
+def test_without_a_loss_scale_small_gradients_train_if_scaled():
+    """A loss of 1e-9 of the error, whose gradients FP16 cannot hold."""
+    changes = {}
+    for name, policy in {"fp32": "float32", **POLICIES}.items():
+        model = model_of(policy)
+        before = np.concatenate([w.ravel() for w in model.get_weights()])
+        model.compile(
+            keras.optimizers.SGD(1e7),
+            lambda y, z: 1e-9 * keras.losses.mean_squared_error(y, z),
+            jit_compile=False,
+        )
+        model.fit(*data(), epochs=3, verbose=0)
+        after = np.concatenate([w.ravel() for w in model.get_weights()])
+        changes[name] = after - before
+    size = np.linalg.norm(changes["fp32"])
+    assert np.linalg.norm(changes["scaled"] - changes["fp32"]) < 0.01 * size
+    assert np.linalg.norm(changes["plain"] - changes["fp32"]) > 0.5 * size
+
+
+@EACH_POLICY
+def test_on_two_replicas(policy, strategy):
+    """Each replica has scales of its own."""
+    with strategy.scope():
+        keras.config.set_dtype_policy(policy)
+        model = keras.Sequential([keras.Input((1,)), L.Dense(1, **ONES)])
+        model.compile(keras_mp.wrap(keras.optimizers.SGD(0.25), 1), "mse")
+    x = np.float32([[1.0], [2.0], [4.0], [64.0]])
+    model.fit(x, x - 1, batch_size=4, verbose=0)
+    # The gradient is the mean of 2 * x.
+    assert model.get_weights()[0].item() == 1 - 0.25 * 2 * 71 / 4
+
+
+@EACH_POLICY
+def test_a_model_is_loaded(policy, tmp_path):
+    model = model_of(policy)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.layers[1].dtype_policy == POLICIES[policy]
+    for before, after in zip(model.layers, loaded.layers, strict=True):
+        if type(before).__module__.startswith("keras_mp"):
+            assert after.dtype_policy == policy
+        assert before.compute_dtype == after.compute_dtype
+    x, _ = data()
     np.testing.assert_array_equal(loaded(x), model(x))
+    cloned = keras.models.clone_model(model)
+    cloned.set_weights(model.get_weights())
+    np.testing.assert_array_equal(cloned(x), model(x))
 
 
-def test_to_keras_leaves_no_policy_of_keras_mp():
+def test_a_map_of_policies_has_one_for_each_layer(tmp_path):
+    # Before a model is saved, its name is part of a path.
+    policies = {"(.*/)?plain": PLAIN, "(.*/)?scaled": SCALED}
+    policies = keras.dtype_policies.DTypePolicyMap("float32", policies)
+    names = ("plain", "scaled", "neither")
+    layers = [L.Dense(1, **ONES, name=name, dtype=policies) for name in names]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for made in (model, loaded):
+        x = np.float32([[2.0**17 * ABOVE_ONE]])
+        found = [layer(x).numpy().item() for layer in made.layers]
+        assert found == [np.inf, 2.0**17, x.item()]
+
+
+STORED = ("float32", "mixed_float16", "float16", "bfloat16")
+
+
+@EACH_POLICY
+@pytest.mark.parametrize("stored", STORED)
+def test_the_policy_of_a_built_layer_can_be_set(stored, policy):
+    layer = L.Dense(1, kernel_initializer="ones", dtype=stored)
+    layer.build((1, 1))
+    dtypes = [w.dtype for w in layer.weights]
+    layer.dtype_policy = policy
+    with tf.GradientTape() as tape:
+        y = layer(np.float32([[ABOVE_ONE]]))
+    gradients = tape.gradient(y, layer.trainable_variables)
+    assert y.dtype == "float32" and y.numpy().item() == 1.0
+    assert [w.dtype for w in layer.weights] == dtypes
+    assert [g.dtype.name for g in gradients] == dtypes
+    layer.dtype_policy = "float32"
+    assert layer(np.float32([[ABOVE_ONE]])).numpy().item() == ABOVE_ONE
+
+
+def test_weights_that_are_stored_in_fp16_stay_so_in_a_file(tmp_path):
+    policy = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+    model = keras.Sequential([keras.Input((1,)), L.Dense(1, dtype=policy)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].dtype_policy == policy
+    assert [w.dtype for w in loaded.weights] == ["float16"] * 2
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8", "int4"])
+def test_quantized_is_what_keras_computes(mode):
+    x, results = numbers(4, 8), []
+    for package, policy in ((L, PLAIN), (keras.layers, "float32")):
+        keras.utils.set_random_seed(0)
+        layer = package.Dense(2, dtype=policy)
+        layer.build(x.shape)
+        layer.quantize(mode)
+        results.append(layer(x))
+    np.testing.assert_array_equal(*results)
+
+
+def test_lora_is_trained():
+    layer = L.Dense(2, lora_rank=1, dtype=SCALED)
+    layer.build((3, 4))
+    layer.lora_kernel_b.assign(tf.ones((1, 2)))
+    with tf.GradientTape() as tape:
+        y = layer(numbers(3, 4))
+    gradients = tape.gradient(y, layer.trainable_variables)
+    assert len(gradients) == 3 and all(np.all(g != 0) for g in gradients)
+
+
+def test_a_conversion_makes_layers_that_multiply_in_fp16(products):
     keras.config.set_dtype_policy(PLAIN)
-    model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, **ONES)])
+    x = np.float32([[ABOVE_ONE]])
+    assert model(x).numpy().item() == ABOVE_ONE and not products
+    keras_mp.convert(model)
+    assert model(x).numpy().item() == 1.0 and len(products) == 1
+
+
+def test_to_keras_leaves_no_policy_of_keras_mp(tmp_path):
+    keras.config.set_dtype_policy(SCALED)
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2), keras.layers.Dropout(0.1)])
     keras_mp.to_keras(model)
-    assert type(model.layers[0].dtype_policy) is keras.DTypePolicy
+    assert {type(x.dtype_policy) for x in model.layers} == {keras.DTypePolicy}
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        assert b"keras_mp" not in file.read("config.json")
 
 
 def test_another_dtype_of_weights_is_refused():
@@ -143,5 +394,8 @@ def test_another_dtype_of_weights_is_refused():
 def test_policies_are_compared_by_what_they_say():
     policy = keras_mp.Float16ProductsPolicy
     assert policy() == policy(False, "float32") != policy(scaled=True)
-    assert policy() != keras.DTypePolicy("float32")
+    assert policy() != keras.DTypePolicy("float32") != policy()
     assert policy.from_config(SCALED.get_config()) == SCALED
+    serialized = keras.dtype_policies.serialize(SCALED)
+    assert keras.dtype_policies.get(serialized) == SCALED
+    assert {PLAIN, SCALED, policy()} == {PLAIN, SCALED}

@@ -8,12 +8,14 @@ from keras import ops
 
 from keras_mp.dtypes import is_half
 from keras_mp.layers.convolutional.empty_inputs import convolve_filled, least_sizes
+from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,
     activates_after_rounding,
     fused_activation,
-    gemm,
+    multiplies,
+    multiply,
     read_without_autocast,
     remat,
 )
@@ -97,19 +99,21 @@ class BaseFP32Conv:
         return least, [1] * len(least)
 
 
-class FP32Conv(BaseFP32Conv):
+class FP32Conv(KeepsPolicy, BaseFP32Conv):
     """Mixin for Conv1D to Conv3D.
 
-    A convolution with kernel size 1 and stride 1 is computed as a matrix product by
-    `fp16_gemm`, and one with a group for each channel as a depthwise convolution.
+    A convolution with kernel size 1 and stride 1 is computed as a matrix product, also
+    with `Float16ProductsPolicy`, and one with a group for each channel as a depthwise
+    convolution.
     """
 
     def call(self: Any, inputs: Any) -> Any:
-        if not _runs_in_fp32(self, inputs):
-            return super().call(inputs)
-        if _is_pointwise(self):
+        runs_in_fp32 = _runs_in_fp32(self, inputs)
+        if _is_pointwise(self) and (runs_in_fp32 or _multiplies_fp32(self, inputs)):
             kernel = read_without_autocast(lambda: self.kernel)
             return _pointwise_conv(self, inputs, kernel)
+        if not runs_in_fp32:
+            return super().call(inputs)
         if _is_depthwise_in_groups(self) and _has_depthwise_kernel(self, self.groups):
             kernel = read_without_autocast(lambda: self.kernel)
             kernel = ops.reshape(kernel, (*kernel.shape[:-2], self.groups, 1))
@@ -219,7 +223,7 @@ def _pointwise_conv(layer: Any, inputs: Any, kernel: Any) -> Any:
     matrix = ops.reshape(kernel, kernel.shape[-2:])
     activation = fused_activation(layer.activation)
     bias = read_without_autocast(layer.bias)
-    outputs = gemm(inputs, matrix, bias=bias, activation=activation)
+    outputs = multiply(layer, inputs, matrix, bias=bias, activation=activation)
     return outputs if activation else activate(layer.activation, outputs)
 
 
@@ -288,6 +292,10 @@ def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
     from keras_mp.ops.kernels.dispatch import has_accelerator
 
     return not has_accelerator()
+
+
+def _multiplies_fp32(layer: Any, inputs: Any) -> bool:
+    return not is_half(layer.compute_dtype) and multiplies(layer, inputs)
 
 
 def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
