@@ -28,7 +28,8 @@ def build_info() -> dict[str, str]:
     True
     """
     info = {"processor": _processor()}
-    if gpus := tf.config.list_physical_devices("GPU"):
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
         info["gpu"] = ", ".join(map(_gpu, gpus))
     info |= {"tensorflow": tf.__version__, "mode": native.mode(), "route": "reference"}
     try:

@@ -93,6 +93,13 @@ for imports in MAY_IMPORT.values():
 
 HOSTS = ("keras", "tensorflow", "jax", "torch", "numpy")
 ATTRIBUTE_FUNCTIONS = ("getattr", "hasattr", "setattr", "delattr")
+# What no `tf.function` calls, so that AutoGraph does not rewrite it.
+OUTSIDE_FUNCTIONS = (
+    "keras_mp.checkpoints",
+    "keras_mp.command_line",
+    "keras_mp.layers.conversion",
+    "keras_mp.precision_plan",
+)
 # Public in spite of their names: methods of a NamedTuple.
 PUBLIC = ("_asdict", "_replace")
 
@@ -276,6 +283,16 @@ def bare_excepts(source):
             yield node.lineno, "name the exception"
 
 
+def what_autograph_cannot_read(source):
+    if not source.path.startswith("keras_mp/"):
+        return
+    if any(within(source.module, package) for package in OUTSIDE_FUNCTIONS):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.NamedExpr):
+            yield node.lineno, "AutoGraph cannot read :=, and every loop warns"
+
+
 RULES = (
     private_imports_of_the_host,
     private_attributes_of_the_host,
@@ -285,6 +302,7 @@ RULES = (
     asserts_in_the_library,
     globals_in_the_library,
     bare_excepts,
+    what_autograph_cannot_read,
 )
 
 
@@ -386,6 +404,7 @@ def test_sources_keep_the_rule(rule):
         (asserts_in_the_library, "keras_mp/a.py", "assert True"),
         (globals_in_the_library, "keras_mp/a.py", "def f():\n  global a\n  a = 1"),
         (bare_excepts, "tests/x.py", "try:\n  pass\nexcept:\n  pass"),
+        (what_autograph_cannot_read, "keras_mp/optimizer/a.py", "(a := 1)"),
     ],
 )
 def test_rule_sees_what_breaks_it(rule, path, code):
@@ -417,6 +436,7 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ),
         ("examples/x.py", "import keras_mp\nkeras_mp.wrap(1).scale_loss(2)"),
         ("examples/x.py", "from keras_mp import wrap"),
+        ("keras_mp/checkpoints.py", "while chunk := f():\n  g(chunk)"),
     ],
 )
 def test_rules_pass_good_code(path, code):

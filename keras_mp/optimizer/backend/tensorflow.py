@@ -38,8 +38,9 @@ class TensorFlowBackend(Backend):
 
     def is_part_of(self, function: Any) -> bool:
         here = self.current_function()
-        while here is not function and (around := keras_internals.graph_around(here)):
-            here = around
+        around = keras_internals.graph_around(here)
+        while here is not function and around is not None:
+            here, around = around, keras_internals.graph_around(around)
         return here is function
 
     def have_values(self, variables: list[Any]) -> bool:

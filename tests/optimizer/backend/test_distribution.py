@@ -23,7 +23,6 @@ NEEDS_MULTI_OPTIMIZER = pytest.mark.skipif(
 )
 
 
-
 def test_the_state_of_the_scale_is_read_as_python_numbers(strategy):
     with strategy.scope():
         model = one_weight(loss_scale=DynamicLossScale(8.0))
