@@ -56,6 +56,15 @@ PROMISES = {
         "no loss scale is needed": [
             "test_float16_products.py::test_small_gradients_are_kept_without_a_loss_scale"
         ],
+        "The products of dense layers, attention and pointwise convolutions": [
+            "test_float16_products.py::test_every_product_is_of_fp16_numbers[dense-plain]",
+            "test_float16_products.py::test_every_product_is_of_fp16_numbers[heads-plain]",
+            "test_float16_products.py::test_every_product_is_of_fp16_numbers[conv2d-plain]",
+            "test_float16_products.py::test_all_others_compute_in_fp32",
+        ],
+        "It may be set on a built layer": [
+            "test_float16_products.py::test_the_policy_of_a_built_layer_can_be_set"
+        ],
     },
     "docs/index.md": {
         "weights stored in FP16 with FP32 masters": [

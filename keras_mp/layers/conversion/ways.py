@@ -9,6 +9,8 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
+from keras_mp.layers.attention.additive_attention import AdditiveAttention
+from keras_mp.layers.attention.attention import Attention
 from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_mp.layers.conversion.conversion_report import every_layer
@@ -17,6 +19,7 @@ from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
 from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.merging.dot import Dot
 
 FLOAT16 = "float16"
 PRODUCTS = "float16_products"
@@ -26,7 +29,10 @@ FLOAT32 = "float32"
 WAYS = (FLOAT16, PRODUCTS, SCALED_PRODUCTS, FLOAT32)
 # The layers that do as `Float16ProductsPolicy` says.
 WITH_PRODUCTS = (
+    AdditiveAttention,
+    Attention,
     Dense,
+    Dot,
     EinsumDense,
     GroupedQueryAttention,
     MultiHeadAttention,
