@@ -180,6 +180,23 @@ def forget_losses(layer: keras.Layer) -> None:
     layer._loss_ids.clear()
 
 
+@contextmanager
+def computing_once(operations: Sequence[keras.Operation]) -> Iterator[None]:
+    """Has no operation compute again in the backward pass inside a `with` block.
+
+    `Operation._remat_mode`: what `keras.RematScope` was when the operation was made;
+    nothing public takes it out of its scope.
+    """
+    modes = [operation._remat_mode for operation in operations]
+    try:
+        for operation in operations:
+            operation._remat_mode = None
+        yield
+    finally:
+        for operation, mode in zip(operations, modes, strict=True):
+            operation._remat_mode = mode
+
+
 class IteratorKeeper:
     """A train function that knows the iterator it was called with.
 

@@ -321,6 +321,48 @@ def test_flatten_layers():
     assert names == {"Sequential", "Dense", "Bidirectional", "LSTM", "LSTMCell"}
 
 
+class Adding(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.sum(x))
+        return x
+
+
+@contract(keras_internals.forget_losses)
+def test_forget_losses():
+    layer = Adding()
+    with keras.StatelessScope(collect_losses=True):
+        layer(np.ones((1, 2)))
+        assert [float(loss) for loss in layer.losses] == [2.0]
+        keras_internals.forget_losses(layer)
+        assert layer.losses == []
+
+
+@contract(keras_internals.computing_once)
+def test_computing_once():
+    calls = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            calls.append(x)
+            return 2.0 * x
+
+    with keras.RematScope(mode="full"):
+        layer = Counting()
+    x = tf.ones((1, 2))
+
+    def differentiate():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        np.testing.assert_array_equal(tape.gradient(y, x), 2 * x)
+
+    with keras_internals.computing_once([layer]):
+        differentiate()
+    assert len(calls) == 1
+    differentiate()
+    assert len(calls) == 1 + 2
+
+
 @contract(keras_internals.keep_iterator)
 @contract(keras_internals.kept_iterator)
 @contract(keras_internals.forget_iterator)

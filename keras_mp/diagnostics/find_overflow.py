@@ -183,17 +183,19 @@ def in_backward_pass(
         steps.append((used_by.get(id(variables[path]), -1), 0, path, gradient))
     before: list[Any] = []
     for _, _, path, gradient in sorted(steps, key=lambda s: s[:2], reverse=True):
-        scaled = _in_float64(gradient) * scale
-        if not np.all(np.isfinite(scaled)):
-            return Overflow(path, "backward", _largest([*before, scaled]))
-        before.append(scaled)
+        if not _is_finite(gradient):
+            largest = _largest([*before, gradient])
+            return Overflow(path, "backward", largest and largest * scale)
+        before.append(gradient)
     return None
 
 
 def _in_float64(tensor: Any) -> Any:
     if isinstance(tensor, np.ndarray):
         return tensor.astype(np.float64)
-    return keras.ops.convert_to_numpy(tensor).astype(np.float64)
+    # Keras cannot convert a bfloat16 scalar.
+    fp32 = keras.ops.cast(tensor, "float32")
+    return keras.ops.convert_to_numpy(fp32).astype(np.float64)
 
 
 def _is_finite(tensor: Any) -> bool:

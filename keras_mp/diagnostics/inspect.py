@@ -91,7 +91,7 @@ def inspect(
         loss=float(shown.loss),
         loss_scale=scale,
         gradient_errors={},
-        notes=tuple(_notes(model)),
+        notes=tuple(_notes(model, in_fp32.unseen)),
         **_forward_errors(in_fp16[1.0], in_fp32),
     )
     suggested = report.suggested_scale()
@@ -101,11 +101,12 @@ def inspect(
     return dataclasses.replace(report, gradient_errors=errors)
 
 
-def _notes(model: Any) -> list[str]:
-    """Returns what the report does not see, or sees otherwise than training does."""
+def _notes(model: Any, unseen: list[str]) -> Iterator[str]:
+    """Yields what the report does not see, or sees otherwise than training does."""
     if overrides(model, "train_step"):
-        return ["the model's own `train_step` is not run, only `compute_loss`"]
-    return []
+        yield "the model's own `train_step` is not run, only `compute_loss`"
+    for path in unseen:
+        yield f"{path!r} is not shown: its class has `__slots__`"
 
 
 def _forward_errors(

@@ -222,8 +222,8 @@ class Numerics:
             error > _TOLERANCE,
             error,
             _TOLERANCE,
-            f"in FP16 the loss is {self.fp16_loss:.6g}, off by {self.loss_error:.2%}, "
-            f"and the outputs are off by {self.output_error:.2%}",
+            f"in FP16 the loss is {self.fp16_loss:.6g}, {_off(self.loss_error)}, and "
+            f"the outputs are {_off(self.output_error)}",
         )
 
     def needs_scaling(self) -> Verdict:
@@ -388,6 +388,10 @@ def _row(entry: Entry) -> str:
         f"{found.largest:.1e}" if found.largest is not None else "-",
         _percent(entry.relative_error),
     )
+
+
+def _off(error: float) -> str:
+    return f"off by {error:.2%}" if math.isfinite(error) else "not finite"
 
 
 def _power(scale: float) -> str:

@@ -1,7 +1,6 @@
 """`Observation`: what goes into and comes out of each layer of a model that runs."""
 
-import contextlib
-import types
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,16 +8,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.diagnostics.paths import layers_by_path
+from keras_mp import keras_internals
+from keras_mp.diagnostics.paths import layers_by_path, operations_by_path
+from keras_mp.diagnostics.random_numbers import is_random, run_in_fp32
 from keras_mp.layers.probe import Probe
 
-# TensorFlow draws other masks for FP16 than for FP32, from the same seed.
-_RANDOM = (
-    keras.layers.AlphaDropout,
-    keras.layers.Dropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-)
+_IS_OBSERVED = "_keras_mp_is_observed"
 
 
 @dataclass(eq=False)
@@ -54,53 +49,69 @@ class Observation:
     Each layer has a subclass of its class meanwhile, whose `__call__` records, so that
     nothing is needed of a layer but that it is one: no config, and no functional model.
     Layers at any depth are seen, but for the cells of recurrent layers, which are
-    called once in each time step; and not what runs inside of a `tf.function`.
-
-    Dropout draws in FP32 meanwhile, and its output is rounded to its compute dtype, so
-    that in every precision the same numbers are dropped.
+    called once in each time step.
 
     Args:
         model: `keras.Model`, built.
 
     Attributes:
         calls: list of `Call`, in the order in which they ended.
+        unseen: list of the paths of layers whose class cannot have such a subclass.
+
+    Raises:
+        RuntimeError: a layer of the model is observed already.
     """
 
     def __init__(self, model: Any) -> None:
         self.calls: list[Call] = []
-        self._paths = {id(layer): path for path, layer in layers_by_path(model).items()}
+        self.unseen: list[str] = []
+        self._model = model
         self._observed = list(_observable(model))
-        for operation in self._observed:
-            self._paths.setdefault(id(operation), operation.name)
+        self._paths = {id(each): path for path, each in self._observed}
         self._classes: dict[Any, Any] = {}
         self._open: list[Call] = []
+        self._records = True
 
     def __enter__(self) -> "Observation":
-        for operation in self._observed:
-            operation.__class__ = self._class_of(operation)
+        try:
+            for path, operation in self._observed:
+                self._observe(path, operation)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:
         plain = {observed: cls for cls, observed in self._classes.items()}
-        for operation in self._observed:
-            operation.__class__ = plain.get(type(operation), type(operation))
+        for _, operation in self._observed:
+            cls = type(operation)
+            operation.__class__ = plain.get(cls, cls)
+            if isinstance(operation, keras.Layer):
+                keras_internals.forget_losses(operation)
 
-    def _class_of(self, operation: Any) -> Any:
-        """Returns the class of an operation, with a `__call__` that records."""
+    def stop(self) -> None:
+        """Ends the recording, while the layers still have these classes.
+
+        What is computed again for the backward pass is not a call of its own.
+        """
+        self._records = False
+
+    def _observe(self, path: str, operation: Any) -> None:
         cls = type(operation)
-        if cls not in self._classes:
-
-            def observed_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-                return self._record(cls, layer, args, kwargs)
-
-            members = {name: getattr(cls, name) for name in ("__module__", "__doc__")}
-            members |= {"__qualname__": cls.__qualname__, "__call__": observed_call}
-            self._classes[cls] = types.new_class(
-                cls.__name__, (cls,), exec_body=lambda body: body.update(members)
+        if _IS_OBSERVED in vars(cls):
+            raise RuntimeError(
+                "A model can be looked at once at a time. Received: a model with the "
+                f"layer {path!r}, at which another thread looks. Wait for it."
             )
-        return self._classes[cls]
+        try:
+            if cls not in self._classes:
+                self._classes[cls] = _subclass(cls, _members(cls, weakref.proxy(self)))
+            operation.__class__ = self._classes[cls]
+        except TypeError:  # of a class with `__slots__`: its objects are laid out apart
+            self.unseen.append(path)
 
-    def _record(self, cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    def record(self, cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a layer as its class does, and records it. Returns its outputs."""
         call = Call(
             self._paths[id(layer)],
             layer,
@@ -110,65 +121,104 @@ class Observation:
         )
         self._open.append(call)
         try:
-            outputs, over_time = _run(cls, layer, args, kwargs)
+            outputs = _run(cls, layer, args, kwargs)
         finally:
             self._open.pop()
         call.outputs = floating_tensors(outputs)
-        call.shown = [*floating_tensors(over_time), *call.outputs][: len(call.outputs)]
-        self.calls.append(call)
+        call.shown = [*call.shown, *call.outputs][: len(call.outputs)]
+        if self._records:
+            self.calls.append(call)
         return outputs
 
+    def show(self, layer: Any, outputs: Any) -> None:
+        """Has the call of a recurrent layer show its outputs of all time steps."""
+        if self._open and self._open[-1].layer is layer:
+            outputs = ops.cast(outputs, layer.compute_dtype)
+            self._open[-1].shown = floating_tensors(outputs)
 
-def _run(cls: Any, layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Calls a layer. Returns its outputs, and those of all time steps or None."""
-    if isinstance(layer, _RANDOM):
-        with _having(layer, "dtype_policy", "float32"):
-            outputs = cls.__call__(layer, *args, **kwargs)
-        return ops.cast(outputs, layer.compute_dtype), None
+
+def _subclass(cls: Any, members: dict[str, Any]) -> Any:
+    """Returns a subclass of a class that does not learn of it.
+
+    What a class has in `__init_subclass__` or in its metaclass may ask for arguments,
+    or keep a list of the subclasses.
+    """
+    subclass: Any = type.__new__(type(cls), cls.__name__, (keras.Operation,), members)
+    subclass.__bases__ = (cls,)
+    return subclass
+
+
+def _members(cls: Any, observation: Observation) -> dict[str, Any]:
+    """Returns what a class has in its subclass that is observed."""
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return observation.record(cls, layer, args, kwargs)
+
+    def add_loss(layer: Any, loss: Any) -> None:
+        # Keras cannot add losses of several dtypes.
+        cls.add_loss(layer, keras.tree.map_structure(_in_float32, loss))
+
+    def inner_loop(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """As that of the class, which keeps the outputs of all time steps here."""
+        if layer.return_sequences:
+            return cls.inner_loop(layer, *args, **kwargs)
+        layer.return_sequences = True
+        try:
+            last_output, outputs, states = cls.inner_loop(layer, *args, **kwargs)
+        finally:
+            layer.return_sequences = False
+        observation.show(layer, outputs)
+        return last_output, outputs, states
+
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names}
+    members |= {"__call__": call, _IS_OBSERVED: True}
+    if issubclass(cls, keras.Layer):
+        members["add_loss"] = add_loss
+    if issubclass(cls, keras.layers.RNN):
+        members["inner_loop"] = inner_loop
+    return members
+
+
+def _run(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    if is_random(layer):
+        return run_in_fp32(cls, layer, args, kwargs)
     if isinstance(layer, Probe) and layer.observe is not None:
-        with _having(layer, "observe", None):
-            return cls.__call__(layer, *args, **kwargs), None
-    if not isinstance(layer, keras.layers.RNN) or layer.return_sequences:
-        return cls.__call__(layer, *args, **kwargs), None
-    with _having(layer, "return_sequences", True):
-        outputs = cls.__call__(layer, *args, **kwargs)
-    sequence, *states = outputs if layer.return_state else [outputs]
-    last = sequence[:, -1]
-    return ([last, *states] if layer.return_state else last), sequence
+        return _run_unwatched(cls, layer, args, kwargs)
+    return cls.__call__(layer, *args, **kwargs)
 
 
-@contextlib.contextmanager
-def _having(layer: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives a layer another value of an attribute inside a `with` block."""
-    before = getattr(layer, name)
-    setattr(layer, name, value)
+def _run_unwatched(cls: Any, probe: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a Probe, without what `NumericsCallback` does with its input."""
+    observe, probe.observe = probe.observe, None
     try:
-        yield
+        return cls.__call__(probe, *args, **kwargs)
     finally:
-        setattr(layer, name, before)
+        probe.observe = observe
 
 
-def _observable(model: Any) -> Iterator[Any]:
-    """Yields the layers of a model, and the operations of its functional models."""
-    layers = layers_by_path(model).values()
+def _observable(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what is observed, each with its path."""
     cells = {
         id(each)
-        for layer in layers
+        for layer in layers_by_path(model).values()
         if isinstance(layer, keras.layers.RNN)
         for each in layers_by_path(layer.cell).values()
     }
-    seen = set(cells)
-    for layer in layers:
-        for each in [layer, *getattr(layer, "operations", [])]:
-            if id(each) not in seen and not isinstance(each, keras.layers.InputLayer):
-                seen.add(id(each))
-                yield each
+    for path, operation in operations_by_path(model).items():
+        is_input = isinstance(operation, keras.layers.InputLayer)
+        if id(operation) not in cells and not is_input:
+            yield path, operation
+
+
+def _in_float32(loss: Any) -> Any:
+    return ops.cast(loss, "float32") if keras.ops.is_tensor(loss) else loss
 
 
 def floating_tensors(structure: Any) -> list[Any]:
     """Returns the tensors with floating-point numbers of a structure.
 
-    A symbolic tensor, of a `tf.function`, has none.
+    A symbolic tensor, of a graph, has none.
     """
     return [
         each

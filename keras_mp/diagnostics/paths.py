@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+import keras
+
 from keras_mp import keras_internals
 
 
@@ -39,3 +41,18 @@ def layers_by_path(model: Any) -> dict[str, Any]:
     add(model, model.name, "")
     paths = numbered([path for path, _ in found.values()])
     return dict(zip(paths, (layer for _, layer in found.values()), strict=True))
+
+
+def operations_by_path(model: Any) -> dict[str, Any]:
+    """Returns `layers_by_path`, and the operations of functional models beside them.
+
+    The path of an operation is its name behind that of its model.
+    """
+    layers = layers_by_path(model)
+    found = dict(layers)
+    for path, layer in layers.items():
+        prefix = "" if layer is model else f"{path}/"
+        for operation in getattr(layer, "operations", []):
+            if not isinstance(operation, keras.Layer):
+                found[prefix + operation.name] = operation
+    return found

@@ -1,22 +1,29 @@
 """The precision in which a model is run for one look at it."""
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 
 from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.dtypes import is_half
+from keras_mp.layers.conversion.ways import ReturnsDtype
+from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+
+# TensorFlow has one setting for all threads: whether functions run eagerly.
+_ONE_THREAD = threading.RLock()
 
 
 @contextlib.contextmanager
 def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
     """Has all layers of a model compute in another precision inside a `with` block.
 
-    In FP32, layers of 16-bit policies compute in FP32. In FP16, layers of bfloat16
-    policies compute in FP16, and where no layer has a 16-bit policy all do. Their
-    weights stay as they are. No other thread may run the model meanwhile.
+    In FP32, layers of 16-bit policies and of `Float16ProductsPolicy` compute in FP32.
+    In FP16, layers of bfloat16 policies compute in FP16, and where no layer has one of
+    these policies all do, but for quantized layers. Weights stay as they are. No other
+    thread may run the model meanwhile.
 
     Args:
         model: `keras.Model`.
@@ -26,52 +33,128 @@ def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
         layer
         for layer in layers_by_path(model).values()
         if not isinstance(layer, keras.layers.InputLayer)
-        and layer.quantization_mode is None
     ]
-    policies = _policies(layers, dtype)
-    before = [(layer, _policy_of(layer)) for layer in layers if id(layer) in policies]
+    policies = {None: _own, "float32": _in_float32, "float16": _in_float16}
+    with having_policies(policies[dtype](layers)):
+        if dtype == "float32":
+            with _returning_float32(layers):
+                yield
+        else:
+            yield
+
+
+@contextlib.contextmanager
+def having_policies(policies: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """Gives layers other dtype policies inside a `with` block.
+
+    Args:
+        policies: pairs of a layer and a policy, or its name.
+    """
+    new = list(policies)
+    before = [(layer, layer.dtype_policy) for layer, _ in new]
+    # A layer that has a map of policies sets its own in the map, which others share.
+    maps = {id(policy): policy for _, policy in before if _is_map(policy)}
+    contents = [(each, dict(each)) for each in maps.values()]
     try:
-        for layer, _ in before:
-            layer.dtype_policy = policies[id(layer)]
+        for layer, policy in new:
+            layer.dtype_policy = policy
         yield
     finally:
         for layer, policy in before:
-            layer.dtype_policy = policy
+            if layer.dtype_policy is not policy:
+                layer.dtype_policy = policy
+        for each, content in contents:
+            each.clear()
+            each.update(content)
 
 
-def _policies(layers: list[Any], dtype: str | None) -> dict[int, str]:
-    """Returns the policies of the layers that are to have another one, by `id`."""
-    halves = [layer for layer in layers if is_half(layer.compute_dtype)]
-    if dtype is None:
-        return {}
-    if dtype == "float32":
-        return {id(layer): "float32" for layer in halves}
-    changed = [layer for layer in halves if layer.compute_dtype == "bfloat16"]
-    if not halves:
-        changed = [layer for layer in layers if layer.compute_dtype == "float32"]
-    return {
-        id(layer): "float16" if is_half(layer.variable_dtype) else "mixed_float16"
-        for layer in changed
-    }
+@contextlib.contextmanager
+def functions_run_eagerly() -> Iterator[None]:
+    """Has every `tf.function` run eagerly inside a `with` block.
+
+    A trace of before would compute in the precision of before, and one of now would
+    keep what the weights are now.
+    """
+    import tensorflow as tf
+
+    with _ONE_THREAD:
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def _returning_float32(layers: list[Any]) -> Iterator[None]:
+    """Has layers in which a plan rounds the outputs leave them as they are."""
+    before = [
+        (layer, layer.returned_dtype)
+        for layer in layers
+        if isinstance(layer, ReturnsDtype)
+    ]
+    try:
+        for layer, _ in before:
+            layer.returned_dtype = "float32"
+        yield
+    finally:
+        for layer, dtype in before:
+            layer.returned_dtype = dtype
+
+
+def is_quantized(layer: Any) -> bool:
+    """Tells whether a layer was quantized."""
+    return layer.quantization_mode is not None
+
+
+class _ComputeIn(keras.DTypePolicy):
+    """Computes in one dtype, with variables of another one.
+
+    Keras then takes the dtype of a variable for the one that its layer computes in.
+    """
+
+    def __init__(self, compute_dtype: str, variable_dtype: str) -> None:
+        super().__init__(compute_dtype)
+        self._stored = variable_dtype
+
+    @property
+    def variable_dtype(self) -> str:
+        return self._stored
+
+
+def _own(_: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return iter(())
+
+
+def _in_float32(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
+    for layer in filter(_is_below_fp32, layers):
+        if is_quantized(layer):
+            mode, _, _ = _policy_of(layer).name.rpartition("_from_")
+            yield layer, f"{mode}_from_float32"
+        else:
+            yield layer, _ComputeIn("float32", layer.variable_dtype)
+
+
+def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
+    is_fp32 = not any(_is_below_fp32(layer) for layer in layers)
+    changed = "float32" if is_fp32 else "bfloat16"
+    for layer in layers:
+        if layer.compute_dtype == changed and not is_quantized(layer):
+            yield layer, _ComputeIn("float16", layer.variable_dtype)
+
+
+def _is_below_fp32(layer: Any) -> bool:
+    """Tells whether FP32 would make a difference to what a layer computes."""
+    is_of_products = isinstance(_policy_of(layer), Float16ProductsPolicy)
+    return is_half(layer.compute_dtype) or is_of_products
 
 
 def _policy_of(layer: Any) -> Any:
     """Returns the policy of a layer itself, where several share a map of policies."""
     policy = layer.dtype_policy
-    if isinstance(policy, keras.dtype_policies.DTypePolicyMap) and layer.path:
-        return policy[layer.path]
-    return policy
+    return policy[layer.path] if _is_map(policy) and layer.path else policy
 
 
-class Values(keras.StatelessScope):
-    """A scope in which variables have other values, of any floating-point dtype.
-
-    That of Keras rounds them to the dtype of the variable: FP32 masters to FP16.
-
-    Args:
-        values: list of pairs of a variable and a tensor of its shape.
-    """
-
-    def __init__(self, values: list[tuple[Any, Any]]) -> None:
-        super().__init__(collect_losses=True)
-        self.state_mapping = {id(variable): value for variable, value in values}
+def _is_map(policy: Any) -> bool:
+    return isinstance(policy, keras.dtype_policies.DTypePolicyMap)

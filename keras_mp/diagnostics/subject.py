@@ -1,21 +1,24 @@
 """A model run forward and backward once, in the precision of choice."""
 
 import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp.diagnostics.observation import (
-    Call,
-    Observation,
-    floating_tensors,
-    is_floating,
+from keras_mp import keras_internals
+from keras_mp.diagnostics.observation import Call, Observation, floating_tensors
+from keras_mp.diagnostics.paths import numbered, operations_by_path
+from keras_mp.diagnostics.precision import computing_in, functions_run_eagerly
+from keras_mp.diagnostics.random_numbers import cells_drawing_in_fp32
+from keras_mp.diagnostics.values import (
+    Values,
+    has_gradient,
+    regularizing_in_fp32,
+    values_in,
 )
-from keras_mp.diagnostics.paths import numbered
-from keras_mp.diagnostics.precision import Values, computing_in
-from keras_mp.dtypes import is_half
 
 
 @dataclass
@@ -29,12 +32,14 @@ class Backpropagation:
         weight_gradients: list of (path, float32 tensor), in the order of the weights.
         predictions: the outputs of the model.
         loss: scalar float32 tensor, not scaled.
+        unseen: list of the paths of layers that are not among the calls.
     """
 
     calls: list[Call]
     weight_gradients: list[tuple[str, Any]]
     predictions: Any
     loss: Any
+    unseen: list[str]
 
     @property
     def activations(self) -> list[tuple[str, Any]]:
@@ -91,31 +96,30 @@ def run(
     import tensorflow as tf
 
     x, y, sample_weight = batch
-    values = [(v, _value(v, dtype, masters or {})) for v in model.variables]
-    by_id = {id(variable): value for variable, value in values}
-    weights = [by_id[id(variable)] for variable in model.trainable_variables]
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        # So that layers before the first weight have gradients, too.
-        tape.watch(floating_tensors(x))
-        with (
-            computing_in(model, dtype),
-            Values(values),
-            Observation(model) as observation,
-        ):
+    values = values_in(model, dtype, masters or {})
+    weights = [values[id(variable)] for variable in model.trainable_variables]
+    with (
+        Observation(model) as observation,
+        keras_internals.computing_once([*operations_by_path(model).values()]),
+        computing_in(model, dtype),
+        cells_drawing_in_fp32(model),
+        regularizing_in_fp32(model),
+        functions_run_eagerly(),
+        Values(values),
+    ):
+        with tf.GradientTape() as tape:
+            trained = zip(model.trainable_variables, weights, strict=True)
+            tape.watch([weight for each, weight in trained if has_gradient(each)])
+            # So that layers before the first weight have gradients, too.
+            tape.watch(floating_tensors(x))
             predictions = model(x, training=True)
-            loss = model.compute_loss(
-                x=x,
-                y=y,
-                y_pred=predictions,
-                sample_weight=sample_weight,
-                training=True,
-            )
-            loss = ops.cast(loss, "float32")
+            loss = ops.cast(_loss(model, x, y, predictions, sample_weight), "float32")
             scaled = loss * scale
-    calls = list(observation.calls)
-    outputs = [call.outputs for call in calls]
-    weight_gradients, gradients = tape.gradient(scaled, [weights, outputs])
+        observation.stop()
+        calls = observation.calls
+        weight_gradients, gradients = tape.gradient(
+            scaled, [weights, [call.outputs for call in calls]]
+        )
     for call, found in zip(calls, gradients, strict=True):
         call.gradients = [_unscaled(gradient, scale) for gradient in found]
     pairs = zip(weight_paths(model), weight_gradients, strict=True)
@@ -124,7 +128,16 @@ def run(
         [(path, _unscaled(grad, scale)) for path, grad in pairs if grad is not None],
         predictions,
         loss,
+        observation.unseen,
     )
+
+
+def _loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Returns the loss, from a `compute_loss` of any signature that Keras admits."""
+    arguments = {"training": True}
+    if "training" not in inspect.signature(model.compute_loss).parameters:
+        arguments = {}
+    return model.compute_loss(x, y, y_pred, sample_weight, **arguments)
 
 
 def overrides(model: Any, method: str) -> bool:
@@ -135,14 +148,6 @@ def overrides(model: Any, method: str) -> bool:
 def weight_paths(model: Any) -> list[str]:
     """Returns the paths of the trainable weights, each another one, in their order."""
     return numbered([variable.path for variable in model.trainable_variables])
-
-
-def _value(variable: Any, dtype: str | None, masters: dict[int, Any]) -> Any:
-    """Returns a tensor with the value of a variable, in the precision of the run."""
-    value = ops.convert_to_tensor(masters.get(id(variable), variable))
-    stored = dtype if dtype and is_half(variable.dtype) else variable.dtype
-    # A copy: of the trainable ones the tape is to see one tensor.
-    return ops.copy(ops.cast(value, stored)) if is_floating(value) else ops.copy(value)
 
 
 def _unscaled(gradient: Any, scale: float) -> Any:

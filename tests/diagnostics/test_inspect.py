@@ -230,7 +230,6 @@ PATHS = {
         "attention/key",
         "attention/value",
         "attention/attention_output",
-        "attention",
         "add",
         "layer_normalization",
         "flatten",

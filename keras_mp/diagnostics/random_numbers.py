@@ -1,0 +1,74 @@
+"""Random numbers that are the same in every precision.
+
+From the same seed TensorFlow draws others in FP16 than in FP32, so that two runs of a
+model would differ by their dropout, and not by their rounding.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.diagnostics.paths import layers_by_path
+from keras_mp.diagnostics.precision import having_policies
+
+_RANDOM_LAYERS = (
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+)
+_METHODS_OF_CELLS = ("get_dropout_mask", "get_recurrent_dropout_mask")
+
+
+def is_random(layer: Any) -> bool:
+    """Tells whether a layer returns its inputs with noise, and does nothing else."""
+    return isinstance(layer, _RANDOM_LAYERS)
+
+
+def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Calls such a layer in FP32, and returns its outputs in its compute dtype."""
+    with having_policies([(layer, "float32")]):
+        outputs = cls.__call__(layer, *args, **kwargs)
+    return ops.cast(outputs, layer.compute_dtype)
+
+
+@contextlib.contextmanager
+def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
+    """Has recurrent cells draw their dropout in FP32 inside a `with` block."""
+    cells = [
+        layer
+        for layer in layers_by_path(model).values()
+        if all(hasattr(layer, name) for name in _METHODS_OF_CELLS)
+    ]
+    before = [
+        (cell, name, vars(cell).get(name))
+        for cell in cells
+        for name in _METHODS_OF_CELLS
+    ]
+    try:
+        for cell, name, _ in before:
+            vars(cell)[name] = _in_fp32(getattr(cell, name))
+        yield
+    finally:
+        for cell, name, own in before:
+            vars(cell).pop(name, None)
+            if own is not None:
+                vars(cell)[name] = own
+        for cell in cells:
+            # A layer that fails has not forgotten the masks of its time steps.
+            cell.reset_dropout_mask()
+            cell.reset_recurrent_dropout_mask()
+
+
+def _in_fp32(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def draw_in_fp32(step_input: Any) -> Any:
+        masks = draw(ops.cast(step_input, "float32"))
+        return keras.tree.map_structure(
+            lambda mask: mask if mask is None else ops.cast(mask, step_input.dtype),
+            masks,
+        )
+
+    return draw_in_fp32

@@ -1,0 +1,51 @@
+"""`inspect` and `find_overflow` on families of keras-hub, as they come."""
+
+import keras
+import numpy as np
+import pytest
+from hub_models import FAMILIES, make_task
+from unchanged import unchanged
+
+import keras_mp
+
+POLICIES = ("float32", "mixed_float16", "float16", "bfloat16")
+# What the model says of itself, in FP16 or in any precision.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Layer .* was passed an input with a mask:UserWarning",
+    "ignore:overflow encountered in cast:RuntimeWarning",
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_seen_and_left_as_it_was(family, policy):
+    keras.config.set_dtype_policy(policy)
+    model, x, y = make_task(family, keras_mp.wrap("adam", loss_scale=1.0))
+    with unchanged(model):
+        found = keras_mp.find_overflow(model, x, y)
+        report = keras_mp.inspect(model, x, y)
+    assert report.notes == ()
+    trained = report.of_kind("weight_gradient")
+    assert len(trained) > len(model.trainable_variables) / 2
+    if family == "T5":
+        # FP16 has no -1e9, by which its attention adds a mask: 0 * -inf.
+        assert report.needs_fp32() and np.isnan(report.fp16_loss)
+        assert (found is not None) == (policy in ("mixed_float16", "float16"))
+        return
+    assert found is None
+    # A loss of 2 has 11 digits in FP16; each of some 20 layers rounds it once.
+    assert report.loss_error < 20 * 2.0**-11 and not report.needs_fp32()
+    assert min(report.gradient_errors.values()) < 20 * 2.0**-11
+
+
+def test_there_are_twenty_families_at_least():
+    assert len(FAMILIES) >= 20
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_the_attention_of_t5_is_named(policy):
+    keras.config.set_dtype_policy(policy)
+    model, x, y = make_task("T5", keras_mp.wrap("adam", loss_scale=1.0))
+    found = keras_mp.find_overflow(model, x, y)
+    path = "t5_backbone/transformer_encoder_layer_0/self_attention"
+    assert (found.path, found.where) == (path, "forward")
