@@ -1,5 +1,6 @@
 """`GradientSampler`: counts gradients inside of a training step, at some steps."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -48,23 +49,27 @@ class GradientSampler:
                 for probes in (self._probes, self._probes)
             )
 
-    def attach(self, step: int) -> None:
-        """Begins to count.
+    def begin(self, step: int) -> None:
+        """Begins to count steps.
 
         Args:
-            step: int, how many steps were made before.
+            step: int, how many were made before.
         """
         for copy in self._copies(self._step):
             copy.assign(step)
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Has steps that are traced, or executed eagerly, inside a block count."""
         self._optimizer.gradient_sampler = self
         for index, probe in enumerate(self._probes):
             probe.observe = self._observer(index)
-
-    def detach(self) -> None:
-        """Ends it, in steps that are traced from now on."""
-        self._optimizer.gradient_sampler = None
-        for probe in self._probes:
-            probe.observe = None
+        try:
+            yield
+        finally:
+            self._optimizer.gradient_sampler = None
+            for probe in self._probes:
+                probe.observe = None
 
     def sample(
         self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any

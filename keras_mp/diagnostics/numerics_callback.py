@@ -16,6 +16,7 @@ from keras_mp.diagnostics.gradient_sampler import GradientSampler
 from keras_mp.diagnostics.numerics import Entry
 from keras_mp.diagnostics.plot import plot_exponents, plot_lost
 from keras_mp.diagnostics.sample_log import Sample, SampleLog
+from keras_mp.diagnostics.sampled_train_function import SampledTrainFunction
 from keras_mp.diagnostics.statistics import TensorStatistics, total
 from keras_mp.diagnostics.tensorboard import write_summaries
 from keras_mp.diagnostics.updates import Update
@@ -43,7 +44,8 @@ class NumericsCallback(keras.callbacks.Callback):
     counted by exponent, as by `inspect`: exact zeros, what FP16 would lose, make
     subnormal or let overflow, and the updates that leave an FP16 weight without a
     master as it was. Gradients are counted inside of the step, the rest beside it;
-    training is the same to the bit. The step is traced once more, at the beginning.
+    training is the same to the bit. The step is traced once more, at the beginning; a
+    `fit` that an exception or Ctrl-C ended leaves nothing in the steps that follow.
 
     With `log_dir` a sample is a line of JSON in `numerics.jsonl`, flushed to the disk;
     TensorBoard shows it under `numerics/<layer or weight>`; and at the end of training
@@ -73,8 +75,8 @@ class NumericsCallback(keras.callbacks.Callback):
         OSError: in `fit`, `log_dir` cannot be written to.
         RuntimeError: in `fit`, Keras is on another backend than TensorFlow.
         TypeError: `every` is not an int.
-        ValueError: `every` is below 1; in `fit`, the optimizer is not wrapped, or
-            there is another `NumericsCallback`.
+        ValueError: `every` is below 1; in `fit`, the optimizer is not wrapped, there is
+            another `NumericsCallback`, or `numerics.jsonl` is damaged.
 
     Example:
 
@@ -102,6 +104,7 @@ class NumericsCallback(keras.callbacks.Callback):
         self._log: SampleLog | None = None
         self._writer: Any = None
         self._sampler: GradientSampler
+        self._function: SampledTrainFunction
         self._step: int | None = None
         self._before: list[Any] | None = None
 
@@ -117,13 +120,13 @@ class NumericsCallback(keras.callbacks.Callback):
         if self.log_dir is not None:
             self._log = SampleLog(self.log_dir)
         self._sampler = GradientSampler(optimizer, probes, self.every)
+        self._function = SampledTrainFunction(self.model, self._sampler)
         # Another callback may restore the state of training after this one has begun.
-        self._step = None
-        self._sampler.attach(step=0)
-        self.model.make_train_function(force=True)
+        self._step, self._before = None, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Copies the weights before a step that is sampled."""
+        self._announce()
         if self._step is None:
             self._step = self._begin()
         is_sampled = (self._step + 1) % self.every == 0
@@ -144,11 +147,8 @@ class NumericsCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Takes the counting out of the step, and draws the pictures."""
-        self._sampler.detach()
         self.model.make_train_function(force=True)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close_writer()
         if self.log_dir is not None and self.samples and _has_matplotlib():
             self.plot(self.log_dir)
 
@@ -219,26 +219,39 @@ class NumericsCallback(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def _begin(self) -> int:
-        """Returns how many steps were made before this run, and opens the files."""
-        optimizer = self._optimizer()
-        if optimizer.gradient_sampler is not self._sampler:
+    def _announce(self) -> None:
+        """Has the next call of the train function sampled."""
+        function = SampledTrainFunction.of(self.model)
+        if function is None:  # another callback has made the train function anew
+            self._function = SampledTrainFunction(self.model, self._sampler)
+        elif function is not self._function:
             raise ValueError(
                 "A `fit` has one NumericsCallback: the last one's counting takes the "
                 f"place of the others'. Received: another beside every={self.every}, "
                 f"log_dir={self.log_dir}. Give one of them to `fit`."
             )
+        self._function.announce()
+
+    def _begin(self) -> int:
+        """Returns how many steps were made before this run, and opens the files."""
+        optimizer = self._optimizer()
         applied = keras_internals.applied_steps(optimizer.inner_optimizer)
         counters = (applied, optimizer.skipped_steps)
         step = sum(int(keras.ops.convert_to_numpy(each)) for each in counters)
-        self._sampler.attach(step)
+        self._sampler.begin(step)
         self.samples = [sample for sample in self.samples if sample.step <= step]
         if self._log is not None:
             import tensorflow as tf
 
             self.samples = self._log.cut(step)
+            self._close_writer()  # that of a run that was interrupted
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
         return step
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _weights(self) -> list[Any]:
         """Returns the float32 values of the trainable weights, as arrays."""

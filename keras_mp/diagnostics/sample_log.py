@@ -1,6 +1,7 @@
 """`numerics.jsonl`: the samples of a run, a line of JSON each."""
 
 import json
+import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Sample:
         """Returns the sample that `to_json` described."""
         data = json.loads(line)
         entries = tuple(Entry.from_dict(entry) for entry in data["entries"])
-        return cls(data["step"], data["loss_scale"], entries)
+        return cls(operator.index(data["step"]), float(data["loss_scale"]), entries)
 
 
 class SampleLog:
@@ -65,15 +66,28 @@ class SampleLog:
 
         Args:
             step: int, how many steps were made before.
+
+        Raises:
+            ValueError: a line of the file is no sample. The file is left as it is.
         """
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        samples = [Sample.from_json(line) for line in lines if line.endswith("\n")]
+        *lines, unfinished = self.path.read_bytes().split(b"\n")
+        samples = [self._sample(i + 1, line) for i, line in enumerate(lines)]
         kept = [sample for sample in samples if sample.step <= step]
-        if len(kept) < len(lines):
+        if unfinished or len(kept) < len(lines):
             part = self.path.with_suffix(".part")
             _write(part, "wb", kept)
             os.replace(part, self.path)
         return kept
+
+    def _sample(self, number: int, line: bytes) -> Sample:
+        try:
+            return Sample.from_json(line.decode())
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "The log of NumericsCallback must have a sample in each line. "
+                f"Received: {self.path}, line {number}: {type(error).__name__}: "
+                f"{error}. Remove the line, delete the file, or choose another log_dir."
+            ) from error
 
     def append(self, sample: Sample) -> None:
         """Writes a line, and flushes it to the disk."""

@@ -254,6 +254,64 @@ def test_nothing_is_left_behind():
     assert [sample.step for sample in second.samples] == [3]
 
 
+class Interruption(keras.callbacks.Callback):
+    """Ctrl-C, at a place in the second step."""
+
+    def __init__(self, place):
+        super().__init__()
+        setattr(self, place, self.interrupt)
+
+    def interrupt(self, batch, logs=None):
+        if batch == 1:
+            raise KeyboardInterrupt
+
+
+PLACES = ["on_train_batch_begin", "on_train_batch_end"]
+
+
+@pytest.mark.parametrize(
+    ("place", "eager"), [*((place, False) for place in PLACES), ("step", True)]
+)
+def test_nothing_counts_after_an_interruption(place, eager):
+    calls = []
+
+    def loss(y_true, y_pred):
+        calls.append(1)
+        if place == "step" and len(calls) == 2:
+            raise KeyboardInterrupt
+        return tiny_loss(y_true, y_pred)
+
+    model = make_model(probe=True, run_eagerly=eager, loss=loss)
+    callback = keras_mp.NumericsCallback(every=1)
+    others = [Interruption(place)] if place in PLACES else []
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callback, 4, *others)
+    assert model.optimizer.gradient_sampler is None
+    assert model.layers[-1].observe is None
+    seen = list(callback.samples)
+    counted = callback._sampler.step
+    # A fit without it counts nothing, but for a step that was about to begin.
+    fit(model, keras.callbacks.Callback(), 4)
+    model.train_on_batch(ROW[None], ROW[None, :1])
+    assert callback.samples == seen
+    assert callback._sampler.step == counted + (place == "on_train_batch_begin")
+    # The same callback begins anew.
+    done = int(model.optimizer.iterations)
+    fit(model, callback, 2)
+    steps = [sample.step for sample in callback.samples]
+    assert steps == [*(sample.step for sample in seen), done + 1, done + 2]
+
+
+def test_a_train_function_made_anew_in_a_fit_counts():
+    class Anew(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.make_train_function(force=True)
+
+    callback = keras_mp.NumericsCallback(every=1)
+    fit(make_model(), callback, 3, Anew())
+    assert [sample.step for sample in callback.samples] == [1, 2, 3]
+
+
 # What is written.
 
 
@@ -279,6 +337,16 @@ def test_lines_read_back(tmp_path):
         type(sample).from_json(json.dumps(line))
         for sample, line in zip(callback.samples, lines, strict=True)
     ] == callback.samples
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    model = make_model()
+    path = tmp_path / "numerics.jsonl"
+    path.write_text("{}\n")
+    callback = keras_mp.NumericsCallback(every=1, log_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"Received: .*numerics\.jsonl, line 1"):
+        fit(model, callback, 2)
+    np.testing.assert_array_equal(model.get_weights(), [START])
 
 
 class StopError(Exception):
