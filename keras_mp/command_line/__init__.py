@@ -1,11 +1,11 @@
 """The command line: `python -m keras_mp COMMAND`, or `keras-mp COMMAND`."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from keras_mp.command_line import benchmark, inspect
+from keras_mp.command_line import benchmark_options, inspect_options
 from keras_mp.command_line.errors import CommandError
 
 _EXAMPLES = """\
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(arguments)
     try:
-        options.run(options)
+        importlib.import_module(options.module).run(options)
     except (CommandError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns what parses a command line; `run` of its result runs the command."""
+    """Returns what parses a command line, and names the `module` that runs it.
+
+    Neither it nor what it imports needs Keras, so that `--help` answers at once.
+    """
     parser = argparse.ArgumentParser(
         prog="keras-mp",
         description="Mixed precision training for Keras 3: what it would do here.",
@@ -53,21 +56,18 @@ def parser() -> argparse.ArgumentParser:
         description="Print what a bug report should contain: versions, the processor, "
         "and which implementation of the ops this machine uses.",
     )
-    info.set_defaults(run=_print_info)
-    for name, command in {"inspect": inspect, "benchmark": benchmark}.items():
-        command.add_arguments(
-            commands.add_parser(
-                name,
-                help=command.SUMMARY,
-                description=command.DESCRIPTION,
-                epilog=command.EXAMPLES,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+    info.set_defaults(module="keras_mp.command_line.info")
+    for name, command in {
+        "inspect": inspect_options,
+        "benchmark": benchmark_options,
+    }.items():
+        of_command = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.DESCRIPTION,
+            epilog=command.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.add_arguments(of_command)
+        of_command.set_defaults(module=f"keras_mp.command_line.{name}")
     return parser
-
-
-def _print_info(options: Any) -> None:
-    from keras_mp import info  # its ops need the TensorFlow backend
-
-    info.main()

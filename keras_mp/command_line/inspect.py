@@ -11,100 +11,11 @@ from typing import Any
 
 import keras
 
-from keras_mp.arguments import positive_number
 from keras_mp.command_line.batch import Batch, inputs_for, read_batch
 from keras_mp.command_line.errors import CommandError, check_new
+from keras_mp.command_line.inspect_options import PICTURE
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.precision_plan.plan_precision import plan_precision
-
-SUMMARY = "what FP16 does to a model: what it loses, and whether scaling is needed"
-DESCRIPTION = """\
-Run one batch of training data through a saved model, forward and backward, in FP32 and
-in FP16, and print what FP16 loses: a table of activations, gradients, weights and
-updates, the worst first; whether the model needs loss scaling, and which scale; and
-whether it needs FP32 master weights. It is what keras_mp.inspect returns. The file of
-the model is not changed.
-"""
-EXAMPLES = """\
-the model:
-  compiled, so that its loss and optimizer are known, and saved with its dtype policy:
-    model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
-    model.save("model.keras")
-  Its weights may be those of any moment of training.
-
-the batch:
-  an .npz file with the arrays x and y, and sample_weight if there are any:
-    np.savez("batch.npz", x=x[:64], y=y[:64])
-  of a model with several inputs, their names in the place of x, or their order; of one
-  with several outputs, their order:
-    np.savez("batch.npz", image=images, text=tokens, y=labels)
-    np.savez("batch.npz", x_0=images, x_1=tokens, y_0=boxes, y_1=labels)
-
-examples:
-  keras-mp inspect model.keras --data batch.npz
-  keras-mp inspect model.keras --data batch.npz --loss-scale 1024
-  keras-mp inspect model.keras --data batch.npz --out figures --json report.json
-  keras-mp inspect model.keras --data batch.npz --plan plan.json
-  keras-mp inspect model.keras --data batch.npz --import my_layers
-
-Exit codes: 0, the report is printed; 1, it could not be made, and the error says why
-and what to change; 2, the command line itself is wrong.
-"""
-_PICTURE = "exponents.png"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command to its parser."""
-    parser.add_argument("model", type=Path, help="a file written by model.save")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the batch, an .npz file with the arrays x and y",
-    )
-    parser.add_argument(
-        "--loss-scale",
-        type=_positive,
-        metavar="N",
-        help="loss scale of the FP16 gradients; default: that of the optimizer, or 1",
-    )
-    parser.add_argument(
-        "--as-is",
-        action="store_true",
-        help="show the numbers of the model under its own dtype policy, not those in "
-        "FP32",
-    )
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module to import first, which registers your own layers or losses with "
-        "keras.saving.register_keras_serializable; may be repeated",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"draw the exponents of the gradients and updates to FOLDER/{_PICTURE}; "
-        "needs matplotlib",
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the report for keras_mp.Numerics.from_dict",
-    )
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="plan which layers need FP32, print the plan, and write it for "
-        "keras_mp.PrecisionPlan.load",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -113,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a file or the model in it is not as it must be.
     """
-    picture = options.out / _PICTURE if options.out else None
+    picture = options.out / PICTURE if options.out else None
     if picture:
         _check_matplotlib()
         options.out.mkdir(parents=True, exist_ok=True)
@@ -142,15 +53,6 @@ def _check_matplotlib() -> None:
             "`--out` draws with matplotlib. Received: --out, and no matplotlib is "
             "installed. Run pip install 'keras_mp[plots]', or leave out --out."
         )
-
-
-def _positive(text: str) -> float:
-    try:
-        return positive_number("--loss-scale", float(text), "Try 32768.")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"it must be a positive number. Received: {text!r}. Try 32768."
-        ) from error
 
 
 def _load(path: Path, modules: list[str]) -> keras.Model:

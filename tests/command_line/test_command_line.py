@@ -12,6 +12,7 @@ import pytest
 
 import keras_mp
 from keras_mp.command_line import main
+from keras_mp.early_help import is_command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("info", "inspect", "benchmark")
@@ -38,6 +39,66 @@ def test_the_console_script_is_main():
     module, _, function = target.partition(":")
     assert name == "keras-mp"
     assert getattr(importlib.import_module(module), function) is main
+
+
+# How Python is started by `python -m keras_mp`, and by the script that pip writes.
+STARTS = {
+    "module": ["-m", "keras_mp"],
+    "joined": ["-mkeras_mp"],
+    "option": ["-X", "utf8", "-m", "keras_mp"],
+    "script": ["bin/keras-mp"],
+}
+SCRIPT = "import sys\nfrom keras_mp.command_line import main\nsys.exit(main())\n"
+
+
+@pytest.fixture
+def without_keras(tmp_path, monkeypatch):
+    """A folder with the script, and an environment where Keras cannot be imported."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "keras-mp").write_text(SCRIPT)
+    for host in ("keras", "numpy", "tensorflow"):
+        (tmp_path / f"{host}.py").write_text("raise ImportError('imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (["--help"], 0, "usage: keras-mp "),
+        (["benchmark", "--help"], 0, "usage: keras-mp benchmark "),
+        (["inspect", "--help"], 0, "usage: keras-mp inspect "),
+        ([], 2, "required: COMMAND"),
+        (["--no-such-option"], 2, "usage: keras-mp "),
+        (["info"], 1, "ImportError: imported"),
+    ],
+    ids=["help", "benchmark", "inspect", "none", "wrong", "info"],
+)
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_help_and_mistakes_are_answered_without_keras(
+    start, arguments, code, printed, without_keras
+):
+    done = subprocess.run(
+        [sys.executable, *start, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert printed in done.stdout + done.stderr
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig_argv"),
+    [
+        (["train.py", "--help"], ["python", "train.py", "--help"]),
+        (["-m", "--help"], ["python", "-m", "trainer", "--help"]),
+        (["-m", "keras_mp"], ["python", "-m", "trainer", "keras_mp"]),
+        (["-c", "keras_mp"], ["python", "-c", "import keras_mp", "keras_mp"]),
+        ([""], ["python"]),
+        ([], ["host"]),
+    ],
+    ids=["script", "module", "argument", "code", "interactive", "embedded"],
+)
+def test_no_other_process_is_the_command_line(argv, orig_argv):
+    assert not is_command_line(argv, orig_argv)
 
 
 def test_importing_the_package_imports_no_command():

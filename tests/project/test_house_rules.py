@@ -82,7 +82,8 @@ MAY_IMPORT["keras_mp.command_line"] = [
     f"keras_mp.{name}"
     for name in ("arguments", "command_line", "diagnostics", "info", "layers", "ops")
 ] + ["keras_mp.optimizer", "keras_mp.precision_plan"]
-MAY_IMPORT["keras_mp.__main__"] = ["keras_mp.command_line"]
+for module in ("__main__", "early_help"):
+    MAY_IMPORT[f"keras_mp.{module}"] = ["keras_mp.command_line"]
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
 # What every module may ask of the host; it imports none of keras_mp.
