@@ -3,6 +3,7 @@
 Of the shell blocks the commands of keras_mp are parsed.
 """
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -85,4 +86,5 @@ def test_pages_have_commands():
 
 @pytest.mark.parametrize(("page", "arguments"), COMMANDS, ids=lambda case: str(case))
 def test_commands_are_parsed(page, arguments):
-    assert callable(parser().parse_args(shlex.split(arguments, comments=True)).run)
+    options = parser().parse_args(shlex.split(arguments, comments=True))
+    assert callable(importlib.import_module(options.module).run)
