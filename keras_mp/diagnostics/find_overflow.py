@@ -141,10 +141,10 @@ def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
 
 
 def _in_order_of_computation(model: Any, calls: list[Call]) -> list[tuple[str, Any]]:
-    """Returns what layers are given and what they return, each with its origin.
+    """Returns what layers are given and what they return, once, each with its origin.
 
-    What a layer is given comes from the layer around it, if it was not finite before:
-    from what that layer computes itself.
+    What a layer is given, and no layer has returned, is what the layer around it has
+    computed itself.
     """
     events = []
     for index, call in enumerate(calls):
@@ -154,7 +154,10 @@ def _in_order_of_computation(model: Any, calls: list[Call]) -> list[tuple[str, A
         events += [(began, origin, tensor) for tensor in call.inputs]
         events += [((index, 1, 0), call.path, tensor) for tensor in call.outputs]
     events.sort(key=lambda event: event[0])
-    return [(path, tensor) for _, path, tensor in events]
+    first: dict[int, tuple[str, Any]] = {}
+    for _, path, tensor in events:
+        first.setdefault(id(tensor), (path, tensor))
+    return list(first.values())
 
 
 def _is_masked(tensor: Any, loss: Any) -> bool:

@@ -80,9 +80,7 @@ def inspect(
     in_fp32 = run(model, batch, dtype="float32", masters=masters)
     shown = run(model, batch, scale, masters=masters) if as_is else in_fp32
     _check_run(shown)
-    in_fp16 = {
-        each: run(model, batch, each, "float16", masters) for each in {1.0, scale}
-    }
+    in_fp16 = {each: _run_in_fp16(model, batch, each, masters) for each in {1.0, scale}}
     report = Numerics(
         entries=(
             *_activations(shown),
@@ -91,27 +89,59 @@ def inspect(
         loss=float(shown.loss),
         loss_scale=scale,
         gradient_errors={},
-        notes=tuple(_notes(model, in_fp32.unseen)),
         **_forward_errors(in_fp16[1.0], in_fp32),
     )
     suggested = report.suggested_scale()
     if suggested not in in_fp16:
-        in_fp16[suggested] = run(model, batch, suggested, "float16", masters)
-    errors = {each: _gradient_error(fp16, in_fp32) for each, fp16 in in_fp16.items()}
-    return dataclasses.replace(report, gradient_errors=errors)
+        in_fp16[suggested] = _run_in_fp16(model, batch, suggested, masters)
+    return dataclasses.replace(
+        report,
+        gradient_errors={
+            each: _gradient_error(fp16, in_fp32) for each, fp16 in in_fp16.items()
+        },
+        notes=tuple(_notes(model, in_fp32, report)),
+    )
 
 
-def _notes(model: Any, unseen: list[str]) -> Iterator[str]:
+def _run_in_fp16(
+    model: Any, batch: tuple[Any, Any, Any], scale: float, masters: dict[int, Any]
+) -> Backpropagation:
+    """Runs the batch in FP16, and keeps no activations, of which there are many.
+
+    Raises:
+        ValueError: the code of the model computes in several dtypes at once.
+    """
+    import tensorflow as tf
+
+    try:
+        found = run(model, batch, scale, "float16", masters)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            "The model must be able to run in FP16, where TensorFlow has no operation "
+            f"on two dtypes. Received: {model.name!r}, which fails with the error "
+            "below. Where the code of a layer or a loss computes with tensors of "
+            "several dtypes, cast them: keras.ops.cast(y, x.dtype).\n"
+            f"{error.message}"
+        ) from error
+    return dataclasses.replace(found, calls=[])
+
+
+def _notes(model: Any, in_fp32: Backpropagation, report: Numerics) -> Iterator[str]:
     """Yields what the report does not see, or sees otherwise than training does."""
     if overrides(model, "train_step"):
         yield "the model's own `train_step` is not run, only `compute_loss`"
-    for path in unseen:
+    for path in in_fp32.unseen:
         yield f"{path!r} is not shown: its class has `__slots__`"
+    if in_fp32.random and report.needs_fp32():
+        yield (
+            f"{', '.join(map(repr, in_fp32.random))} drew random numbers, which may be "
+            "others in FP16 than in FP32: all that is off may come from there"
+        )
 
 
 def _forward_errors(
     in_fp16: Backpropagation, in_fp32: Backpropagation
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Returns the loss in FP16, and its error and that of the outputs."""
     return {
         "fp16_loss": float(in_fp16.loss),

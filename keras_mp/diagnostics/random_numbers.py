@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_mp.diagnostics.paths import layers_by_path
@@ -38,11 +39,7 @@ def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
 @contextlib.contextmanager
 def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
     """Has recurrent cells draw their dropout in FP32 inside a `with` block."""
-    cells = [
-        layer
-        for layer in layers_by_path(model).values()
-        if all(hasattr(layer, name) for name in _METHODS_OF_CELLS)
-    ]
+    cells = [layer for layer in layers_by_path(model).values() if _is_cell(layer)]
     before = [
         (cell, name, vars(cell).get(name))
         for cell in cells
@@ -61,6 +58,34 @@ def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
             # A layer that fails has not forgotten the masks of its time steps.
             cell.reset_dropout_mask()
             cell.reset_recurrent_dropout_mask()
+
+
+def layers_that_drew(model: Any, scope: keras.StatelessScope) -> list[str]:
+    """Returns the paths of layers that drew in a run, in a precision of their own.
+
+    Args:
+        model: `keras.Model`.
+        scope: that of the run.
+    """
+    return [
+        path
+        for path, layer in layers_by_path(model).items()
+        if not is_random(layer) and not _is_cell(layer)
+        if any(_has_moved(value, scope) for value in vars(layer).values())
+    ]
+
+
+def _has_moved(value: Any, scope: keras.StatelessScope) -> bool:
+    """Tells whether it is a generator whose state is another one in a scope."""
+    if not isinstance(value, keras.random.SeedGenerator):
+        return False
+    state = scope.get_current_value(value.state)
+    return state is not None and not np.array_equal(state, value.state)
+
+
+def _is_cell(layer: Any) -> bool:
+    """Tells whether a layer is a recurrent cell with dropout."""
+    return all(hasattr(layer, name) for name in _METHODS_OF_CELLS)
 
 
 def _in_fp32(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:

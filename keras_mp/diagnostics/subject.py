@@ -12,7 +12,7 @@ from keras_mp import keras_internals
 from keras_mp.diagnostics.observation import Call, Observation, floating_tensors
 from keras_mp.diagnostics.paths import numbered, operations_by_path
 from keras_mp.diagnostics.precision import computing_in, functions_run_eagerly
-from keras_mp.diagnostics.random_numbers import cells_drawing_in_fp32
+from keras_mp.diagnostics.random_numbers import cells_drawing_in_fp32, layers_that_drew
 from keras_mp.diagnostics.values import (
     Values,
     has_gradient,
@@ -33,6 +33,8 @@ class Backpropagation:
         predictions: the outputs of the model.
         loss: scalar float32 tensor, not scaled.
         unseen: list of the paths of layers that are not among the calls.
+        random: list of the paths of layers that drew random numbers, which may be
+            others in another precision.
     """
 
     calls: list[Call]
@@ -40,6 +42,7 @@ class Backpropagation:
     predictions: Any
     loss: Any
     unseen: list[str]
+    random: list[str]
 
     @property
     def activations(self) -> list[tuple[str, Any]]:
@@ -105,7 +108,7 @@ def run(
         cells_drawing_in_fp32(model),
         regularizing_in_fp32(model),
         functions_run_eagerly(),
-        Values(values),
+        Values(values) as scope,
     ):
         with tf.GradientTape() as tape:
             trained = zip(model.trainable_variables, weights, strict=True)
@@ -129,6 +132,7 @@ def run(
         predictions,
         loss,
         observation.unseen,
+        layers_that_drew(model, scope),
     )
 
 

@@ -294,3 +294,37 @@ def test_a_clip_that_hides_an_overflow_is_the_first_line(policy):
         first.startswith("loss 0.8; in FP16 the loss is 0.655") and "off by 18" in first
     )
     assert second.startswith("FP16 has not the range for this model")
+
+
+class DropPath(L.Layer):
+    """Draws in the precision that it computes in."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.5, seed=self.seed)
+
+
+def test_random_numbers_of_a_layer_of_its_own_are_noted():
+    model = sequential(
+        DropPath(name="path"), L.Dropout(0.5), bidirectional(dropout=0.5)
+    )
+    model.compile("sgd", "mse")
+    report = keras_mp.inspect(model, X, Y)
+    assert report.needs_fp32()
+    (note,) = report.notes
+    assert note.startswith("'path' drew random numbers")
+
+
+class AddsFP32(L.Layer):
+    def call(self, x):
+        return x + keras.ops.ones((8,), "float32")
+
+
+def test_a_model_that_cannot_run_in_fp16_is_told():
+    model = sequential(AddsFP32())
+    model.compile("sgd", "mse")
+    with unchanged(model), pytest.raises(ValueError, match=r"(?s)run in FP16.*cast"):
+        keras_mp.inspect(model, X, Y)
