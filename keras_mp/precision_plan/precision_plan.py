@@ -136,8 +136,9 @@ class PrecisionPlan:
             sample_weight: as `x`, or None (default).
 
         Returns:
-            `Verification`, with the attributes `loss` in FP32, and `before` and `after`,
-            each with `loss`, `gradient_error` and `cosine`. Printed, it is three lines.
+            `Verification`, with the attributes `loss` in FP32, `before` and `after`,
+            which have `loss`, `gradient_error` and `cosine`. Printed, it is three
+            lines.
         """
         check_model(model)
         batch, masters = as_batch(x, y, sample_weight), master_values(model)
