@@ -250,17 +250,23 @@ def test_a_model_trains_as_in_fp32(policy, way):
         losses[name] = model.fit(*data(), epochs=3, verbose=0).history["loss"]
         assert int(model.optimizer.skipped_steps) == 0
     assert losses["ours"][-1] < losses["ours"][0]
+    # Products err by 2^-10 of their size, of either sign.
     np.testing.assert_allclose(losses["ours"], losses["fp32"], rtol=2.0**-8)
 
 
 def test_without_a_loss_scale_small_gradients_train_if_scaled():
     """A loss of 1e-9 of the error, whose gradients FP16 cannot hold."""
     changes = {}
-    for name, policy in {"fp32": "float32", **POLICIES}.items():
+    for name, policy, loss_scale in (
+        ("fp32", "float32", 1.0),
+        ("plain", PLAIN, 1.0),
+        ("plain, with a loss scale", PLAIN, 2.0**20),
+        ("scaled", SCALED, 1.0),
+    ):
         model = model_of(policy)
         before = np.concatenate([w.ravel() for w in model.get_weights()])
         model.compile(
-            keras.optimizers.SGD(1e7),
+            keras_mp.wrap(keras.optimizers.SGD(1e7), loss_scale),
             lambda y, z: 1e-9 * keras.losses.mean_squared_error(y, z),
             jit_compile=False,
         )
@@ -268,7 +274,9 @@ def test_without_a_loss_scale_small_gradients_train_if_scaled():
         after = np.concatenate([w.ravel() for w in model.get_weights()])
         changes[name] = after - before
     size = np.linalg.norm(changes["fp32"])
-    assert np.linalg.norm(changes["scaled"] - changes["fp32"]) < 0.01 * size
+    # Products err by 2^-10 of their size, and a gradient goes through six of them.
+    for name in ("scaled", "plain, with a loss scale"):
+        assert np.linalg.norm(changes[name] - changes["fp32"]) < 0.01 * size
     assert np.linalg.norm(changes["plain"] - changes["fp32"]) > 0.5 * size
 
 

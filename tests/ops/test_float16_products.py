@@ -141,6 +141,14 @@ def every_route(route, library):
     return route
 
 
+@PLAIN_AND_SCALED
+def test_the_sizes_that_are_known_stay_known(scaled):
+    spec = [tf.TensorSpec([None, 7, 17], "float32"), tf.TensorSpec([17, 5], "float32")]
+    product = tf.function(lambda a, b: float16_products(a, b, scaled=scaled), spec)
+    shape = product.get_concrete_function().output_shapes
+    assert shape.as_list() == [None, 7, 5]
+
+
 # The magnitudes of a, b and the upstream gradient.
 RANGES = {
     "outliers": (3e5, 1e-9, 1e-9),
