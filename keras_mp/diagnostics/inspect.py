@@ -59,9 +59,11 @@ def inspect(
 
     Raises:
         TypeError: `model` is not a `keras.Model`.
-        ValueError: it is not built, not compiled, or has no trainable weights;
-            `loss_scale` is not positive; the batch or its loss is not finite.
-        RuntimeError: Keras is on another backend than TensorFlow.
+        ValueError: it is not built, not compiled, has no trainable weights, or cannot
+            run in FP16; `loss_scale` is not positive; the batch or its loss is not
+            finite.
+        RuntimeError: Keras is on another backend than TensorFlow, or another thread
+            looks at the model.
 
     Example:
 

@@ -218,12 +218,17 @@ class Numerics:
                 "report of an earlier version. Call keras_mp.inspect again."
             )
         error = max(self.loss_error, self.output_error)
+        loss = f"in FP16 the loss is {self.fp16_loss:.6g}"
+        if math.isfinite(self.loss_error):
+            loss += f", off by {self.loss_error:.2%}"
+        outputs = "not finite"
+        if math.isfinite(self.output_error):
+            outputs = f"off by {self.output_error:.2%}"
         return Verdict(
             error > _TOLERANCE,
             error,
             _TOLERANCE,
-            f"in FP16 the loss is {self.fp16_loss:.6g}, {_off(self.loss_error)}, and "
-            f"the outputs are {_off(self.output_error)}",
+            f"{loss}, and the outputs are {outputs}",
         )
 
     def needs_scaling(self) -> Verdict:
@@ -388,10 +393,6 @@ def _row(entry: Entry) -> str:
         f"{found.largest:.1e}" if found.largest is not None else "-",
         _percent(entry.relative_error),
     )
-
-
-def _off(error: float) -> str:
-    return f"off by {error:.2%}" if math.isfinite(error) else "not finite"
 
 
 def _power(scale: float) -> str:

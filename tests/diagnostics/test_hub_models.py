@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 from hub_models import FAMILIES, make_task
+from outlier_models import batch, language_model
 from unchanged import unchanged
 
 import keras_mp
 
+pytest.importorskip("keras_hub", reason="needs keras-hub")
 POLICIES = ("float32", "mixed_float16", "float16", "bfloat16")
 # What the model says of itself, in FP16 or in any precision.
 pytestmark = pytest.mark.filterwarnings(
@@ -30,6 +32,7 @@ def test_a_family_is_seen_and_left_as_it_was(family, policy):
     if family == "T5":
         # FP16 has no -1e9, by which its attention adds a mask: 0 * -inf.
         assert report.needs_fp32() and np.isnan(report.fp16_loss)
+        assert "in FP16 the loss is nan, and the outputs are not finite" in str(report)
         assert (found is not None) == (policy in ("mixed_float16", "float16"))
         return
     assert found is None
@@ -49,3 +52,18 @@ def test_the_attention_of_t5_is_named(policy):
     found = keras_mp.find_overflow(model, x, y)
     path = "t5_backbone/transformer_encoder_layer_0/self_attention"
     assert (found.path, found.where) == (path, "forward")
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_the_silent_clip_of_gemma_3_is_told(policy):
+    keras.config.set_dtype_policy(policy)
+    model = language_model("Gemma3", outliers=3e5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras_mp.wrap("adam", loss_scale=1.0), loss)
+    report = keras_mp.inspect(model, *batch("Gemma3"))
+    # Nothing is infinite: the loss is that of other numbers.
+    assert report.fp16_loss > 2 * report.loss
+    assert report.needs_fp32() and np.isfinite(report.needs_fp32().value)
+    first, second, *_ = str(report).split("\n")
+    assert f"in FP16 the loss is {report.fp16_loss:.6g}, off by" in first
+    assert second.startswith("FP16 has not the range for this model")
