@@ -34,6 +34,7 @@ def objects_of(model):
             sorted(name for name, value in vars(each).items() if callable(value)),
             [variable.regularizer for variable in each.trainable_variables],
             set(each._loss_ids),
+            getattr(each, "_dropout_mask", None) is None,
         )
         for each in model._flatten_layers()
     ] + [type(each) for each in getattr(model, "operations", [])]

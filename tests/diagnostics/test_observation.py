@@ -151,6 +151,20 @@ class Broken(L.Layer):
         return upstream
 
 
+class BrokenLSTM(L.LSTM):
+    """Raises in its first time step."""
+
+    error = None
+
+    def __init__(self, units, **options):
+        super().__init__(units, activation=self._activation, **options)
+
+    def _activation(self, x):
+        if self.error is not None:
+            raise self.error
+        return x
+
+
 class OwnLoss(keras.Sequential):
     error = None
 
@@ -168,7 +182,7 @@ def breaking():
             L.Dense(4, dtype=policies, kernel_regularizer="l2"),
             mp_layers.Probe(),
             Broken(name="broken"),
-            L.LSTM(3, dropout=0.5),
+            BrokenLSTM(3, dropout=0.5, name="lstm"),
             L.Dense(1),
         ]
     )
@@ -181,6 +195,7 @@ FAILURES = {
     "call": ("broken", "error", ValueError),
     "interrupted": ("broken", "error", KeyboardInterrupt),
     "gradient": ("broken", "gradient", ValueError),
+    "time-step": ("lstm", "error", KeyboardInterrupt),
     "loss": (None, "error", KeyboardInterrupt),
 }
 
@@ -283,6 +298,14 @@ def test_a_second_look_at_the_same_time_is_refused():
     looking.act = lambda: keras_mp.find_overflow(model, X, Y)
     refusal = pytest.raises(RuntimeError, match=r"(?s)once at a time.*Wait")
     with unchanged(model), refusal:
+        keras_mp.find_overflow(model, X, Y)
+
+
+def test_a_look_at_a_model_that_shares_a_layer_is_refused():
+    looking = Looking(name="looking")
+    model, other = sequential(looking), sequential(L.Dense(4), looking)
+    looking.act = lambda: keras_mp.find_overflow(other, X, Y)
+    with unchanged(model), unchanged(other), pytest.raises(RuntimeError):
         keras_mp.find_overflow(model, X, Y)
 
 
