@@ -71,4 +71,4 @@ def _without_optimizer(saved: str, wanted: str, names: set[str]) -> tuple[str, s
 
 def _class_of(name: str) -> str:
     """Returns the name of a class, in small letters, for the name that Keras makes."""
-    return _NUMBER.sub("", name).replace("_", "")
+    return _NUMBER.sub("", name).replace("_", "").lower()
