@@ -173,7 +173,11 @@ def sgd():
             "/block_1/kernel'.* one that is .*/block_2/kernel'",
         ),
         ({}, {"optimizer": keras.optimizers.Adamax}, "'adam/.* one that is .*'adamax/"),
-        ({"optimizer": sgd}, {"optimizer": keras.optimizers.Lion}, "'sgd/.*'lion/"),
+        (
+            {"optimizer": sgd},
+            {"optimizer": keras.optimizers.Lion},
+            "'(?i:sgd)/.*'lion/",
+        ),
         ({}, {"optimizer": named_adamax}, "'adam/.*_velocity.*'mine/.*_norm"),
         ({"names": "ab"}, {"names": "ac"}, "/b/kernel'.* one that is .*/c/kernel'"),
     ],
