@@ -14,7 +14,8 @@ def check_model(model: Any) -> None:
     """Raises where a model cannot be run forward and backward.
 
     Raises:
-        RuntimeError: Keras is on another backend than TensorFlow.
+        RuntimeError: Keras is on another backend than TensorFlow, or it is called in
+            the scope of a strategy of several replicas.
         TypeError: it is not a `keras.Model`.
         ValueError: it is not built, not compiled, has no trainable weights, or has
             recurrent layers that are stateful.
@@ -24,6 +25,15 @@ def check_model(model: Any) -> None:
             "The diagnostics of keras_mp need Keras on the TensorFlow backend. "
             f"Received: backend={keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    import tensorflow as tf
+
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            "The diagnostics of keras_mp run one replica, outside of the scope of a "
+            f"strategy. Received: a call in the scope of one of {replicas} replicas. "
+            "Call them behind the `with strategy.scope():` block."
         )
     if not isinstance(model, keras.Model):
         raise TypeError(

@@ -254,6 +254,11 @@ def test_replicas(strategy):
     with unchanged(model):
         assert keras_mp.find_overflow(model, X, Y, loss_scale=1.0) is None
         report = keras_mp.inspect(model, X, Y)
+        with (
+            strategy.scope(),
+            pytest.raises(RuntimeError, match="outside of the scope"),
+        ):
+            keras_mp.inspect(model, X, Y)
     assert report.loss == keras_mp.inspect(plain, X, Y).loss
     model.fit(X, Y, verbose=0)
 
