@@ -13,25 +13,15 @@ if keras.backend.backend() != "tensorflow":
 from keras_mp.ops import (
     batch_normalization,  # noqa: F401
     depthwise_conv,  # noqa: F401
-    exponentials,
     pooling,  # noqa: F401
-    reductions,
     row_normalization,  # noqa: F401
-    statistics,
 )
 from keras_mp.ops.build_info import build_info
 from keras_mp.ops.exponent_histogram import exponent_histogram
+from keras_mp.ops.exponentials import log_softmax, logsumexp, softmax
 from keras_mp.ops.gemm import fp16_gemm
-from keras_mp.ops.symbolic import symbolic
-
-cumsum = symbolic(reductions.cumsum, "x")
-log_softmax = symbolic(exponentials.log_softmax, "x")
-logsumexp = symbolic(exponentials.logsumexp, "x")
-mean = symbolic(reductions.mean, "x")
-moments = symbolic(statistics.moments, "x")
-segment_sum = symbolic(reductions.segment_sum, "data", "segment_ids")
-softmax = symbolic(exponentials.softmax, "x", "mask")
-sum = symbolic(reductions.sum, "x")
+from keras_mp.ops.reductions import cumsum, mean, segment_sum, sum
+from keras_mp.ops.statistics import moments
 
 __all__ = [
     "build_info",

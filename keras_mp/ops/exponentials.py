@@ -17,8 +17,10 @@ from keras_mp.ops.kernels import native
 from keras_mp.ops.kernels.dispatch import dispatch, has_cpu_kernels
 from keras_mp.ops.kernels.rows import are_last, as_rows, has_row_kernel, sizes_of
 from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
+from keras_mp.ops.symbolic import symbolic
 
 
+@symbolic("x", "mask")
 def softmax(
     x: Any,
     axis: int | Sequence[int] | None = -1,
@@ -207,6 +209,7 @@ def _float_softmax_grad_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | N
     return vjp(formula, op.inputs, [upstream])
 
 
+@symbolic("x")
 def log_softmax(
     x: Any,
     axis: int | Sequence[int] | None = -1,
@@ -268,6 +271,7 @@ def _log_softmax(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     return _nan_where_undefined(y, x, axes)
 
 
+@symbolic("x")
 def logsumexp(
     x: Any,
     axis: int | Sequence[int] | None = None,

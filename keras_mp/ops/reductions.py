@@ -11,8 +11,10 @@ from keras_mp.ops.checks import normalize_axes, resolve_output_dtype, to_float_t
 from keras_mp.ops.kernels import native
 from keras_mp.ops.kernels.dispatch import dispatch
 from keras_mp.ops.kernels.rows import has_sum_kernel, sizes_of
+from keras_mp.ops.symbolic import symbolic
 
 
+@symbolic("x")
 def sum(
     x: Any,
     axis: int | Sequence[int] | None = None,
@@ -52,6 +54,7 @@ def sum(
     return _reduce(x, axes, keepdims, dtype, averages=False)
 
 
+@symbolic("x")
 def mean(
     x: Any,
     axis: int | Sequence[int] | None = None,
@@ -89,6 +92,7 @@ def mean(
     return _reduce(x, axes, keepdims, dtype, averages=True)
 
 
+@symbolic("x")
 def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> Any:
     """Sums in FP32 along an axis, up to each element, and rounds each sum once.
 
@@ -127,6 +131,7 @@ def cumsum(x: Any, axis: int | None = None, output_dtype: str | None = None) -> 
     return tf.cast(total, resolve_output_dtype(output_dtype, x))
 
 
+@symbolic("data", "segment_ids")
 def segment_sum(
     data: Any,
     segment_ids: Any,

@@ -10,8 +10,10 @@ import tensorflow as tf
 from keras_mp.ops.checks import normalize_axes, resolve_output_dtype, to_float_tensor
 from keras_mp.ops.gradients import defer_until_upstream
 from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
+from keras_mp.ops.symbolic import symbolic
 
 
+@symbolic("x")
 def moments(
     x: Any,
     axes: int | Sequence[int] | None = None,

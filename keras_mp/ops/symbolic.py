@@ -53,30 +53,33 @@ class FP32Reduction(keras.Operation):
         }
 
 
-def symbolic(function: _Function, *tensors: str) -> _Function:
-    """Makes a function accept `keras.KerasTensor` for the named arguments.
+def symbolic(*tensors: str) -> Callable[[_Function], _Function]:
+    """Makes a function of `keras_mp.ops` accept `keras.KerasTensor`.
 
     Args:
-        function: function of `keras_mp.ops`.
-        *tensors: names of its tensor arguments.
+        *tensors: names of the arguments that are tensors.
     """
-    _FUNCTIONS[function.__name__] = function
-    signature = inspect.signature(function)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        given = {
-            name: arguments.pop(name)
-            for name in tensors
-            if arguments.get(name) is not None
-        }
-        if not any(keras.utils.is_keras_tensor(x) for x in given.values()):
-            return function(*args, **kwargs)
-        if arguments.get("output_dtype") is not None:
-            # A string can be saved in the config.
-            dtype = keras.backend.standardize_dtype(arguments["output_dtype"])
-            arguments["output_dtype"] = dtype
-        return FP32Reduction(function.__name__, dict(arguments))(**given)
+    def decorate(function: _Function) -> _Function:
+        _FUNCTIONS[function.__name__] = function
+        signature = inspect.signature(function)
 
-    return call  # type: ignore[return-value]
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind(*args, **kwargs).arguments
+            given = {
+                name: arguments.pop(name)
+                for name in tensors
+                if arguments.get(name) is not None
+            }
+            if not any(keras.utils.is_keras_tensor(x) for x in given.values()):
+                return function(*args, **kwargs)
+            if arguments.get("output_dtype") is not None:
+                # A string can be saved in the config.
+                dtype = keras.backend.standardize_dtype(arguments["output_dtype"])
+                arguments["output_dtype"] = dtype
+            return FP32Reduction(function.__name__, dict(arguments))(**given)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
