@@ -1,6 +1,7 @@
 """Callbacks that log, set and monitor the loss scale, and swap averaged weights."""
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.arguments import folder, whole_number
 from keras_mp.diagnostics.collapsed_run import describe_overflow
-from keras_mp.loss_scale import as_loss_scale
+from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.gradient_norm import check_can_keep_norm
 from keras_mp.optimizer.penalties import check_penalties
@@ -87,10 +88,10 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        loss_scale: Any = None,
+        loss_scale: LossScale | float | str | None = None,
         on_collapse: str = "raise",
         patience: int = 100,
-        log_dir: Any = None,
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         if on_collapse not in _ON_COLLAPSE:

@@ -1,6 +1,6 @@
 """Regularizers of 16-bit weights, evaluated in FP32."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -38,7 +38,9 @@ class FP32Regularizer(keras.regularizers.Regularizer):
     Reference: Mixed Precision Training, section 3.2.
     """
 
-    def __init__(self, regularizer: Any) -> None:
+    def __init__(
+        self, regularizer: Callable[[Any], Any] | str | dict[str, Any]
+    ) -> None:
         if isinstance(regularizer, dict):
             regularizer = _deserialize(regularizer)
         if not callable(regularizer) and not isinstance(regularizer, str):

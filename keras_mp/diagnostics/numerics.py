@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -309,7 +310,7 @@ class Numerics:
         """Returns `to_dict()` as a text."""
         return json.dumps(self.to_dict())
 
-    def plot(self, path: Any, scale: float | None = None) -> None:
+    def plot(self, path: str | os.PathLike[str], scale: float | None = None) -> None:
         """Draws the exponents of the gradients and updates, and what FP16 holds.
 
         Figures 3 and 2b of the paper: a bar for each power of two, red where FP16 has

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer import validation
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradient_norm import GradientNorm
@@ -80,8 +81,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
 
     def __init__(
         self,
-        inner_optimizer: Any,
-        loss_scale: Any = "dynamic",
+        inner_optimizer: keras.Optimizer,
+        loss_scale: "LossScale | FP32MasterOptimizer | float | str" = "dynamic",
         rounding: str = "nearest",
         seed: int = 0,
         all_reduce_dtype: str = "float32",
@@ -107,7 +108,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         self._last_round = self._scaler.add_user(self._notes, scalar, track)
         self._last_overflow = scalar("last_overflow", -1)
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the masters and builds the inner optimizer on them.
 
         Also puts `FP32Regularizer` around the regularizer of every weight that is
@@ -171,7 +172,9 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         return ops.cast(loss, dtype) * ops.cast(scale, dtype)
 
     def unscale_gradients(
-        self, gradients: Sequence[Any], trainable_variables: Any = None
+        self,
+        gradients: Sequence[Any],
+        trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
         """Divides gradients by the scale, in FP32, for a loop that looks at them.
 
@@ -213,7 +216,11 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         self._notes.take(scale, check)
         return unscaled
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    def apply(
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         """Does a step, unless a gradient is not finite.
 
         Args:

@@ -26,7 +26,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     _last_overflow: Any
 
     @property
-    def loss_scale(self) -> Any:
+    def loss_scale(self) -> keras.Variable:
         """The current scale: a scalar float32 variable.
 
         Assign a number, `"dynamic"` or a `LossScale` to start anew with that rule.
@@ -36,7 +36,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
         return self._scaler.state.scale
 
     @loss_scale.setter
-    def loss_scale(self, value: Any) -> None:
+    def loss_scale(self, value: LossScale | float | str) -> None:
         self._scaler.restart(as_loss_scale(value))
 
     @property
@@ -45,7 +45,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
         return self._scaler.rule
 
     @property
-    def gradient_norm(self) -> Any:
+    def gradient_norm(self) -> keras.Variable | None:
         """The norm of all un-scaled gradients of the last step, before any clipping.
 
         A scalar float32 variable, which is not saved; None before `keep_gradient_norm`.
@@ -71,17 +71,17 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
         return is_new
 
     @property
-    def skipped_steps(self) -> Any:
+    def skipped_steps(self) -> keras.Variable:
         """How many steps were skipped for an overflow: a scalar int variable."""
         return self._scaler.state.skipped_steps
 
     @property
-    def consecutive_skips(self) -> Any:
+    def consecutive_skips(self) -> keras.Variable:
         """How many of the last steps in a row were skipped: a scalar int variable."""
         return self._scaler.state.consecutive_skips
 
     @property
-    def skips_at_minimum(self) -> Any:
+    def skips_at_minimum(self) -> keras.Variable:
         """How many of these began at the smallest scale: a scalar int variable."""
         return self._scaler.state.skips_at_minimum
 
@@ -97,12 +97,12 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
         return path_of(keras_internals.trainable_variables(self)[index])
 
     @property
-    def dynamic_scale(self) -> Any:
+    def dynamic_scale(self) -> keras.Variable:
         """The current scale, under the name that the base class gave it."""
         return self._scaler.state.scale
 
     @property
-    def step_counter(self) -> Any:
+    def step_counter(self) -> keras.Variable:
         """Finite steps since the last overflow, under the base class's name."""
         return self._scaler.state.finite_steps
 
@@ -143,8 +143,11 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
         return self.unscale_gradients(gradients)
 
     def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
-    ) -> Any:
+        self,
+        optimizer_variables: Sequence[Any],
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
         """Returns what `apply` makes of variables that are given as tensors.
 
         For the JAX backend, whose `fit` and functions under `jax.jit` call it; that

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
+
 from keras_mp import keras_internals
 from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
@@ -20,7 +22,7 @@ class MasterWeightsProperties(LossScaleProperties):
     gradient_sampler: Any = None
 
     @property
-    def master_weights(self) -> list[Any]:
+    def master_weights(self) -> list[keras.Variable]:
         """The FP32 variables that are updated, in the order of the weights.
 
         Each has the name and path of its weight; a weight stored in FP32 is listed
@@ -74,7 +76,7 @@ class MasterWeightsProperties(LossScaleProperties):
         finally:
             self._master_weights.sync_weights_from_masters()
 
-    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Overwrites weights with their moving average, if the optimizer keeps one.
 
         Args:
@@ -86,7 +88,9 @@ class MasterWeightsProperties(LossScaleProperties):
             overwrite_with_average(self.inner_optimizer, self._masters_of(var_list))
 
     def exclude_from_weight_decay(
-        self, var_list: Any = None, var_names: Any = None
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
     ) -> None:
         """Excludes variables from the inner optimizer's weight decay.
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import keras
 
+from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
 
 
 def wrap(
-    optimizer: Any,
-    loss_scale: Any = "dynamic",
+    optimizer: keras.Optimizer | str | dict[str, Any],
+    loss_scale: LossScale | FP32MasterOptimizer | float | str = "dynamic",
     rounding: str = "nearest",
     seed: int = 0,
     all_reduce_dtype: str = "float32",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ class PrecisionPlan:
             planned = run(model, batch, scale, masters=masters)
         return Verification.of(fp32, fp16, planned)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a JSON file, which `load` reads on any machine.
 
         Args:
@@ -159,7 +160,7 @@ class PrecisionPlan:
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Any) -> "PrecisionPlan":
+    def load(cls, path: str | os.PathLike[str]) -> "PrecisionPlan":
         """Returns the plan that `save` has written.
 
         Args:
