@@ -38,6 +38,7 @@ from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
 from keras_mp.precision_plan.plan_precision import plan_precision
 from keras_mp.precision_plan.precision_plan import PrecisionPlan
+from keras_mp.precision_plan.precision_plan_callback import PrecisionPlanCallback
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.statistical_loss_scale import StatisticalLossScale
@@ -63,6 +64,7 @@ __all__ = [
     "NumericsCallback",
     "Overflow",
     "PrecisionPlan",
+    "PrecisionPlanCallback",
     "StatisticalLossScale",
     "SwapEMAWeights",
     "conversion_report",

@@ -9,6 +9,7 @@ has a default: an attribute that is missing is an AttributeError, not another re
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import keras
@@ -246,6 +247,36 @@ def forget_iterator(model: keras.Model) -> None:
     """
     if isinstance(model.train_function, IteratorKeeper):
         model.train_function = model.train_function.train_function
+
+
+class NextBatches:
+    """A train function that shows the next batch before it trains on it, once.
+
+    Args:
+        model: `keras.Model`. Its `train_function` becomes this object.
+        look: function of the batch, which may make the train function anew.
+    """
+
+    def __init__(self, model: keras.Model, look: Any) -> None:
+        self.model, self.look = model, look
+        self.train_function = model.train_function
+        model.train_function = self
+
+    def __call__(self, iterator: Any) -> Any:
+        self.model.train_function = self.train_function
+        batches = list(islice(iterator, self.model.steps_per_execution))
+        if batches:
+            self.look(batches[0])
+        return self.model.train_function(batches or iterator)
+
+
+def look_at_next_batch(model: keras.Model, look: Any) -> None:
+    """Has a function called with the next batch of `fit`, before the step.
+
+    `Model.train_function`, on TensorFlow: as for `keep_iterator`; and that it takes a
+    list of batches as well, as many as an execution has steps, is not said either.
+    """
+    NextBatches(model, look)
 
 
 # Layers.

@@ -222,6 +222,14 @@ IN_MAKE_TEST = {
         "test_outliers_in_the_residual_stream": ["mixed_float16", "float16"],
         "test_replicas": [],
     },
+    "test_precision_plan_callback.py": {
+        "test_a_converted_model_and_a_step_of_ones_own": [],
+        "test_a_plan_that_does_not_help_is_said_once_in_a_doubled_streak": [],
+        "test_a_plan_that_was_applied_is_extended": [],
+        "test_a_run_that_outgrows_fp16_goes_on": ["graph"],
+        "test_a_run_without_overflows_stays_as_it_is": [],
+        "test_without_it_every_step_is_skipped_from_then_on": [],
+    },
     "test_recurrent.py": {
         "test_inside_of_keras_wrappers": [],
     },

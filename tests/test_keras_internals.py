@@ -63,6 +63,7 @@ def test_every_function_has_its_contract_tested():
         (keras_mp.LossScaleCallback, keras.callbacks.Callback),
         (keras_mp.Checkpoints, keras.callbacks.Callback),
         (keras_mp.NumericsCallback, keras.callbacks.Callback),
+        (keras_mp.PrecisionPlanCallback, keras.callbacks.Callback),
         (keras_mp.SwapEMAWeights, keras.callbacks.SwapEMAWeights),
         (keras_mp.FP32Regularizer, keras.regularizers.Regularizer),
     ],
@@ -388,6 +389,30 @@ def test_the_iterator_of_fit_is_kept(steps):
     keras_internals.forget_iterator(model)
     assert not isinstance(model.train_function, keras_internals.IteratorKeeper)
     assert keras_internals.kept_iterator(model) is None
+
+
+@contract(keras_internals.look_at_next_batch)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_next_batch_is_looked_at_and_trained_on(steps):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=steps, jit_compile=False)
+    seen = []
+
+    def look(batch):
+        seen.append(batch[0].numpy().item())
+        model.make_train_function(force=True)
+
+    class Looking(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch in (0, 3):
+                keras_internals.look_at_next_batch(model, look)
+
+    x = np.arange(6.0, dtype="float32").reshape(-1, 1)
+    dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(1)
+    model.fit(dataset, callbacks=[Looking()], shuffle=False, verbose=0)
+    assert seen == [0.0, 3.0]
+    assert int(model.optimizer.iterations) == 6
+    assert not isinstance(model.train_function, keras_internals.NextBatches)
 
 
 @contract(keras_internals.applied_steps)

@@ -45,7 +45,7 @@ def _describe(model: keras.Model, iterator: Any) -> str:
             "keras_mp.find_overflow(model, x, y) with one."
         )
     found = find_overflow(
-        model, *keras.utils.unpack_x_y_sample_weight(_without_optionals(batch))
+        model, *keras.utils.unpack_x_y_sample_weight(without_optionals(batch))
     )
     if found is None:
         return (
@@ -55,7 +55,7 @@ def _describe(model: keras.Model, iterator: Any) -> str:
     return f"On the batch that follows: {found}"
 
 
-def _without_optionals(batch: Any) -> Any:
+def without_optionals(batch: Any) -> Any:
     """Returns a batch with None where Keras has put a `tf.experimental.Optional`."""
     import tensorflow as tf
 

@@ -77,6 +77,19 @@ def raise_way(
                 choices[each.path] = Choice(_way_of_own_code(each), f"inside {block}")
 
 
+def keep_at_least(choices: dict[str, Choice], ways: Mapping[str, str]) -> None:
+    """Gives layers the ways that they had before, where those are further from FP16.
+
+    Args:
+        choices: dict from path to `Choice`, which is changed.
+        ways: dict from path to way.
+    """
+    for path, way in ways.items():
+        chosen = choices[path].way if path in choices else FLOAT16
+        if WAYS.index(way) > WAYS.index(chosen):
+            choices[path] = Choice(way, "as before")
+
+
 def next_way(each: LayerNumbers, way: str) -> str | None:
     """Returns the next way for a layer whose numbers one does not hold, or None."""
     ladder = [*WAYS] if each.has_products else [FLOAT16, FLOAT32]

@@ -15,8 +15,14 @@ from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.find_overflow import in_forward_pass
 from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
-from keras_mp.layers.conversion.ways import FLOAT16, FLOAT32, computed_in_ways
-from keras_mp.precision_plan.decision import Choice, decide, next_way, raise_way
+from keras_mp.layers.conversion.ways import FLOAT16, FLOAT32, computed_in_ways, ways_of
+from keras_mp.precision_plan.decision import (
+    Choice,
+    decide,
+    keep_at_least,
+    next_way,
+    raise_way,
+)
 from keras_mp.precision_plan.layer_numbers import LayerNumbers, numbers_of
 from keras_mp.precision_plan.multiply_adds import float16_share
 from keras_mp.precision_plan.precision_plan import LayerPlan, PrecisionPlan
@@ -31,6 +37,7 @@ def plan_precision(
     margin: float = 4.0,
     tolerance: float = 0.02,
     batches: int = 4,
+    extend: bool = False,
 ) -> PrecisionPlan:
     """Finds the layers of a model that need more than FP16, from its numbers.
 
@@ -55,6 +62,8 @@ def plan_precision(
         tolerance: positive float, the relative error of all weight gradients, taken as
             one vector, that is accepted. Defaults to 0.02.
         batches: int, how many batches of a dataset are run. Defaults to 4.
+        extend: bool, default False: whether a layer keeps at least the way that a plan
+            applied to the model before has given it.
 
     Returns:
         `PrecisionPlan`. Printed, it is a table of the layers that leave FP16.
@@ -77,7 +86,7 @@ def plan_precision(
     Reference: Mixed Precision Training, section 3.3.
     """
     check_model(model)
-    margin = _at_least_one("margin", margin)
+    margin = at_least_one("margin", margin)
     tolerance = positive_number("tolerance", tolerance, "Try 0.02.")
     batches = whole_number("batches", batches, "Try 4.")
     _check_policies(model)
@@ -93,15 +102,16 @@ def plan_precision(
     with computed_in_ways(model, {}):  # whose classes tell which layers have products
         numbers = numbers_of(model, references)
     choices = decide(numbers.values(), margin)
+    if extend:
+        ways, layers = ways_of(model), layers_by_path(model)
+        applied = {k: ways[id(v)] for k, v in layers.items() if id(v) in ways}
+        keep_at_least(choices, applied)
     trial = _Trial(model, data, references, numbers, choices, masters)
     notes = trial.repair(tolerance)
     with computed_in_ways(model, trial.ways()):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(
-        tuple(
-            LayerPlan(path, choice.way, choice.reason, 2 * numbers[path].elements)
-            for path, choice in _in_order(choices, numbers)
-        ),
+        tuple(_in_order(choices, numbers)),
         share,
         trial.gradient_error,
         margin,
@@ -276,10 +286,12 @@ class _Trial:
 
 def _in_order(
     choices: dict[str, Choice], numbers: dict[str, LayerNumbers]
-) -> Iterator[tuple[str, Choice]]:
-    for path in numbers:
+) -> Iterator[LayerPlan]:
+    """Yields the plan in the order of computation, then layers that were not called."""
+    for path in dict.fromkeys([*numbers, *choices]):
         if path in choices:
-            yield path, choices[path]
+            elements = numbers[path].elements if path in numbers else 0
+            yield LayerPlan(path, choices[path].way, choices[path].reason, 2 * elements)
 
 
 def _batches(x: Any, y: Any, sample_weight: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -295,7 +307,8 @@ def _batches(x: Any, y: Any, sample_weight: Any) -> Iterator[tuple[Any, Any, Any
         yield as_batch(x, y, sample_weight)
 
 
-def _at_least_one(name: str, value: Any) -> float:
+def at_least_one(name: str, value: Any) -> float:
+    """Returns an argument as a float of at least 1."""
     value = positive_number(name, value, "Try 4.")
     if value < 1.0:
         raise ValueError(

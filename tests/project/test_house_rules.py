@@ -75,7 +75,7 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
 # A plan is measured by diagnostics, and applied by what changes layers.
 MAY_IMPORT["keras_mp.precision_plan"] = [
     f"keras_mp.{name}"
-    for name in ("arguments", "diagnostics", "layers", "precision_plan")
+    for name in ("arguments", "diagnostics", "layers", "optimizer", "precision_plan")
 ]
 # Commands call what users call.
 MAY_IMPORT["keras_mp.command_line"] = [

@@ -101,6 +101,27 @@ def forget_ways(model: Any) -> None:
             del layer.policy_before_ways, layer.autocast_before_ways
 
 
+def ways_of(model: Any) -> dict[int, str]:
+    """Returns the way of each layer that a plan has taken from FP16, by its `id`.
+
+    A cell has that of its recurrent layer, and is not listed.
+    """
+    layers = every_layer_and_cell(model)
+    cells = {
+        id(cell)
+        for layer in layers
+        if isinstance(layer, keras.layers.RNN)
+        for cell in _computed_with(layer)[1:]
+    }
+    return {
+        id(layer): _way(layer)
+        for layer in layers
+        if id(layer) not in cells
+        and hasattr(layer, "policy_before_ways")
+        and not is_half(layer.compute_dtype)
+    }
+
+
 def class_without_ways(layer: Any) -> Any:
     """Returns the class of a layer as it was before `return_dtypes`."""
     cls = type(layer)
@@ -193,6 +214,14 @@ def _policy(layer: Any, way: str) -> Any:
         return "float32"
     # Without products, this is FP32, and reads weights that are stored in FP16.
     return Float16ProductsPolicy(scaled=way == SCALED_PRODUCTS, variable_dtype=stored)
+
+
+def _way(layer: Any) -> str:
+    """Returns the way whose policy a layer has."""
+    policy = layer.dtype_policy
+    if isinstance(policy, Float16ProductsPolicy) and computes_products(layer):
+        return SCALED_PRODUCTS if policy.scaled else PRODUCTS
+    return FLOAT32
 
 
 def _inside_of_own_code(layer: Any) -> list[Any]:
