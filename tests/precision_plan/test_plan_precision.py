@@ -243,6 +243,25 @@ def test_overflows_inside_of_code_of_ones_own(name):
     assert plan.apply(model)(x).dtype == "float16"
 
 
+@pytest.mark.parametrize(("mean", "ways"), [(0.0, {}), (3e4, {"norm": "float32"})])
+@pytest.mark.parametrize("name", ["BatchNormalization", "GroupNormalization"])
+def test_normalizations_whose_weights_are_stored_in_fp16(name, mean, ways):
+    """Keras stores them so under `float16`, until the plan is applied."""
+    keras.config.set_dtype_policy("float16")
+    options = {"groups": 2} if name == "GroupNormalization" else {}
+    norm = getattr(keras.layers, name)(name="norm", **options)
+    layers = [keras.Input((3, 3, 4)), norm, keras.layers.GlobalMaxPooling2D()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(optimizer=keras_mp.wrap("sgd", loss_scale=1), loss="mse")
+    before = state_of(model)
+    x = np.random.default_rng(0).normal(mean, 1.0, (8, 3, 3, 4))
+    plan = keras_mp.plan_precision(model, x, np.ones((8, 1)))
+    assert plan.ways == ways and not plan.notes
+    assert state_of(model) == before
+    plan.apply(model).fit(x, np.ones((8, 1)), verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0
+
+
 def test_several_batches_are_measured():
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")])

@@ -47,10 +47,10 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
         mask = _expand_mask(inputs, mask)
         axis = self.axis % len(inputs.shape)
         channels = self.moving_mean.shape
-        gamma = ops.ones(channels) if self.gamma is None else self.gamma.value
-        beta = ops.zeros(channels) if self.beta is None else self.beta.value
+        gamma = ops.ones(channels) if self.gamma is None else _in_fp32(self.gamma)
+        beta = ops.zeros(channels) if self.beta is None else _in_fp32(self.beta)
         if not (training and self.trainable):
-            mean, variance = self.moving_mean.value, self.moving_variance.value
+            mean, variance = map(_in_fp32, (self.moving_mean, self.moving_variance))
             return batch_normalization.apply_statistics(
                 inputs, gamma, beta, mean, variance, axis, self.epsilon
             )
@@ -88,12 +88,21 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
         return outputs
 
 
+def _in_fp32(variable: Any) -> Any:
+    """Returns its value; that of a layer of Keras may be stored in 16 bits.
+
+    Diagnostics run such a layer as one of ours before its weights are replaced.
+    """
+    return ops.cast(variable.value, "float32")
+
+
 def _update_moving_average(
     average: Any, batch: Any, momentum: float, finite: Any
 ) -> None:
     """Updates a moving average where the statistics of the batch are finite."""
-    moved = average.value * momentum + batch * (1.0 - momentum)
-    average.assign(ops.where(finite, moved, average.value))
+    before = _in_fp32(average)
+    moved = before * momentum + batch * (1.0 - momentum)
+    average.assign(ops.where(finite, moved, before))
 
 
 def _expand_mask(inputs: Any, mask: Any) -> Any:
