@@ -15,12 +15,16 @@ def build_info() -> dict[str, str]:
     before `tf.saved_model.load` loads a model that contains the ops.
 
     Returns:
-        A dict of strings: the names of the `processor` and, if TensorFlow sees one, of
-        the `gpu`; the version of `tensorflow`; the `mode` set by `KERAS_MP_OPS`; the
-        `route` that `fp16_gemm` takes, `"native"` or `"reference"`; if there is a
-        native library, its path (`library`), the TensorFlow version it was `built_for`,
-        its `compiler`, and the `cpu` instruction set and `cuda` architectures of its
-        kernels; under `missing`, why the library cannot be used, or not on the GPU.
+        Dict of str with these keys.
+
+        - `processor`, and `gpu` if TensorFlow sees one: their names
+        - `tensorflow`: its version
+        - `mode`: what `KERAS_MP_OPS` asks for
+        - `route`: what `fp16_gemm` takes, `"native"` or `"reference"`
+        - `library`, `built_for`, `compiler`: the path of the native library, if there
+          is one, the TensorFlow version that it was built for, and with what
+        - `cpu`, `cuda`: the instruction set and the architectures of its kernels
+        - `missing`: why the library cannot be used, or not on the GPU
 
     Example:
 

@@ -160,7 +160,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
                 optimizer was built with.
 
         Returns:
-            Two lists of tensors: the new `trainable_variables` and
+            Two lists of tensors, the new `trainable_variables` and
             `optimizer_variables`.
         """
         # Past the parent, whose `stateless_apply` moves the scale by its own rule.

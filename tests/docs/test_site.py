@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import keras_mp
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -18,6 +20,14 @@ def test_the_reference_has_every_public_name():
         names = set(package.__all__) - set(keras_mp.__all__)
         public |= {f"{package.__name__}.{name}" for name in names}
     assert found == public
+
+
+@pytest.mark.parametrize("page", ["layers", "ops"])
+def test_long_pages_are_in_alphabetical_order(page):
+    text = (DOCS / "api" / f"{page}.md").read_text()
+    names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert len(names) > 9
+    assert names == sorted(names)
 
 
 def test_links_do_not_leave_the_site():
