@@ -294,6 +294,17 @@ IN_MAKE_TEST = {
     "test_overflow_storm.py": {"*": []},
     "test_second_order.py": {"*": []},
     "test_soak.py": {"*": []},
+    # Kernels for GPUs, compiled and executed without one.
+    "test_ptx_gemm.py": {
+        "test_an_empty_sum_has_the_epilogue_of_zero": [],
+        "test_products": ["sm_70-WmmaSmall-Half-nn", "sm_80-MmaSmall-Half-nn"],
+        "test_relu": ["float16-sm_80"],
+        "test_round": ["Half-sm_80"],
+    },
+    "test_ptx_mutations.py": {
+        "test_a_mutation_is_noticed": ["wmma-other-layout", "mma-barrier-of-a-step"],
+        "test_without_a_mutation_the_product_is_right": [],
+    },
     "test_volta.py": {"*": []},
 }
 

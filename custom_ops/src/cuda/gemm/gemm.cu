@@ -1,12 +1,12 @@
 // The product of keras_mp/gemm_cuda.h, round(activation(alpha * op(A) * op(B) + bias)):
 // its checks and its two routes, the tensor-core kernels of this folder and cuBLASLt.
-// ReluKernel computes C = max(C, 0) after cuBLASLt. The layout of A, B and C is that of
-// keras_mp/gemm.h.
+// The layout of A, B and C is that of keras_mp/gemm.h.
 //
 // Build and test, with a GPU:
 //   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
 //   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
-// The kernels, except ReluKernel, also run without a GPU in gemm_cuda_emulated_test.
+// The kernels also run without a GPU: their sources in gemm_cuda_emulated_test, but for
+// ReluKernel, and their PTX in tests/cuda_ptx.
 
 #include "keras_mp/gemm_cuda.h"
 
@@ -18,6 +18,7 @@
 #include "cuda/gemm/cublaslt.h"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/launch.h"
+#include "cuda/gemm/relu.cuh"
 #include "cuda/gemm/round.cuh"
 
 namespace keras_mp {
@@ -173,21 +174,6 @@ CublasLtSteps StepsOf(const Gemm& gemm) {
   steps.sums = static_cast<std::size_t>(gemm.batch * gemm.m * gemm.n) * 4;
   steps.sums = (steps.sums + 255) / 256 * 256;
   return steps;
-}
-
-// x <= 0 ? 0 : x on the bits of FP16, bfloat16 or FP32 numbers: those with the sign bit,
-// except NaN, become 0.
-template <class Bits>
-__global__ void __launch_bounds__(256) ReluKernel(const Problem p, Bits infinity) {
-  const Index column = static_cast<Index>(blockIdx.x) * 32 + threadIdx.x;
-  if (column >= p.n) return;
-  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
-  for (Index row = static_cast<Index>(blockIdx.y) * 8 + threadIdx.y; row < p.m;
-       row += static_cast<Index>(gridDim.y) * 8) {
-    Bits* c = static_cast<Bits*>(p.c) + blockIdx.z * p.stride_c + row * p.ldc + column;
-    const Bits x = *c;
-    if (x >= kSign && x <= (kSign | infinity)) *c = 0;
-  }
 }
 
 template <class Bits>
