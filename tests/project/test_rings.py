@@ -25,7 +25,7 @@ PROMISES = {
             "test_experiments.py::test_precisions",
             "test_translation.py::test_train_in_mixed_precision_and_resume",
         ],
-        "or stops with the reason if that fails": [
+        "the installation stops with the reason if that fails": [
             "test_build.py::test_a_build_that_fails_is_an_error",
             "test_build.py::test_without_what_it_needs_the_package_has_no_library",
         ],
@@ -103,6 +103,15 @@ PROMISES = {
         "L2 on FP16 weights of 1e-4": [
             "test_regularizers.py::test_what_it_mends",
             "test_paper_claims.py::test_l2_on_small_fp16_weights",
+        ],
+        "a weight gradient of 2^-30 under `mixed_float16`": [
+            "test_dense.py::test_the_gradient_of_an_fp32_kernel_is_not_flushed"
+        ],
+        "what FP16 loses of *your* model": [
+            "test_inspect.py::test_report_prints_and_reads_back[nested]"
+        ],
+        "a model that overflows FP16": [
+            "test_plan_precision.py::test_a_planned_model_trains_as_in_fp32[mixed_float16-xla]"
         ],
         "wrapping twice, un-scaling twice, forgetting to scale": [
             "test_custom_loops.py::test_what_cannot_be_wrapped",
