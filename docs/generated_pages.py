@@ -1,17 +1,24 @@
-"""Pages and pictures that are made while the site is built, by mkdocs's hooks.
+"""Pages and pictures that mkdocs makes while it builds the site, by its hooks.
 
-The notebook becomes the page tour.md; of the notebook's files none is in docs/.
+The notebook becomes the page tour.md, and a long table of benchmarks/results becomes a
+chart, with the table folded below it.
 """
 
 import base64
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads a hook by its path
+from charts import CHARTS, chart
+
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = re.compile(r'^--8<-- "(benchmarks/results/\w+/(\w+)\.md)"$', re.MULTILINE)
 TOUR = ROOT / "examples" / "tour.ipynb"
 
 
@@ -24,6 +31,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, content in pictures.items():
         files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Puts a chart before each long table of measurements, and folds the table."""
+
+    def with_chart(match: re.Match[str]) -> str:
+        if match[2] not in CHARTS:
+            return match[0]
+        folded = (
+            f'??? note "All numbers, as the benchmark wrote them"\n\n    {match[0]}'
+        )
+        return f"{chart(ROOT / match[1])}\n\n{folded}"
+
+    return RESULTS.sub(with_chart, markdown)
 
 
 def _markdown(cell: dict[str, Any], pictures: dict[str, bytes]) -> str:
