@@ -148,7 +148,8 @@ class Product:
         address = self.memory.put(bits.ravel()[: bits.size - gap], 2 * offset)
         stride = rows * (columns + gap)
         strides = (columns + gap) | (stride if batch > 1 else 0)
-        align = math.gcd(16, address, 2 * strides)
+        # MatrixAlignment of cuda/gemm/plan.h.
+        align = math.gcd(16, address, 2 * columns, 2 * strides)
         values = values.swapaxes(1, 2) if transposed else values
         return address, columns + gap, stride, align, values
 

@@ -25,7 +25,7 @@ void Expect(bool ok, const std::string& what) {
 
 // Every chunk of a tile has a place of its own, and ldmatrix reads the rows that the
 // fragment needs, without bank conflicts.
-template <class Tile>
+template <class Tile, int kWarpMn>
 void CheckTile() {
   const std::string name = std::string(Tile::kContiguousK ? "[mn][k] " : "[k][mn] ") +
                            std::to_string(Tile::kMn) + "x" + std::to_string(Tile::kK);
@@ -40,6 +40,19 @@ void CheckTile() {
   }
   Expect(static_cast<int>(places.size()) == Tile::kRows * Tile::kRowChunks,
          name + ": two chunks share a place");
+
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int mn = 0; mn < Tile::kMn; mn += kWarpMn) {
+      const int first = Tile::FragmentOffset(mn, 0, lane);
+      for (int more_mn = 0; more_mn < kWarpMn; more_mn += 16) {
+        for (int k = 0; k < Tile::kK; k += 16) {
+          Expect(Tile::FragmentOffsetFrom(first, more_mn, k) ==
+                     Tile::FragmentOffset(mn + more_mn, k, lane),
+                 name + ": another offset than from the beginning");
+        }
+      }
+    }
+  }
 
   // Matrix i of the fragment begins 8 * (i % 2) further in mn and 8 * (i / 2) in k.
   for (int mn = 0; mn < Tile::kMn; mn += 16) {
@@ -66,10 +79,17 @@ void CheckTile() {
 
 template <class Shape>
 void CheckShape() {
-  CheckTile<SharedTile<true, Shape::kM, Shape::kK>>();
-  CheckTile<SharedTile<false, Shape::kM, Shape::kK>>();
-  CheckTile<SharedTile<true, Shape::kN, Shape::kK>>();
-  CheckTile<SharedTile<false, Shape::kN, Shape::kK>>();
+  CheckTile<SharedTile<true, Shape::kM, Shape::kK>, Shape::kWarpM>();
+  CheckTile<SharedTile<false, Shape::kM, Shape::kK>, Shape::kWarpM>();
+  CheckTile<SharedTile<true, Shape::kN, Shape::kK>, Shape::kWarpN>();
+  CheckTile<SharedTile<false, Shape::kN, Shape::kK>, Shape::kWarpN>();
+}
+
+void CheckLanesOfB() {
+  const int matrices[] = {0, 2, 1, 3};
+  for (int lane = 0; lane < 32; ++lane) {
+    Expect(LaneForB(lane) == 8 * matrices[lane / 8] + lane % 8, "lane for B");
+  }
 }
 
 void CheckAccumulators() {
@@ -124,15 +144,17 @@ void CheckSplits() {
 
 void CheckAlignment() {
   alignas(16) static char memory[64];
-  Expect(MatrixAlignment(memory, 8, 0, 1) == 16, "16");
-  Expect(MatrixAlignment(memory, 12, 0, 1) == 8, "ld 12");
-  Expect(MatrixAlignment(memory, 10, 0, 1) == 4, "ld 10");
-  Expect(MatrixAlignment(memory, 7, 0, 1) == 2, "ld 7");
-  Expect(MatrixAlignment(memory + 2, 8, 0, 1) == 2, "pointer + 2");
-  Expect(MatrixAlignment(memory + 8, 8, 0, 1) == 8, "pointer + 8");
-  Expect(MatrixAlignment(memory, 8, 3, 1) == 16, "one product has no stride");
-  Expect(MatrixAlignment(memory, 8, 3, 2) == 2, "stride 3");
-  Expect(MatrixAlignment(memory, 8, 0, 9) == 16, "a shared matrix");
+  Expect(MatrixAlignment(memory, 8, 8, 0, 1) == 16, "16");
+  Expect(MatrixAlignment(memory, 8, 12, 0, 1) == 8, "ld 12");
+  Expect(MatrixAlignment(memory, 7, 8, 0, 1) == 2, "7 columns");
+  Expect(MatrixAlignment(memory, 4, 8, 0, 1) == 8, "4 columns");
+  Expect(MatrixAlignment(memory, 8, 10, 0, 1) == 4, "ld 10");
+  Expect(MatrixAlignment(memory, 8, 7, 0, 1) == 2, "ld 7");
+  Expect(MatrixAlignment(memory + 2, 8, 8, 0, 1) == 2, "pointer + 2");
+  Expect(MatrixAlignment(memory + 8, 8, 8, 0, 1) == 8, "pointer + 8");
+  Expect(MatrixAlignment(memory, 8, 8, 3, 1) == 16, "one product has no stride");
+  Expect(MatrixAlignment(memory, 8, 8, 3, 2) == 2, "stride 3");
+  Expect(MatrixAlignment(memory, 8, 8, 0, 9) == 16, "a shared matrix");
 }
 
 void CheckPlans() {
@@ -195,6 +217,7 @@ void CheckPlans() {
 
 int Main() {
   CheckAccumulators();
+  CheckLanesOfB();
   CheckTileOrder();
   CheckSplits();
   CheckAlignment();

@@ -75,8 +75,7 @@ struct SharedTile {
   // The row of 16 bytes whose address a lane of the warp gives to ldmatrix.x4, to load
   // the 16x16 block at (mn, k), both multiples of 16, as four 8x8 matrices in the order
   //   0: mn 0-7, k 0-7    1: mn 8-15, k 0-7    2: mn 0-7, k 8-15    3: mn 8-15, k 8-15
-  // which is the order of the registers of an A fragment of mma.m16n8k16. For B it is
-  // two fragments: {0, 2} are columns 0-7, {1, 3} columns 8-15.
+  // which is the order of the registers of an A fragment of mma.m16n8k16.
   // Key(row) depends on the lane alone, as mn and k are multiples of 8.
   KERAS_MP_HOST_DEVICE static constexpr int FragmentOffset(int mn, int k, int lane) {
     const int eighth = lane / 8;  // the matrix of the row of this lane
@@ -86,7 +85,24 @@ struct SharedTile {
     return (kContiguousK ? mn : k) * kColumns + lane_row * kColumns +
            (chunk ^ Key(lane_row)) * kChunk;
   }
+
+  // FragmentOffset(mn + more_mn, k, lane), given first = FragmentOffset(mn, 0, lane). What
+  // is added to the chunk has bits that mn and the lane leave 0, if mn is a multiple of a
+  // power of two above more_mn; so it moves the swizzled chunk by an XOR. A loop over
+  // constants adds constants to a few addresses.
+  KERAS_MP_HOST_DEVICE static constexpr int FragmentOffsetFrom(int first, int more_mn,
+                                                               int k) {
+    return kContiguousK ? (first ^ k) + more_mn * kColumns
+                        : (first ^ more_mn) + k * kColumns;
+  }
 };
+
+// The lane whose address a lane gives to ldmatrix.x4 for B, so that matrices 1 and 2
+// change places: a block of B is two fragments of mma.m16n8k16, columns 0-7 in registers 0
+// and 1, columns 8-15 in 2 and 3. The instruction takes neighbouring registers.
+KERAS_MP_HOST_DEVICE constexpr int LaneForB(int lane) {
+  return lane % 8 + lane / 8 % 2 * 16 + lane / 16 * 8;
+}
 
 // The position of accumulator i of a lane in the 16x8 result of mma.m16n8k16 (PTX ISA,
 // "Matrix fragments for mma.m16n8k16 with floating point type").

@@ -2,7 +2,7 @@
 // outside of the matrix, or of this split's part of k, are zero.
 //
 // An operand is a matrix of 16-bit numbers, with a distance of `ld` elements from one row
-// to the next. Rows are aligned to `align` bytes: 16, 8, 4 or 2.
+// to the next. Rows begin and end at multiples of `align` bytes: 16, 8, 4 or 2.
 //
 // Build and test without a GPU, thread by thread on the host:
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
@@ -56,10 +56,15 @@ struct TileShare {
 
   // The number of elements of chunk i that are inside of the matrix, 0 to 8.
   __device__ __forceinline__ int Valid(int i) const {
-    return i * kRowStep < rows_left ? Clamp(columns_left, 0, kChunk) : 0;
+    return HasRow(i) ? Clamp(columns_left, 0, kChunk) : 0;
   }
+  // Whether the element `column` of chunk i is inside of the matrix.
+  __device__ __forceinline__ bool Has(int i, int column) const {
+    return HasRow(i) && column < columns_left;
+  }
+  __device__ __forceinline__ bool HasRow(int i) const { return i * kRowStep < rows_left; }
   __device__ __forceinline__ const Bits16* Source(int i) const {
-    return Valid(i) > 0 ? source + i * pitch : base;
+    return Has(i, 0) ? source + i * pitch : base;
   }
   __device__ __forceinline__ Bits16* Place(Bits16* tile, int i) const {
     return tile + place + i * kRowStep * Tile::kColumns;
@@ -112,7 +117,8 @@ class AsyncLoader {
  private:
   using Share = TileShare<Tile, kThreads>;
 
-  // Copies chunks in parts of kBytes, to which they are aligned.
+  // Copies chunks in parts of kBytes, to which they are aligned: a part is inside of the
+  // matrix or outside. Nothing is read outside.
   template <int kBytes>
   __device__ __forceinline__ void CopyBy(Bits16* tile) {
     constexpr int kElements = kBytes / 2;
@@ -120,8 +126,8 @@ class AsyncLoader {
     for (int i = 0; i < Share::kCount; ++i) {
 #pragma unroll
       for (int j = 0; j < kChunk; j += kElements) {
-        CopyAsync<kBytes>(share_.Place(tile, i) + j, share_.Source(i) + j,
-                          2 * Clamp(share_.Valid(i) - j, 0, kElements));
+        CopyAsync<kBytes>(share_.Place(tile, i) + j, share_.source + i * share_.pitch + j,
+                          share_.Has(i, j) ? kBytes : 0);
       }
     }
   }
@@ -144,11 +150,12 @@ class RegisterLoader {
   __device__ __forceinline__ void Fetch() {
 #pragma unroll
     for (int i = 0; i < Share::kCount; ++i) {
-      const int valid = share_.Valid(i);
-      if (align_ == 16 && valid == kChunk) {
-        chunk_[i] = *reinterpret_cast<const uint4*>(share_.Source(i));
+      if (align_ == 16) {
+        chunk_[i] = share_.Has(i, 0)
+                        ? *reinterpret_cast<const uint4*>(share_.source + i * share_.pitch)
+                        : make_uint4(0, 0, 0, 0);
       } else {
-        chunk_[i] = ReadChunk(share_.Source(i), valid);
+        chunk_[i] = ReadChunk(share_.Source(i), share_.Valid(i));
       }
     }
     share_.Advance();

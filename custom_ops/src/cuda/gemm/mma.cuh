@@ -36,11 +36,13 @@ template <class Tile, int kBlocks>
 struct Fragments {
   unsigned r[kBlocks][4];
 
-  __device__ __forceinline__ void Load(const Bits16* tile, int mn, int k, int lane) {
+  // `first` is the FragmentOffset of this lane in the first block. The tile is a pointer to
+  // bytes: the compiler then needs one addition for an address, and no shift.
+  __device__ __forceinline__ void Load(const unsigned char* tile, int first, int k) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       LoadMatrices<!Tile::kContiguousK>(
-          tile + Tile::FragmentOffset(mn + 16 * i, k, lane), r[i]);
+          tile + 2 * Tile::FragmentOffsetFrom(first, 16 * i, k), r[i]);
     }
   }
 };
@@ -86,6 +88,8 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) load(step);
 
+  const int first_a = TileA::FragmentOffset(warp_m, 0, lane);
+  const int first_b = TileB::FragmentOffset(warp_n, 0, LaneForB(lane));
   float sum[kBlocksM][2 * kBlocksN][4] = {};
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -93,25 +97,25 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
     SyncThreads();  // now all of it has, and no thread reads tile `step` - 1 any more,
     load(step + kStages - 1);  // whose memory this overwrites
 
-    const Bits16* tile_a = ring + step % kStages * kStage;
-    const Bits16* tile_b = tile_a + TileA::kElements;
+    const unsigned char* tile_a = SharedMemory() + step % kStages * (2 * kStage);
+    const unsigned char* tile_b = tile_a + 2 * TileA::kElements;
     Fragments<TileA, kBlocksM> a[2];
     Fragments<TileB, kBlocksN> b[2];
-    a[0].Load(tile_a, warp_m, 0, lane);
-    b[0].Load(tile_b, warp_n, 0, lane);
+    a[0].Load(tile_a, first_a, 0);
+    b[0].Load(tile_b, first_b, 0);
 #pragma unroll
     for (int k = 0; k < Shape::kK; k += 16) {
       const int now = k / 16 % 2;
       if (k + 16 < Shape::kK) {
-        a[1 - now].Load(tile_a, warp_m, k + 16, lane);
-        b[1 - now].Load(tile_b, warp_n, k + 16, lane);
+        a[1 - now].Load(tile_a, first_a, k + 16);
+        b[1 - now].Load(tile_b, first_b, k + 16);
       }
 #pragma unroll
       for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
         for (int j = 0; j < 2 * kBlocksN; ++j) {
-          const unsigned* block = b[now].r[j / 2] + j % 2;
-          MultiplyAdd(T{}, sum[i][j], a[now].r[i], block[0], block[2]);
+          const unsigned* block = b[now].r[j / 2] + j % 2 * 2;
+          MultiplyAdd(T{}, sum[i][j], a[now].r[i], block[0], block[1]);
         }
       }
     }

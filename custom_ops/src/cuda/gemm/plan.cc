@@ -150,10 +150,10 @@ Status MakePlan(const Gemm& gemm, const Device& device, std::size_t workspace_li
   return {};
 }
 
-int MatrixAlignment(const void* pointer, std::int64_t ld, std::int64_t stride,
-                    std::int64_t batch) {
-  const std::int64_t strides = batch > 1 ? ld | stride : ld;
-  const auto bytes = static_cast<std::uint64_t>(strides) * sizeof(Bits16);
+int MatrixAlignment(const void* pointer, std::int64_t columns, std::int64_t ld,
+                    std::int64_t stride, std::int64_t batch) {
+  const std::int64_t distances = columns | ld | (batch > 1 ? stride : 0);
+  const auto bytes = static_cast<std::uint64_t>(distances) * sizeof(Bits16);
   return static_cast<int>(AlignmentOf(pointer, 16, bytes));
 }
 
@@ -177,8 +177,10 @@ Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace) {
   p.k = static_cast<int>(gemm.k);
   p.splits = plan.splits;
   p.k_per_split = plan.k_per_split;
-  p.align_a = MatrixAlignment(gemm.a, gemm.lda, gemm.stride_a, gemm.batch);
-  p.align_b = MatrixAlignment(gemm.b, gemm.ldb, gemm.stride_b, gemm.batch);
+  p.align_a = MatrixAlignment(gemm.a, gemm.transpose_a ? gemm.m : gemm.k, gemm.lda,
+                              gemm.stride_a, gemm.batch);
+  p.align_b = MatrixAlignment(gemm.b, gemm.transpose_b ? gemm.k : gemm.n, gemm.ldb,
+                              gemm.stride_b, gemm.batch);
   p.float_output = gemm.output == DataType::kFloat;
   p.float_bias = gemm.bias_type == DataType::kFloat;
   const std::uintptr_t pair = p.float_output ? 8 : 4;

@@ -49,9 +49,10 @@ Problem MakeProblem(const Gemm& gemm, const Plan& plan, void* workspace);
 // The same problem without its first `first` products.
 Problem SkipProducts(const Problem& problem, std::int64_t first);
 
-// Largest of 16, 8, 4 and 2 that divides the address and every distance, in bytes.
-int MatrixAlignment(const void* pointer, std::int64_t ld, std::int64_t stride,
-                    std::int64_t batch);
+// Largest of 16, 8, 4 and 2 that divides the address, the length of a row, and every
+// distance, in bytes.
+int MatrixAlignment(const void* pointer, std::int64_t columns, std::int64_t ld,
+                    std::int64_t stride, std::int64_t batch);
 
 }  // namespace keras_mp::cuda
 

@@ -31,7 +31,8 @@ struct Problem {
   int splits;
   int k_per_split;  // a multiple of every tile's kK
 
-  // Largest of 16, 8, 4 and 2 bytes to which every row of the matrix is aligned.
+  // Largest of 16, 8, 4 and 2 bytes at a multiple of which every row of the matrix begins
+  // and ends.
   int align_a, align_b;
   bool paired_stores;  // whether pairs of elements of C from even columns are aligned
 

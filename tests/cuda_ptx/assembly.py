@@ -1,0 +1,147 @@
+"""Counts in the machine code that ptxas makes of a kernel, without a disassembler.
+
+An instruction of sm_70 and up has 128 bits: the opcode is in the low 12, of which 3 say
+what kind of operands it has. The numbers were read off the output of nvdisasm 13.5.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+
+BAR = 0xB1D
+BRA, CONTROL = 0x947, {0x941, 0x947, 0x949, 0x94D, 0x958}  # BSYNC, BRA, BRX, EXIT, BRXU
+HMMA_884, HMMA = 0x236, 0x23C
+LDG, LDGSTS = {0x381, 0x981}, 0xFAE
+PRMT = {0x216, 0x416, 0x816}
+MOV, IMAD = {0x202, 0xC02}, 0x224
+ZERO_REGISTER = 255
+BITS_16, BITS_128 = 2, 6  # of a load, as its field says
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The two halves of an instruction, its index, and of BRA the one it leads to."""
+
+    low: int
+    high: int
+    index: int
+    target: int | None
+
+    @property
+    def opcode(self):
+        """With the kind of operands."""
+        return self.low & 0xFFF
+
+    @property
+    def is_product(self):
+        """Whether it is HMMA."""
+        return self.opcode in (HMMA_884, HMMA)
+
+    @property
+    def adds_in_fp32(self):
+        """Of HMMA: whether the accumulator is FP32."""
+        return bool(self.high >> 12 & 1)
+
+    @property
+    def is_move(self):
+        """Whether it copies a register: MOV, or IMAD of zero."""
+        zeros = self.low >> 24 & 0xFF, self.low >> 32 & 0xFF
+        return self.opcode in MOV or (
+            self.opcode == IMAD and zeros == (ZERO_REGISTER, ZERO_REGISTER)
+        )
+
+    @property
+    def serves_unaligned_operands(self):
+        """Whether it loads less than 16 bytes, or packs what was loaded so."""
+        width = self.high >> 9 & 7
+        return (
+            (self.opcode in LDG and width == BITS_16)
+            or (self.opcode == LDGSTS and width != BITS_128)
+            or self.opcode in PRMT
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What ptxas made of a kernel; the step is one of its main loop, on aligned data."""
+
+    registers: int
+    spilled_bytes: int
+    products: int  # HMMA of a step
+    moves: int  # copies of registers among them
+    barriers: int  # of a step
+    instructions: int  # of a step
+
+
+def code_of(cubin, architecture):
+    """The instructions of the one kernel of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [
+        struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)
+    ]
+    (code,) = (
+        cubin[offset : offset + length]
+        for name, _, _, _, offset, length in headers
+        if cubin[headers[names][4] + name :].startswith(b".text.")
+    )
+    return [
+        Instruction(low, high, index, _target(low, index, architecture))
+        for index, (low, high) in enumerate(struct.iter_unpack("<QQ", code))
+    ]
+
+
+def _target(low, index, architecture):
+    if low & 0xFFF != BRA:
+        return None
+    words = low >> 34  # of 4 bytes
+    words -= (words >> 29) << 30  # the sign
+    if architecture == "sm_90":
+        words = words << 8 | low >> 16 & 0xFF
+    return index + 1 + words // 4
+
+
+def main_loop(code):
+    """The instructions from the target of a branch back to it, with the most HMMA."""
+    loops = [
+        code[branch.target : branch.index + 1]
+        for branch in code
+        if branch.target is not None and branch.target <= branch.index
+    ]
+    return max(loops, key=lambda loop: (_products(loop), -len(loop)))
+
+
+def aligned_path(loop):
+    """The instructions of the loop without the blocks for unaligned operands."""
+    first = loop[0].index
+    targets = {i.target - first for i in loop if i.target is not None}
+    after = {i.index + 1 - first for i in loop if i.opcode in CONTROL}
+    cuts = sorted({0, len(loop)} | {at for at in targets | after if 0 < at < len(loop)})
+    blocks = [loop[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [
+        instruction
+        for block in blocks
+        if not any(i.serves_unaligned_operands for i in block)
+        for instruction in block
+    ]
+
+
+def count(cubin, log, architecture):
+    """The counts of the one kernel, from its code and the words of `ptxas --verbose`."""
+    (registers,) = re.findall(r"Used (\d+) registers", log)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    loop = main_loop(code_of(cubin, architecture))
+    step = aligned_path(loop)
+    products = [at for at, instruction in enumerate(step) if instruction.is_product]
+    return Counts(
+        registers=int(registers),
+        spilled_bytes=sum(map(int, spilled)),
+        products=len(products),
+        moves=sum(i.is_move for i in step[products[0] : products[-1]]),
+        barriers=sum(i.opcode == BAR for i in step),
+        instructions=len(step),
+    )
+
+
+def _products(code):
+    return sum(instruction.is_product for instruction in code)
