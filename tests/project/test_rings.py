@@ -290,7 +290,7 @@ PROMISES = {
         "an error that says so": [
             "test_package.py::test_another_backend_is_refused_with_advice"
         ],
-        "the layer of Keras, and a warning": [
+        "the Keras layer, and a warning": [
             "test_training.py::test_on_another_backend_it_is_the_layer_of_keras"
         ],
     },
