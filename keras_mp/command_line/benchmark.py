@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     sizes = QUICK_SIZES if options.quick else SIZES
     info = machine()
     print(_one_line(info), end="\n\n")
+    print(f"Training steps on the {info['device']}:")
     titles = ("step, ms", "/ float32", "weights, MiB", "optimizer, MiB")
     print(_ROW.format("block", "recipe", *titles), flush=True)
     measured = {}
@@ -76,14 +77,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what is measured on: processor, GPU, kernels and versions."""
+    """Returns what is measured on: device, processor, GPU, kernels and versions."""
     from keras_mp.ops import build_info  # says which backend it needs
 
     info = build_info()
+    gpu = info.get("gpu")
     return {
+        # TensorFlow runs a step on the first GPU, if it sees one.
+        "device": f"GPU ({gpu})" if gpu else f"CPU ({info['processor']})",
         "processor": info["processor"],
         "cores": os.cpu_count(),
-        "gpu": info.get("gpu", "none"),
+        "gpu": gpu or "none",
         "kernels": info.get("cpu", info["route"]),
         "tensorflow": info["tensorflow"],
         "keras": keras.__version__,

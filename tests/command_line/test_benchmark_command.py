@@ -45,8 +45,11 @@ def test_tables_and_json(tiny, tmp_path, capsys):
     assert main(["benchmark", "--quick", "--json", str(path)]) == 0
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
     printed = capsys.readouterr().out
-    machine, _, titles, *rows = printed.splitlines()
+    machine, _, device, titles, *rows = printed.splitlines()
     assert machine.endswith(f"Keras {keras.__version__}")
+    assert device.startswith(
+        ("Training steps on the CPU (", "Training steps on the GPU (")
+    )
     assert titles.split()[:2] == ["block", "recipe"]
     shown = [row[:12].strip() for row in rows[:-4]]
     assert shown[: 5 + 4] == 5 * ["dense"] + 4 * ["all, mean"]

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.command_line import parser
+from keras_mp.command_line import main, parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # `print(x)  # 8.0`, or `8.0: and why`; more than two spaces make it a comment.
@@ -69,6 +69,15 @@ def test_code_blocks(page, names, strategy, tmp_path, monkeypatch, capsys):
         printed = capsys.readouterr().out
         for shown in PRINTED.findall(code):
             assert shown in printed, f"{shown!r} is not in {printed!r}"
+
+
+def test_the_recipe_of_inspect_warns_of_nothing(names, tmp_path, monkeypatch, capsys):
+    """A warning is an error here; Keras has one for an optimizer without state."""
+    monkeypatch.chdir(tmp_path)
+    for _, code in blocks_of(DOCS / "command_line.md"):
+        exec(code, names)
+    assert main(["inspect", "model.keras", "--data", "batch.npz"]) == 0
+    assert "loss scaling needed?" in capsys.readouterr().out
 
 
 COMMAND = re.compile(r"^(?:keras-mp|python -m keras_mp) (.*)$", re.MULTILINE)
