@@ -403,6 +403,15 @@ def direct_sublayers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def set_policy(layer: Any, policy: Any) -> None:
+    """Gives a layer a dtype policy, and takes its `DTypePolicyMap` from it, if any.
+
+    `Layer._dtype_policy`: the public `dtype_policy` writes into that map instead, which
+    other layers share.
+    """
+    layer._dtype_policy = policy
+
+
 def own_variables(layer: Any) -> list[tuple[Any, bool]]:
     """Returns the variables of a layer itself, each with True if listed as trainable.
 

@@ -179,7 +179,8 @@ class _Trial:
                     self._widen(path, f"gradient error {error:.2%} in FP16")
                 problem = (
                     f"a gradient error of {self.gradient_error:.2%} remains, above "
-                    f"{tolerance:.2%}: all layers that cause it have left FP16"
+                    f"{tolerance:.2%}: the layers of those weights have left FP16, and "
+                    "what they multiply was rounded before"
                 )
             if before == self._choices:
                 return [problem]

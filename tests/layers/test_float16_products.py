@@ -394,6 +394,26 @@ def test_to_keras_leaves_no_policy_of_keras_mp(tmp_path):
         assert b"keras_mp" not in file.read("config.json")
 
 
+def test_to_keras_takes_policies_out_of_maps(tmp_path):
+    policies = keras.dtype_policies.DTypePolicyMap(PLAIN, {"one": SCALED})
+    layers = [L.Dense(1, **ONES, name=name, dtype=policies) for name in ("one", "two")]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    keras_mp.to_keras(model)
+    x = np.float32([[ABOVE_ONE]])
+    assert model(x).numpy() == x
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        assert b"keras_mp" not in file.read("config.json")
+    assert keras.models.load_model(tmp_path / "model.keras")(x).numpy() == x
+
+
+def test_to_keras_reads_weights_that_are_stored_in_fp16():
+    policy = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+    layer = keras.layers.Conv1D(1, 1, **ONES, dtype=policy)
+    model = keras.Sequential([keras.Input((1, 1)), layer])
+    assert keras_mp.to_keras(model)(np.ones((1, 1, 1))).dtype == "float16"
+
+
 def test_another_dtype_of_weights_is_refused():
     with pytest.raises(ValueError, match=r"`variable_dtype` must be.*bfloat16"):
         keras_mp.Float16ProductsPolicy(variable_dtype="bfloat16")

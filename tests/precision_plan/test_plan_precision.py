@@ -143,6 +143,26 @@ def test_a_plan_is_undone_by_another_one_and_by_to_keras():
     assert {x.dtype_policy.name for x in model.layers[1:]} == {"mixed_float16"}
 
 
+def test_layers_that_share_a_map_of_policies():
+    policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
+    layers = [
+        keras.layers.Dense(4, name="fine", dtype=policies),
+        keras.layers.Rescaling(1e6, name="large", dtype=policies),
+        keras.layers.LayerNormalization(name="norm", dtype=policies),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(keras_mp.wrap("sgd"), "mse")
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    before = state_of(model)
+    plan = keras_mp.plan_precision(model, x, x)
+    assert state_of(model) == before and len(policies) == 0
+    assert plan.ways == {"large": "float32", "norm": "float32"}
+    assert np.all(np.isfinite(plan.apply(model)(x)))
+    assert layers[0].compute_dtype == "float16"
+    keras_mp.to_keras(model)
+    assert all(layer.dtype_policy is policies for layer in layers)
+
+
 def test_a_plan_is_saved_and_applied_to_another_model(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     plan = keras_mp.plan_precision(compiled(language_model(6e4)), WORDS, NEXT)
@@ -333,6 +353,42 @@ ORDERS = (before_convert, after_convert, with_lora, lora_afterwards)
 @pytest.mark.parametrize("order", (*ORDERS, compiled_afterwards))
 def test_orders_of_what_changes_a_model(order):
     keras.config.set_dtype_policy("mixed_float16")
+    model = order(compiled(language_model(6e4), jit_compile=False))
+    losses = model.fit(WORDS, NEXT, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[0] < 4.0
+    assert int(model.optimizer.skipped_steps) == 0
+
+
+PRODUCTS = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+
+
+@pytest.mark.parametrize("inner", ["float16", PRODUCTS], ids=["float16", "products"])
+@pytest.mark.parametrize("outer", ["float16", PRODUCTS], ids=["in-float16", "in-fp32"])
+@pytest.mark.parametrize("name", ["Dense", "EinsumDense"])
+def test_lora_beside_weights_stored_in_fp16(name, outer, inner):
+    options = {"kernel_initializer": keras.initializers.Constant(2.0), "dtype": inner}
+    if name == "Dense":
+        layer = keras_mp.layers.Dense(3, **options)
+    else:
+        layer = keras_mp.layers.EinsumDense("ab,bc->ac", 3, **options)
+
+    class Outer(keras.layers.Layer):
+        def call(self, x):
+            return layer(x)
+
+    layer.build((None, 5))
+    layer.enable_lora(2, lora_alpha=4)
+    for factor in (layer.lora_kernel_a, layer.lora_kernel_b):
+        factor.assign(keras.ops.ones_like(factor))
+    y = Outer(dtype=outer)(np.ones((1, 5), "float32"))
+    assert y.dtype.name == layer.compute_dtype
+    # 5 x (2 + 4 / 2 x 2): 4 / 2 is alpha by rank, 2 the sum over the rank.
+    np.testing.assert_array_equal(y, np.full((1, 3), 30.0))
+
+
+@pytest.mark.parametrize("order", [with_lora, lora_afterwards])
+def test_lora_and_a_plan_with_weights_stored_in_fp16(order):
+    keras.config.set_dtype_policy("float16")
     model = order(compiled(language_model(6e4), jit_compile=False))
     losses = model.fit(WORDS, NEXT, epochs=3, verbose=0).history["loss"]
     assert losses[2] < losses[0] < 4.0

@@ -122,7 +122,8 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
     The inverse of `convert` and of `PrecisionPlan.apply`, in place: weights, names and
-    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`. A model
+    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`, or `float16`
+    if their weights are stored in that, also inside a `DTypePolicyMap`. A model
     saved or exported then loads without keras_mp: no regularizer is a
     `keras_mp.FP32Regularizer` any more. Normalizations keep their FP32 weights under
     the policy `float16` too.
@@ -166,13 +167,25 @@ def to_keras(model: keras.Layer) -> keras.Layer:
         )
     forget_ways(model)
     for layer in keras_internals.flatten_layers(model):
-        if isinstance(layer.dtype_policy, Float16ProductsPolicy):
-            layer.dtype_policy = layer.dtype_policy.name
+        keras_internals.set_policy(layer, _policy_of_keras(layer.dtype_policy))
     for layer in ours:
         change_class(layer, plain(type(layer)))
     restore_regularizers(keras_internals.flatten_layers(model))
     _forget_traces(layers)
     return model
+
+
+def _policy_of_keras(policy: Any) -> Any:
+    """Returns a policy without any `Float16ProductsPolicy`."""
+    if isinstance(policy, Float16ProductsPolicy):
+        # A layer of Keras that computes in FP32 does not read FP16 weights.
+        return keras.DTypePolicy(policy.variable_dtype)
+    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        default = _policy_of_keras(policy.default_policy)
+        found = {path: _policy_of_keras(each) for path, each in policy.items()}
+        if default is not policy.default_policy or found != dict(policy):
+            return keras.dtype_policies.DTypePolicyMap(default, found)
+    return policy
 
 
 def _check(model: Any, function: str) -> None:

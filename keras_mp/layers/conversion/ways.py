@@ -96,7 +96,7 @@ def forget_ways(model: Any) -> None:
             layer.__class__ = class_without_ways(layer)
             del layer.returned_dtype
         if hasattr(layer, "policy_before_ways"):
-            layer.dtype_policy = layer.policy_before_ways
+            keras_internals.set_policy(layer, layer.policy_before_ways)
             layer.autocast = layer.autocast_before_ways
             del layer.policy_before_ways, layer.autocast_before_ways
 
@@ -148,8 +148,7 @@ def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
         forget_ways(model)
         for layer, cls, policy, attributes in before:
             layer.__class__ = cls
-            if layer.dtype_policy is not policy:
-                layer.dtype_policy = policy
+            keras_internals.set_policy(layer, policy)
             for name, value in attributes.items():
                 setattr(layer, name, value)
 
@@ -191,7 +190,7 @@ def _computed_with(layer: Any) -> list[Any]:
 
 def _set_policy(layer: Any, policy: Any) -> None:
     layer.policy_before_ways = layer.dtype_policy
-    layer.dtype_policy = policy
+    keras_internals.set_policy(layer, keras.dtype_policies.get(policy))
     # Keras's normalizations round their outputs to the dtype of their inputs.
     layer.autocast_before_ways = layer.autocast
     layer.autocast = True
