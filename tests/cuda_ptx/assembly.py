@@ -4,6 +4,7 @@ An instruction of sm_70 and up has 128 bits: the opcode is in the low 12, of whi
 what kind of operands it has. The numbers were read off the output of nvdisasm 13.5.
 """
 
+import itertools
 import re
 import struct
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Counts:
-    """What ptxas made of a kernel; the step is one of its main loop, on aligned data."""
+    """Of a kernel, and of a step of its main loop on aligned data."""
 
     registers: int
     spilled_bytes: int
@@ -86,12 +87,13 @@ def code_of(cubin, architecture):
         if cubin[headers[names][4] + name :].startswith(b".text.")
     )
     return [
-        Instruction(low, high, index, _target(low, index, architecture))
+        Instruction(low, high, index, target_of(low, index, architecture))
         for index, (low, high) in enumerate(struct.iter_unpack("<QQ", code))
     ]
 
 
-def _target(low, index, architecture):
+def target_of(low, index, architecture):
+    """The index to which BRA leads, or None of another instruction."""
     if low & 0xFFF != BRA:
         return None
     words = low >> 34  # of 4 bytes
@@ -117,7 +119,7 @@ def aligned_path(loop):
     targets = {i.target - first for i in loop if i.target is not None}
     after = {i.index + 1 - first for i in loop if i.opcode in CONTROL}
     cuts = sorted({0, len(loop)} | {at for at in targets | after if 0 < at < len(loop)})
-    blocks = [loop[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    blocks = [loop[a:b] for a, b in itertools.pairwise(cuts)]
     return [
         instruction
         for block in blocks
@@ -127,20 +129,24 @@ def aligned_path(loop):
 
 
 def count(cubin, log, architecture):
-    """The counts of the one kernel, from its code and the words of `ptxas --verbose`."""
+    """The counts of the one kernel; `log` is what `ptxas --verbose` says."""
     (registers,) = re.findall(r"Used (\d+) registers", log)
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     loop = main_loop(code_of(cubin, architecture))
     step = aligned_path(loop)
     products = [at for at, instruction in enumerate(step) if instruction.is_product]
     return Counts(
         registers=int(registers),
-        spilled_bytes=sum(map(int, spilled)),
+        spilled_bytes=spilled_bytes(log),
         products=len(products),
         moves=sum(i.is_move for i in step[products[0] : products[-1]]),
         barriers=sum(i.opcode == BAR for i in step),
         instructions=len(step),
     )
+
+
+def spilled_bytes(log):
+    """The bytes of registers that kernels store to memory and load again."""
+    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log)))
 
 
 def _products(code):

@@ -3,7 +3,7 @@
 import functools
 from dataclasses import dataclass
 
-from cuda_ptx import nvidia
+from cuda_ptx import compilers
 from cuda_ptx.parser import parse
 
 
@@ -53,6 +53,24 @@ SHAPES = {
         Shape("MmaFlat", 32, 128, 64, 32, 32, 4),
     )
 }
+
+
+# By the memory of A and B, transposed or not: whether k is contiguous in each.
+LAYOUTS = {
+    "nn": (True, False),
+    "nt": (True, True),
+    "tn": (False, False),
+    "tt": (False, True),
+}
+
+
+def products():
+    """Every kernel of the product: architecture, shape, element type, layout."""
+    for architecture in compilers.ARCHITECTURES:
+        for shape in shapes_of(architecture):
+            for element in ["Half"] if shape.is_wmma else ["Half", "Bfloat16"]:
+                for layout in LAYOUTS:
+                    yield architecture, shape.name, element, layout
 
 
 def shapes_of(architecture):
@@ -114,7 +132,7 @@ def update_source(rule):
 def ptx_of(source, architecture):
     """The PTX, with the options of cmake/cuda.cmake."""
     options = ["--fmad=false"] if "cuda/update" in source else []
-    return nvidia.compile_ptx(source, architecture, *options)
+    return compilers.compile_ptx(source, architecture, *options)
 
 
 @functools.cache

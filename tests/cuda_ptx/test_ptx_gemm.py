@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 from cuda_ptx import kernels
+from cuda_ptx.compilers import ARCHITECTURES
 from cuda_ptx.elementwise import relu_by_kernel, round_by_kernel
-from cuda_ptx.nvidia import ARCHITECTURES
 from cuda_ptx.products import Case, Product
+from cuda_ptx.tensor_cores import A100, H100, NEAREST, V100
 
-TURNS = {
-    "nn": (True, False),
-    "nt": (True, True),
-    "tn": (False, False),
-    "tt": (False, True),
-}
-ELEMENTS = {"sm_70": ["Half"], "sm_75": ["Half"]}
 BOTH = ["Half", "Bfloat16"]
 # Tensor cores cut off what rounding to nearest would round (keras_mp/gemm.h).
 ROUNDINGS = 3
@@ -39,16 +33,14 @@ def matrix_of_tests():
     The compiler makes almost the same PTX for sm_75 as for sm_70, and for sm_90 as for
     sm_80: there one other case is enough.
     """
-    for architecture in ARCHITECTURES:
-        for shape in kernels.shapes_of(architecture):
-            for element in ELEMENTS.get(architecture, BOTH):
-                for number, turn in enumerate(TURNS):
-                    others = [name for name in cases_of(shape) if name != "odd"]
-                    first = (number + len(element)) % len(others)
-                    names = ["odd", others[first]]
-                    if architecture in ("sm_70", "sm_80"):
-                        names.append(others[first - 2])
-                    yield architecture, shape.name, element, turn, names
+    for number, product in enumerate(kernels.products()):
+        architecture, shape, element, _ = product
+        others = [name for name in cases_of(kernels.SHAPES[shape]) if name != "odd"]
+        first = (number + len(element)) % len(others)
+        names = ["odd", others[first]]
+        if architecture in ("sm_70", "sm_80"):
+            names.append(others[first - 2])
+        yield *product, names
 
 
 TESTS = {"-".join(test[:4]): test for test in matrix_of_tests()}
@@ -56,12 +48,41 @@ TESTS = {"-".join(test[:4]): test for test in matrix_of_tests()}
 
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_products(test):
-    architecture, shape, element, turn, names = test
+    architecture, shape, element, layout, names = test
     cases = cases_of(kernels.SHAPES[shape])
     for name in names:
-        product = Product(cases[name], element, TURNS[turn])
+        product = Product(cases[name], element, kernels.LAYOUTS[layout])
         result = product.run(shape, architecture)
         assert product.error_over_bound(result, ROUNDINGS) <= 1, name
+
+
+def cut_off(k):
+    """The first product is 1, the others are just below its last bit, 2^-23."""
+    a, b = np.full((1, 16, k), 2**-12 * (1 - 2**-10)), np.full((1, k, 16), 2.0**-11)
+    a[:, :, 0] = b[:, 0, :] = 1
+    return a, b
+
+
+# Architecture, shape, tensor cores, and whether the error is beyond the bound for sums
+# that are rounded to nearest.
+ADVERSARIAL = {
+    "nearest": ("sm_70", "WmmaSmall", NEAREST, False),
+    "V100": ("sm_70", "WmmaSmall", V100, True),
+    "A100": ("sm_80", "MmaSmall", A100, False),
+    "H100": ("sm_90", "MmaSmall", H100, False),
+}
+
+
+@pytest.mark.parametrize("k_per_split", [None, 128], ids=["whole", "split"])
+@pytest.mark.parametrize("test", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_the_bound_holds_where_tensor_cores_cut_off_most(test, k_per_split):
+    architecture, shape, tensor_cores, is_beyond = test
+    case = Case(16, 16, 512, float_output=True, k_per_split=k_per_split)
+    product = Product(case, data=cut_off(case.k))
+    result = product.run(shape, architecture, tensor_cores=tensor_cores)
+    assert product.error_over_bound(result, ROUNDINGS) <= 1
+    if k_per_split is None:  # a split without the 1 is exact
+        assert (product.error_over_bound(result, roundings=1) > 1) == is_beyond
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -8,7 +8,9 @@
 //
 // Accumulator: FP32. Every product of two 16-bit elements is exact in FP32 (bfloat16:
 // unless it underflows), so that an element of A * B errs by at most
-// k * 2^-24 * sum |a| |b|, whatever the order of the sum. On avx512_bf16, amx_bf16 and
+// k * 2^-24 * sum |a| |b|, whatever the order of the sum, where every sum is rounded to
+// nearest; on tensor cores, which cut off instead, by at most 3 k * 2^-24 * sum |a| |b|:
+// src/cuda/gemm/primitives.cuh derives it. On avx512_bf16, amx_bf16 and
 // amx_fp16, the dot-product instructions of bfloat16 flush elements and sums below 2^-126
 // to 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|).
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.

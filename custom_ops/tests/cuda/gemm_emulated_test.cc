@@ -193,7 +193,7 @@ void RunCase(const Case& c, bool transpose_a, bool transpose_b, const std::strin
         }
         const double got =
             c.float_output ? result.floats()[at] : read(result.bits(), at);
-        Expect(IsRight(got, sum, magnitude, added, c.k, g),
+        Expect(IsRight(got, sum, magnitude, added, c.k, g, SumRounding::kNearest),
                name + " at " + std::to_string(row) + "," + std::to_string(column) +
                    ": " + std::to_string(got) + " from the sum " + std::to_string(sum));
       }

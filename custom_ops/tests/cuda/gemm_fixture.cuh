@@ -275,7 +275,7 @@ class Product {
           const double product = alpha * sums[i];
           const double magnitude = std::abs(alpha) * sums[sums.size() / 2 + i];
           const double bias = bias_[static_cast<std::size_t>(column)];
-          if (!IsRight(got, product, magnitude, bias, g.k, g)) {
+          if (!IsRight(got, product, magnitude, bias, g.k, g, SumRounding::kTensorCore)) {
             char text[160];
             std::snprintf(text, sizeof text,
                           "[%lld, %lld, %lld] is %.9g; alpha A B = %.12g, bias %.9g",

@@ -121,7 +121,7 @@ void CheckHalfAccumulatorWouldFail() {
     half_sum = HalfToFloat(FloatToHalf(half_sum + a * b));
   }
   Gemm gemm;
-  if (IsRight(half_sum, sum, magnitude, 0, 4096, gemm)) {
+  if (IsRight(half_sum, sum, magnitude, 0, 4096, gemm, SumRounding::kTensorCore)) {
     Fail(CudaRoute::kOwn, "half accumulator", "the tolerance lets it pass");
   }
 }
@@ -285,7 +285,8 @@ void CheckBeyond31Bits(CudaRoute route) {
                        got.size() * 2, cudaMemcpyDeviceToHost),
             "copy out");
   for (std::size_t i = 0; i < got.size(); ++i) {
-    if (!IsRight(HalfToFloat(got[i]), sums[i], sums[got.size() + i], 0, g.k, g)) {
+    if (!IsRight(HalfToFloat(got[i]), sums[i], sums[got.size() + i], 0, g.k, g,
+                 SumRounding::kTensorCore)) {
       Fail(route, "beyond 2^31", std::to_string(i));
       return;
     }

@@ -14,6 +14,7 @@
 // With a GPU:
 //   cmake -S custom_ops -B build/cuda -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=ON &&
 //   cmake --build build/cuda --target gemm_cuda_test && build/cuda/gemm_cuda_test
+// Run it from its PTX, and count what the assembler makes of it: pytest tests/cuda_ptx
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_MMA_CUH_

@@ -11,7 +11,7 @@
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
 //   cmake --build build/cpp --target gemm_cuda_emulated_test &&
 //   build/cpp/gemm_cuda_emulated_test
-// Compile with NVRTC to tensor-core instructions: pytest tests/ops/kernels/test_volta.py
+// Run it from its PTX, and count what the assembler makes of it: pytest tests/cuda_ptx
 
 #ifndef KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
 #define KERAS_MP_SRC_CUDA_GEMM_WMMA_CUH_
