@@ -160,6 +160,38 @@ def read_without_autocast(variable: Any) -> Any:
     return _without_autocast(read=(lambda: variable) if is_variable else variable)
 
 
+class _InFP32(keras.layers.Layer):
+    """A layer whose call reads variables in FP32."""
+
+    def __init__(self) -> None:
+        # Keras casts what is read where this differs from what is stored.
+        policy = Float16ProductsPolicy(variable_dtype="float16")
+        super().__init__(dtype=policy, name="read_in_fp32")
+
+    def call(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+
+_in_fp32 = _InFP32()
+
+
+def read_kernel(layer: Any) -> Any:
+    """Reads the kernel of a layer in its storage dtype; with LoRA, the adapted one.
+
+    LoRA's weights are FP32. A kernel of 16 bits is read in FP32 beside them: without
+    autocast, inside a layer with autocast, Keras adds the two as if both were FP32.
+
+    Args:
+        layer: of Keras, with the property `kernel`, inside its `call`.
+
+    Returns:
+        Tensor.
+    """
+    if layer.lora_enabled and is_half(layer.variable_dtype):
+        return _in_fp32(read=lambda: layer.kernel)
+    return read_without_autocast(lambda: layer.kernel)
+
+
 def reshape_for_broadcast(axes: list[int], inputs: Any, weight: Any) -> Any:
     """Returns a weight in FP32, reshaped to broadcast against the inputs.
 

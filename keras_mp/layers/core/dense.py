@@ -10,6 +10,7 @@ from keras_mp.layers.precision import (
     fused_activation,
     multiplies,
     multiply,
+    read_kernel,
     read_without_autocast,
 )
 
@@ -43,7 +44,7 @@ class Dense(KeepsPolicy, keras.layers.Dense):
         outputs = multiply(
             self,
             inputs,
-            read_without_autocast(lambda: self.kernel),
+            read_kernel(self),
             bias=read_without_autocast(self.bias),
             activation=activation,
         )

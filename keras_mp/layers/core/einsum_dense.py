@@ -12,6 +12,7 @@ from keras_mp.layers.precision import (
     activate_and_round,
     fused_activation,
     multiplies,
+    read_kernel,
     read_without_autocast,
 )
 
@@ -44,7 +45,7 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
         a, b, output = parse(self.equation, len(inputs.shape))
         if not is_matmul(a, b, output):
             return super().call(inputs, training=training)
-        kernel = read_without_autocast(lambda: self.kernel)
+        kernel = read_kernel(self)
         bias = read_without_autocast(self.bias)
         if bias is None or set(self.bias_axes) == set(output) - set(a):
             activation = fused_activation(self.activation)
