@@ -122,9 +122,9 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
     The inverse of `convert` and of `PrecisionPlan.apply`, in place: weights, names and
-    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`, or `float16`
-    if their weights are stored in that, also inside a `DTypePolicyMap`. A model
-    saved or exported then loads without keras_mp: no regularizer is a
+    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`, or
+    `float16` if their weights are stored in that, also inside a `DTypePolicyMap`. A
+    model saved or exported then loads without keras_mp: no regularizer is a
     `keras_mp.FP32Regularizer` any more. Normalizations keep their FP32 weights under
     the policy `float16` too.
 
