@@ -297,6 +297,7 @@ IN_MAKE_TEST = {
     "test_misuse.py": {"*": []},
     "test_overflow_storm.py": {"*": []},
     "test_second_order.py": {"*": []},
+    "test_site_in_a_browser.py": {"*": []},  # after `make docs`
     "test_soak.py": {"*": []},
     # Kernels for GPUs, compiled and executed without one.
     "test_ptx_assembly.py": {

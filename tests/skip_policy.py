@@ -9,7 +9,7 @@ import os
 import pytest
 
 # How the reason of a skip may start, for what a machine of CI does not have.
-ALLOWED = ("needs a GPU",)
+ALLOWED = ("needs a GPU", "needs Chromium")
 
 
 def forbid_skip(report):
