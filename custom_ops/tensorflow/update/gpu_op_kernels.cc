@@ -45,8 +45,7 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(KERAS_MP_GPU(UpdateVariables)
                             .HostMemory("masters")
                             .HostMemory("slots")
-                            .HostMemory("weights")
-                            .HostMemory("exponents"),
+                            .HostMemory("weights"),
                         update_op::UpdateVariablesOp<GpuOpBackend>);
 
 #undef KERAS_MP_GPU

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <memory>
 
-#include "common/compressed_suite.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
@@ -63,8 +62,6 @@ int main(int argc, char** argv) {
     UpdateSuite suite(CpuDevice{isa});
     suite.TestAll();
     suite.TestManyLists(100);
-    CompressedSuite compressed(CpuDevice{isa});
-    compressed.TestAll(1 << 21);
   }
   return Report();
 }

@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "common/compressed_suite.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
@@ -95,8 +94,6 @@ int main(int argc, char** argv) {
   }
   UpdateSuite suite(CudaDevice{});
   suite.TestAll();
-  CompressedSuite compressed(CudaDevice{});
-  compressed.TestAll(1 << 21);
   suite.TestManyLists(argc > 1 ? std::atoi(argv[1]) : 100);
   return Report();
 }
