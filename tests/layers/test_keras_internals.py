@@ -126,6 +126,16 @@ def direct_sublayers():
     yield keras_internals.direct_sublayers(wrapper), [inner]
 
 
+def set_policy():
+    policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
+    one, other = (built(keras.layers.Dense(1, dtype=policies)) for _ in range(2))
+    keras_internals.set_policy(one, keras.DTypePolicy("float32"))
+    yield [one.compute_dtype, other.compute_dtype], ["float32", "float16"]
+    yield len(policies), 0
+    keras_internals.set_policy(one, policies)
+    yield one.dtype_policy is policies, True
+
+
 def own_variables():
     layer = built(keras.layers.BatchNormalization())
     layer.gamma.trainable = False
