@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import report
+from experiments.flags import build_folder
 
 # What most experiments are measured with; a constant scale comes with each of them.
 SETTINGS = {
@@ -43,8 +44,8 @@ class Comparison:
         log_scale: whether it is drawn on a logarithmic scale.
         groups: how names of settings begin that are drawn apart from others.
         short: flags that make it short, for `make gallery`.
-        prepare: called before the first run, with the flags of all of them; makes what
-            they begin with.
+        prepare: called before the first run, with the preset and the flags of all of
+            them; makes what they begin with.
         show: called with the results by setting and the folder of the comparison; what
             it returns is printed before the table.
     """
@@ -71,7 +72,7 @@ class Comparison:
         files = {name: self._out(args, name) / "result.json" for name in args.settings}
         todo = [n for n in files if not (args.keep and files[n].is_file())]
         if todo and self.prepare is not None:
-            self.prepare(flags)
+            self.prepare(["--preset", args.preset, *flags])
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda name: self._train(name, args, flags), todo))
         results = {name: json.loads(file.read_text()) for name, file in files.items()}
@@ -116,7 +117,7 @@ class Comparison:
             "--record", action="store_true", help="copy the results to results/"
         )
         args, flags = parser.parse_known_args(argv)
-        args.out = args.out or Path("build") / self.folder.name / args.preset
+        args.out = args.out or build_folder(self.folder) / args.preset
         known = {"demo": list(self.demo), "all": list(self.settings)}
         chosen = [n for name in args.settings for n in known.get(name, [name])]
         unknown = [name for name in chosen if name not in self.settings]

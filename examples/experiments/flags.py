@@ -9,6 +9,14 @@ from typing import Any
 
 from experiments.precision import PRECISIONS
 
+EXAMPLES = Path(__file__).resolve().parents[1]
+
+
+def build_folder(folder: Path) -> Path:
+    """Returns where the runs of an experiment are: its path in examples/, in build/."""
+    is_example = EXAMPLES in folder.parents
+    return Path("build") / (folder.relative_to(EXAMPLES) if is_example else folder.name)
+
 
 def parse(
     folder: Path,
@@ -39,7 +47,7 @@ def parse(
         help="'dynamic', 'statistical' or a number, for mixed",
     )
     parser.add_argument("--seed", type=int, default=0)
-    default = Path("build") / folder.name / preset.preset
+    default = build_folder(folder) / preset.preset
     parser.add_argument("--out", type=Path, default=default, help="a folder")
     parser.add_argument("--resume", action="store_true")
     bar = 1 if sys.stdout.isatty() else 2

@@ -17,7 +17,8 @@ Results = Mapping[str, Result]
 
 def table(results: Results, measures: Sequence[str]) -> str:
     """Returns a Markdown table: a setting a row, its measures, its cost, its scale."""
-    columns = [*measures, "s/step", "peak MB", "loss scale", "skipped steps"]
+    columns = [*measures, "s/step", "minutes", "peak MB"]
+    columns += ["loss scale", "skipped steps"]
     rows = [["setting", *columns], ["---"] * (len(columns) + 1)]
     for name, result in results.items():
         rows.append(
@@ -25,6 +26,7 @@ def table(results: Results, measures: Sequence[str]) -> str:
                 name,
                 *(f"{result['measures'][measure]:.4g}" for measure in measures),
                 f"{result['step_seconds']:.3f}",
+                f"{result['seconds'] / 60:.1f}",
                 f"{result['peak_mb']:.0f}",
                 optional(result["loss_scale"]),
                 optional(result["skipped_steps"]),

@@ -92,6 +92,7 @@ class Run:
         validation_data: Any = None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         fit: Callable[..., Any] | None = None,
+        on_collapse: str = "raise",
     ) -> list[Row]:
         """Trains for `args.steps` steps and evaluates every `args.eval_every`.
 
@@ -101,6 +102,7 @@ class Run:
             validation_data: as for `Model.fit`.
             callbacks: list of what also runs.
             fit: in the place of `Model.fit`, called with the same arguments.
+            on_collapse: that of `keras_mp.LossScaleCallback`.
 
         Returns:
             The rows of the log, one for each evaluation.
@@ -109,7 +111,8 @@ class Run:
             self.restore(model)
         done, every = self._done or 0, self.args.eval_every
         if isinstance(model.optimizer, keras_mp.FP32MasterOptimizer):
-            callbacks = [keras_mp.LossScaleCallback(), *callbacks]
+            watch = keras_mp.LossScaleCallback(on_collapse=on_collapse)
+            callbacks = [watch, *callbacks]
         log = keras.callbacks.CSVLogger(self.out / "log.csv", append=self.args.resume)
         # Checkpoints last: a row of the log is written before its checkpoint.
         saving = keras_mp.Checkpoints(self.out / "checkpoints")

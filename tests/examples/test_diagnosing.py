@@ -15,8 +15,11 @@ FOLDER = Path(__file__).parents[2] / "examples" / "diagnosing"
 @pytest.fixture(autouse=True)
 def examples_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
+    names = ("images", "no_learning", "fine_tuning", "attention", "watching")
+    for name in names:  # there is a folder examples/fine_tuning, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield
-    for name in ("images", "no_learning", "fine_tuning", "attention", "watching"):
+    for name in names:
         sys.modules.pop(name, None)
 
 

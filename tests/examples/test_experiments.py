@@ -176,7 +176,8 @@ out.mkdir(parents=True)
 (out / "result.json").write_text(json.dumps({
     "flags": {"eval_every": 5},
     "measures": {"error": float(flags["--seed"]) + 0.5},
-    "step_seconds": 0.25, "peak_mb": 900.4, "loss_scale": None, "skipped_steps": 3.0,
+    "step_seconds": 0.25, "seconds": 90.0, "peak_mb": 900.4,
+    "loss_scale": None, "skipped_steps": 3.0,
     "log": [{"loss": 4.0, "val_loss": 5.0}, {"loss": 2.0, "val_loss": 3.0}],
 }))
 """
@@ -200,8 +201,8 @@ def test_comparison(comparison, tmp_path, capfd):
     comparison.main(["--settings", "all", "--out", str(out), "--record"])
     printed = capfd.readouterr().out
     assert "2 shown" in printed
-    assert "| fp32 | 1.5 | 0.250 | 900 | - | 3 |" in printed
-    assert "| fp16, no masters | 2.5 | 0.250 | 900 | - | 3 |" in printed
+    assert "| fp32 | 1.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
+    assert "| fp16, no masters | 2.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     recorded = sorted((comparison.folder / "results" / "demo").iterdir())
     assert [path.name for path in recorded] == ["fp16-no-masters.json", "fp32.json"]
@@ -225,7 +226,7 @@ def test_a_comparison_is_prepared_before_the_first_run(comparison, tmp_path):
     comparison = replace(comparison, prepare=prepare)
     comparison.main(["--out", str(out), "--seed", "3"])
     comparison.main(["--out", str(out), "--keep"])  # trains nothing
-    assert prepared == [["--seed", "3"]]
+    assert prepared == [["--preset", "demo", "--seed", "3"]]
 
 
 def test_a_comparison_ends_where_a_run_fails(comparison, tmp_path):

@@ -36,7 +36,7 @@ out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True)
 result = {{"flags": {{"eval_every": 5}}, "measures": {{"error": 0.5}},
     "machine": {MACHINE}, "log": [{{"loss": 4.0}}], "step_seconds": 0.25,
-    "peak_mb": 900, "loss_scale": None, "skipped_steps": None}}
+    "seconds": 90.0, "peak_mb": 900, "loss_scale": None, "skipped_steps": None}}
 (out / "result.json").write_text(json.dumps(result))
 """
 

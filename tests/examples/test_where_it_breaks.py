@@ -222,7 +222,8 @@ def test_all_settings_begin_after_pre_training(flags, expected, tmp_path, monkey
     found = [command[command.index("pretraining") + 1 :] for command in commands]
     assert found == ([expected] if expected else [])
     # It is there.
-    result = tmp_path / "build" / "fine_tuning" / "pretraining" / "result.json"
+    folder = tmp_path / "build" / "where_it_breaks" / "fine_tuning" / "pretraining"
+    result = folder / "result.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
     compare.COMPARISON.prepare(flags)

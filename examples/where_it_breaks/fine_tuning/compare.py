@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.compare import SETTINGS, Comparison, run_script
+from experiments.flags import build_folder
 
 HERE = Path(__file__).resolve().parent
 
@@ -32,7 +33,7 @@ def pretrain(flags: list[str]) -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--start")
     args, _ = parser.parse_known_args(flags)
-    if args.start or Path("build/fine_tuning/pretraining/result.json").is_file():
+    if args.start or (build_folder(HERE) / "pretraining" / "result.json").is_file():
         return
     command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
     run_script([*command, *FP32, "--data", args.data])
