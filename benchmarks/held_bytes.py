@@ -58,9 +58,9 @@ def held_tensors(layer, x, runs="eager"):
     """Returns what a layer or model holds, largest first.
 
     Args:
-        layer: it is called with `x` and `training=True`; `x` and its trainable
-            variables get gradients.
-        x: `tf.TensorSpec`.
+        layer: it is called with `x` and `training=True`; its trainable variables, and
+            what of `x` is floating, get gradients.
+        x: `tf.TensorSpec`, or a structure of several.
         runs: what the backward pass is. `"eager"`: the operations that `tape.gradient`
             adds. `"graph"`: those of them that need the gradient of the output. A graph
             runs each of the others as soon as it has its inputs, and only once if the
@@ -70,11 +70,12 @@ def held_tensors(layer, x, runs="eager"):
 
     @tf.function
     def step(x):
+        given = [each for each in keras.tree.flatten(x) if each.dtype.is_floating]
         with tf.GradientTape() as tape:
-            tape.watch(x)
+            tape.watch(given)
             y = layer(x, training=True)
         start.append(tf.ones(y.shape, y.dtype))
-        return tape.gradient(y, [x, *layer.trainable_variables], start[-1])
+        return tape.gradient(y, [*given, *layer.trainable_variables], start[-1])
 
     graph = step.get_concrete_function(x).graph
     operations = graph.get_operations()
