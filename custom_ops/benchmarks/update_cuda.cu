@@ -134,7 +134,7 @@ void Row(const List& list, const Rule& rule, double bandwidth, cudaStream_t stre
     Parameter parameter;
     parameter.gradient = {list.size, DataType::kHalf, gradients.As<char>() + 2 * at};
     for (int k = 0; k < rule.slots; ++k) {
-      parameter.slots[k] = slots.As<float>() + k * list.count * pitch + at;
+      parameter.slots[k].values = slots.As<float>() + k * list.count * pitch + at;
     }
     parameter.pair = {list.size, masters.As<float>() + at, DataType::kHalf,
                       weights.As<std::uint16_t>() + at};

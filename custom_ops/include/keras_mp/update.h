@@ -7,6 +7,9 @@
 //   2. Update           g = gradient / scale, clipped; weight decay; the slots and the
 //                       FP32 master are updated; the 16-bit weight is its master, rounded
 //
+// Masters and slots may be held in fewer bytes (MasterPair and Slot say how). A step then
+// computes in FP32 as well: it expands a block at a time, and compresses the result.
+//
 // Where an optimizer without a kernel computes the new masters: UnscaleGradients, then
 // SyncMastersFromWeights, then that optimizer, then CastMasters.
 //
@@ -45,12 +48,32 @@ struct GradientCheck {
   float* sum_of_squares = nullptr;  // [1]: of all elements of gradients / scale; or null
 };
 
-// A 16-bit weight and its FP32 master.
+// A master M and its 16-bit weight W, of which a variable holds
+//
+//   master                M; an FP32 variable is its own weight
+//   master, weight        M and W
+//   weight, remainder     W and the remainder r, which is what M has beyond W
+//   weight                W alone: M is W before a step, and rounded stochastically after
+//
+// Only pairs of a master and a weight can be synchronized and cast by themselves.
+//
+// The remainder, with the bits of FP32 numbers as integers:
+//
+//   M = W                          where W is inf or NaN; r = 0
+//   M = W + r 2^-40                where |W| < 2^-14 in FP16; M = W for r = 0
+//   bits(M) = bits(W) + r          elsewhere
+//
+// r is rounded to nearest even, and saturates. W is M rounded to nearest even, so that W
+// and r are M exactly in FP16 for 2^-14 <= |W| and |M| < 65728, and in bfloat16 but where
+// M is half-way above an even W: there M moves by its ulp towards W. Below 2^-14 the error
+// is at most 2^-41, or 2^-40 half-way above an even W; 0 for |M| >= 2^-17 elsewhere.
+// A weight that something else wrote keeps its remainder.
 struct MasterPair {
   std::int64_t size = 0;
   float* master = nullptr;
   DataType type = DataType::kHalf;  // of the weight: kHalf or kBfloat16
   std::uint16_t* weight = nullptr;
+  std::int16_t* remainder = nullptr;
 };
 
 // How a master is rounded to its weight. Both ways saturate at the largest finite number.
@@ -109,6 +132,38 @@ enum class UpdateRule {
 constexpr int kUpdateRules = 15;
 constexpr int kMostSlots = 3;
 
+// The elements of a compressed slot that share an exponent.
+constexpr std::int64_t kSlotGroup = 32;
+
+constexpr std::int64_t SlotGroupsOf(std::int64_t size) {
+  return (size + kSlotGroup - 1) / kSlotGroup;
+}
+
+// The numbers of one slot: FP32 `values`, or `codes` of 8 bits and `exponents` of 8 bits,
+// one for each kSlotGroup neighbouring elements, of which the last group may have fewer.
+//
+// A group has the exponent e = min(max over the group of bits(|x|) >> 23, 253), or 0 if
+// all its numbers are subnormal or 0, and then all are stored as 0. A code is a
+// floating-point number t with three bits of fraction, t = |x| 2^(127 - e) <= 1.875:
+//
+//   signed    a sign bit, 4 bits of exponent, 3 of fraction: normal from c = 2^-14 on
+//   unsigned  5 bits of exponent, 3 of fraction: normal from c = 2^-30 on
+//
+// Below c codes are multiples of c / 8. inf, NaN and what is larger become the largest
+// code. Rounding is stochastic and unbiased: with the probability of its distance to the
+// code below, a number becomes the code above, for a random number of 20 bits. But an
+// unsigned number that is not 0 has a code that is not 0, so that no step divides by a
+// second moment that vanished.
+//
+// The random numbers are a hash of the element's index, of the slot's, and of `noise`,
+// noise_high 2^16 + noise_low, which should differ from step to step. So are those for
+// weights without a master, which have kMostSlots for the slot's index.
+struct Slot {
+  float* values = nullptr;
+  std::uint8_t* codes = nullptr;
+  std::uint8_t* exponents = nullptr;  // [SlotGroupsOf(size)]
+};
+
 constexpr int SlotsOf(UpdateRule rule) {
   switch (rule) {
     case UpdateRule::kSgd:
@@ -134,6 +189,37 @@ constexpr int SlotsOf(UpdateRule rule) {
   return 0;
 }
 
+// How the codes of a rule's slot are: a second moment has no sign.
+enum class SlotCode { kNone, kSigned, kUnsigned };
+
+// kNone where the rule has no such slot, or it can be FP32 only.
+constexpr SlotCode SlotCodeOf(UpdateRule rule, int slot) {
+  if (slot >= SlotsOf(rule)) return SlotCode::kNone;
+  switch (rule) {
+    case UpdateRule::kSgd:
+    case UpdateRule::kAmsgrad:
+    case UpdateRule::kFtrl:
+    case UpdateRule::kCenteredRmsprop:
+    case UpdateRule::kCenteredRmspropMomentum:
+      return SlotCode::kNone;
+    case UpdateRule::kMomentum:
+    case UpdateRule::kNesterov:
+    case UpdateRule::kLion:
+      return SlotCode::kSigned;
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kAdadelta:
+    case UpdateRule::kRmsprop:
+      return SlotCode::kUnsigned;
+    case UpdateRule::kAdam:
+    case UpdateRule::kNadam:
+    case UpdateRule::kAdamax:
+      return slot == 0 ? SlotCode::kSigned : SlotCode::kUnsigned;
+    case UpdateRule::kRmspropMomentum:
+      return slot == 0 ? SlotCode::kUnsigned : SlotCode::kSigned;
+  }
+  return SlotCode::kNone;
+}
+
 struct UpdateHyperparameters {
   float scale = 1;         // g = gradient / scale,
   float clip_value = 0;    // then clipped to [-clip_value, clip_value] if that is not 0,
@@ -155,18 +241,21 @@ struct UpdateHyperparameters {
   float l1 = 0;
   float l2 = 0;
   float l2_shrinkage = 0;
+  float noise_low = 0;  // integers in [0, 2^16)
+  float noise_high = 0;
 };
 
 struct Parameter {
   Gradient gradient;
-  float* slots[kMostSlots] = {};  // SlotsOf(rule) of them
+  Slot slots[kMostSlots];  // SlotsOf(rule) of them
   bool apply_weight_decay = false;
-  MasterPair pair;  // of an FP32 variable, its own master, the weight is null
-  const float* uniforms = nullptr;  // for stochastic rounding
+  MasterPair pair;
+  const float* uniforms = nullptr;  // for stochastic rounding of a pair with a master
 };
 
-// The arguments of a step. Before the rule, masters are synchronized from their weights
-// as by SyncMastersFromWeights; after it, they are cast as by CastMasters.
+// The arguments of a step. Before the rule, FP32 masters are synchronized from their
+// weights as by SyncMastersFromWeights; after it, they are cast as by CastMasters, with
+// `rounding`. A weight with a remainder is its master rounded to nearest.
 struct Update {
   std::int64_t count = 0;
   const Parameter* parameters = nullptr;

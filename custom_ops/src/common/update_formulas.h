@@ -2,12 +2,15 @@
 // mathematical notation), compiled for vectors on a CPU and for scalars in a CUDA thread,
 // so that both give the same bits. Arguments are FP32 values in registers: a gradient, a
 // master, its slots. The template argument `Machine` has the type Float, a float or a
-// vector of floats, and, for each element,
+// vector of floats, Ints and Words, as many integers of 32 bits, with and without a sign,
+// and, for each element,
 //
 //   Sqrt(x)
 //   Truncate(x)   x rounded toward 0, for |x| < 2^31 or NaN
 //   Exponent(x)   2^floor(log2 |x|) for normal x; 0 for subnormal x; inf for inf and NaN
 //   Differ(x, y)  whether x and y have different bits
+//   Bits(x), FromBits(words)     the bits of a Float
+//   AsInts(words), AsWords(ints), ToFloat(ints)
 //
 // Build and test on a CPU and in an emulator of CUDA:
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
@@ -29,17 +32,20 @@ namespace keras_mp {
 // The 16-bit formats: the largest finite number; the machine epsilon, which is the ulp of
 // 1; and the power of two below which the ulp no longer shrinks. That of FP16 is its
 // smallest normal number. Bfloat16 has smaller ulps, down to 2^-133, but a processor that
-// flushes FP32 numbers below 2^-126 to zero cannot compute with them.
+// flushes FP32 numbers below 2^-126 to zero cannot compute with them. kFixedBelow: the
+// magnitude below which the remainders of MasterPair are fixed-point numbers.
 struct HalfGrid {
   static constexpr float kLargest = 65504.0f;
   static constexpr float kSmallestPower = 0x1p-14f;
   static constexpr float kEpsilon = 0x1p-10f;
+  static constexpr float kFixedBelow = 0x1p-14f;
 };
 
 struct Bfloat16Grid {
   static constexpr float kLargest = 0x1.fep127f;
   static constexpr float kSmallestPower = 0x1p-119f;
   static constexpr float kEpsilon = 0x1p-7f;
+  static constexpr float kFixedBelow = 0;
 };
 
 template <UpdateRule kRule>
@@ -100,6 +106,11 @@ struct UpdateFormulas {
     return (power > smallest ? power : smallest) * Grid::kEpsilon;
   }
 
+  // 1 / x, exactly, for a power of two from 2^-126 to 2^126; or no number for inf.
+  static KERAS_MP_HOST_DEVICE Float InverseOfPower(Float x) {
+    return Machine::FromBits(0x7f000000u - Machine::Bits(x));
+  }
+
   // x rounded down, for |x| <= 2^23. A 16-bit number has less than 2^23 ulps.
   static KERAS_MP_HOST_DEVICE Float Floor(Float x) {
     const Float whole = Machine::Truncate(x);
@@ -116,8 +127,8 @@ struct UpdateFormulas {
   template <class Grid>
   static KERAS_MP_HOST_DEVICE Float SyncStochastic(Float master, Float weight) {
     const Float limited = Clip(master, Grid::kLargest);
-    const Float ulp = Ulp<Grid>(limited);
-    const Float in_ulps = limited / ulp, found = weight / ulp;
+    const Float ulps = InverseOfPower(Ulp<Grid>(limited));
+    const Float in_ulps = limited * ulps, found = weight * ulps;
     return (found != Floor(in_ulps)) & (found != -Floor(-in_ulps)) ? weight : master;
   }
 
@@ -125,7 +136,7 @@ struct UpdateFormulas {
   static KERAS_MP_HOST_DEVICE Float RoundStochastic(Float master, Float uniform) {
     const Float limited = Clip(master, Grid::kLargest);
     const Float ulp = Ulp<Grid>(limited);
-    const Float in_ulps = limited / ulp;
+    const Float in_ulps = limited * InverseOfPower(ulp);
     const Float down = Floor(in_ulps);
     const Float up = uniform < in_ulps - down ? All(1) : Float{};
     return (down + up) * ulp;

@@ -20,7 +20,7 @@ UpdateRule RuleNamed(const std::string& name) {
 absl::Status Misfit(const char* name, int i, const TensorSpec& spec,
                     const TensorSpec& master) {
   return absl::InvalidArgumentError(absl::StrCat(
-      name, " ", i, " must fit the master, which is float32. Received: ",
+      name, " ", i, " must fit the master. Received: ",
       DataTypeString(spec.dtype), " ", spec.shape.DebugString(), " for ",
       DataTypeString(master.dtype), " ", master.shape.DebugString()));
 }
@@ -39,9 +39,13 @@ absl::Status CheckFp32(const char* name, int i, const TensorSpec& spec,
   return CheckShape(name, i, spec, master);
 }
 
+bool Has16Bits(tensorflow::DataType dtype) {
+  return dtype == tensorflow::DT_HALF || dtype == tensorflow::DT_BFLOAT16;
+}
+
 // or has 16 bits.
 absl::Status CheckWeight(int i, const TensorSpec& spec, const TensorSpec& master) {
-  if (spec.dtype != tensorflow::DT_HALF && spec.dtype != tensorflow::DT_BFLOAT16) {
+  if (!Has16Bits(spec.dtype)) {
     return Misfit("weight", i, spec, master);
   }
   return CheckShape("weight", i, spec, master);
@@ -92,58 +96,67 @@ absl::Status DuplicateVariable() {
 
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
+                                 std::vector<std::int64_t> exponent_of,
                                  std::vector<std::int64_t> apply_weight_decay)
     : rule_(rule),
       is_stochastic_(is_stochastic),
       weight_of_(std::move(weight_of)),
+      exponent_of_(std::move(exponent_of)),
       apply_weight_decay_(std::move(apply_weight_decay)),
       weights_(count(), -1),
+      exponents_(slots() * count(), -1),
       uniforms_(count(), -1) {
   for (int k = 0; k < weight_count(); ++k) {
     weights_[weight_of_[k]] = first_weight() + k;
     if (is_stochastic_) uniforms_[weight_of_[k]] = end_of_variables() + k;
   }
+  for (std::size_t k = 0; k < exponent_of_.size(); ++k) {
+    exponents_[exponent_of_[k]] = first_weight() + weight_count() + static_cast<int>(k);
+  }
 }
 
 absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
-  int count, slots, weight_count, uniform_count;
+  int count, slots, weight_count, exponent_count, uniform_count;
   std::string rule;
-  std::vector<std::int64_t> weight_of;
+  std::vector<std::int64_t> weight_of, exponent_of;
   std::vector<bool> apply_weight_decay;
   std::vector<tensorflow::DataType> types;
   TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("slot_count", &slots));
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_count", &weight_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("exponent_count", &exponent_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("exponent_of", &exponent_of));
   TF_RETURN_IF_ERROR(ctx->GetAttr("apply_weight_decay", &apply_weight_decay));
   TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
   const bool is_stochastic = uniform_count > 0;
   const auto has = [](const auto& list, int size) {
     return list.size() == static_cast<std::size_t>(size);
   };
-  bool fits = has(types, count) && has(apply_weight_decay, count) &&
-              has(weight_of, weight_count) &&
-              (!is_stochastic || uniform_count == weight_count) &&
-              AreOfMasters(weight_of, count);
-  if (fits) {
-    *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
-                            {apply_weight_decay.begin(), apply_weight_decay.end()});
-    fits = slots == this->slots() * count;
+  const bool fits = has(types, count) && has(apply_weight_decay, count) &&
+                    has(weight_of, weight_count) && has(exponent_of, exponent_count) &&
+                    (!is_stochastic || uniform_count == weight_count) &&
+                    slots == SlotsOf(RuleNamed(rule)) * count &&
+                    AreDistinct(weight_of, count) && AreDistinct(exponent_of, slots);
+  if (!fits) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the lists must match, each weight have a master of its own, and all exponents a "
+        "slot of their own. Received: ",
+        count, " masters, ", types.size(), " gradients, ", apply_weight_decay.size(),
+        " of apply_weight_decay, ", slots, " slots for ", rule, ", ", weight_count,
+        " weights, ", exponent_count, " exponents, ", uniform_count, " uniforms"));
   }
-  if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the lists must match, and each weight have a master of its own. Received: ", count,
-      " masters, ", types.size(), " gradients, ", apply_weight_decay.size(),
-      " of apply_weight_decay, ", slots, " slots for ", rule, ", ", weight_count,
-      " weights, ", uniform_count, " uniforms"));
+  *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
+                          std::move(exponent_of),
+                          {apply_weight_decay.begin(), apply_weight_decay.end()});
+  return absl::OkStatus();
 }
 
-bool UpdateArguments::AreOfMasters(const std::vector<std::int64_t>& weight_of,
-                                   int count) {
+bool UpdateArguments::AreDistinct(const std::vector<std::int64_t>& indices, int count) {
   std::vector<bool> taken(count);
-  for (std::int64_t i : weight_of) {
+  for (std::int64_t i : indices) {
     if (i < 0 || i >= count || taken[i]) return false;
     taken[i] = true;
   }
@@ -160,11 +173,9 @@ absl::Status UpdateArguments::CheckInputs(const std::vector<TensorSpec>& inputs)
   }
   for (int i = 0; i < count(); ++i) {
     const TensorSpec& of_master = inputs[master(i)];
-    TF_RETURN_IF_ERROR(CheckFp32("master", i, of_master, of_master));
+    TF_RETURN_IF_ERROR(CheckMaster(inputs, i));
     TF_RETURN_IF_ERROR(CheckShape("gradient", i, inputs[gradient(i)], of_master));
-    for (int k = 0; k < slots(); ++k) {
-      TF_RETURN_IF_ERROR(CheckFp32("slot", i, inputs[slot(k, i)], of_master));
-    }
+    for (int k = 0; k < slots(); ++k) TF_RETURN_IF_ERROR(CheckSlot(inputs, k, i));
     if (weight(i) >= 0) {
       TF_RETURN_IF_ERROR(CheckWeight(i, inputs[weight(i)], of_master));
     }
@@ -173,6 +184,48 @@ absl::Status UpdateArguments::CheckInputs(const std::vector<TensorSpec>& inputs)
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status UpdateArguments::CheckMaster(const std::vector<TensorSpec>& inputs,
+                                          int i) const {
+  const tensorflow::DataType dtype = inputs[master(i)].dtype;
+  const bool has_weight = weight(i) >= 0;
+  const bool fits = dtype == tensorflow::DT_FLOAT ||
+                    (!is_stochastic_ && dtype == tensorflow::DT_INT16 && has_weight) ||
+                    (!is_stochastic_ && Has16Bits(dtype) && !has_weight);
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a master must be float32, the int16 remainder of a weight, or a 16-bit variable "
+      "without a weight; uniforms are for float32 masters alone. Received: master ",
+      i, ": ", DataTypeString(dtype), has_weight ? " with" : " without", " a weight, ",
+      is_stochastic_ ? "with" : "without", " uniforms"));
+}
+
+absl::Status UpdateArguments::CheckSlot(const std::vector<TensorSpec>& inputs, int k,
+                                        int i) const {
+  const TensorSpec &of_slot = inputs[slot(k, i)], &of_master = inputs[master(i)];
+  TF_RETURN_IF_ERROR(CheckShape("slot", i, of_slot, of_master));
+  if (exponents(k, i) < 0 && of_slot.dtype == tensorflow::DT_FLOAT) {
+    return absl::OkStatus();
+  }
+  const bool has_codes = exponents(k, i) >= 0 && of_slot.dtype == tensorflow::DT_UINT8;
+  if (!has_codes || SlotCodeOf(rule_, k) == SlotCode::kNone) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a slot must be float32, or uint8 with exponents where its rule allows them. "
+        "Received: slot ",
+        k, " of master ", i, ": ", DataTypeString(of_slot.dtype),
+        exponents(k, i) < 0 ? " without" : " with", " exponents, for ",
+        kRuleNames[static_cast<int>(rule_)]));
+  }
+  const TensorSpec& of_exponents = inputs[exponents(k, i)];
+  const TensorShape groups({SlotGroupsOf(of_slot.shape.num_elements())});
+  if (of_exponents.dtype == tensorflow::DT_UINT8 && of_exponents.shape == groups) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "exponents must be uint8, one for each ", kSlotGroup, " elements of their slot. "
+      "Received: ", DataTypeString(of_exponents.dtype), " ",
+      of_exponents.shape.DebugString(), " for ", of_slot.shape.DebugString()));
 }
 
 }  // namespace keras_mp

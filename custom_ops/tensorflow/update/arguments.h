@@ -54,22 +54,25 @@ absl::Status DuplicateVariable();
 
 // The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
 // gradients, masters, the first slots of all masters, the second slots and so on, as many
-// as the rule has, weights, uniforms.
+// as the rule has, weights, exponents, uniforms. The dtype of a master tells how it is
+// held: FP32; int16, the remainder of its weight; or 16 bits, a weight without a master.
+// That of a slot: FP32, or uint8, the codes.
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kHyperparameters = 1, kLists = 2;
   // The length of `hyperparameters`, which have the order of UpdateHyperparameters.
   static constexpr int kHyperparameterCount =
       sizeof(UpdateHyperparameters) / sizeof(float);
-  // Whether weight_of has distinct indices of the `count` masters.
-  static bool AreOfMasters(const std::vector<std::int64_t>& weight_of, int count);
+  // Whether `indices` are distinct, from 0 to before `count`.
+  static bool AreDistinct(const std::vector<std::int64_t>& indices, int count);
 
   UpdateArguments() = default;
-  // `weight_of[k]`: the index of the master of the k-th weight, checked by AreOfMasters;
-  // the other masters are FP32 weights themselves. `apply_weight_decay`: one for each
-  // master.
+  // `weight_of[k]`: the index of the master of the k-th weight; the other masters are
+  // weights themselves. `exponent_of[k]`: the index of the slot of the k-th exponents.
+  // Both are checked by AreDistinct. `apply_weight_decay`: one for each master.
   UpdateArguments(UpdateRule rule, bool is_stochastic,
                   std::vector<std::int64_t> weight_of,
+                  std::vector<std::int64_t> exponent_of,
                   std::vector<std::int64_t> apply_weight_decay);
 
   // Reads the attributes of the op, and checks that they match.
@@ -81,6 +84,7 @@ class UpdateArguments {
   UpdateRule rule() const { return rule_; }
   bool is_stochastic() const { return is_stochastic_; }
   const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
+  const std::vector<std::int64_t>& exponent_of() const { return exponent_of_; }
   const std::vector<std::int64_t>& apply_weight_decay() const {
     return apply_weight_decay_;
   }
@@ -92,11 +96,14 @@ class UpdateArguments {
   int master(int i) const { return kLists + count() + i; }
   int slot(int k, int i) const { return kLists + (2 + k) * count() + i; }
   int weight(int i) const { return weights_[i]; }
+  int exponents(int k, int i) const { return exponents_[k * count() + i]; }
   int uniform(int i) const { return uniforms_[i]; }
-  // The inputs [first_variable, end_of_variables) are the variables: masters, slots and
-  // weights. They are written to.
+  // The inputs [first_variable, end_of_variables) are the variables: masters, slots,
+  // weights and exponents. They are written to.
   int first_variable() const { return kLists + count(); }
-  int end_of_variables() const { return first_weight() + weight_count(); }
+  int end_of_variables() const {
+    return first_weight() + weight_count() + static_cast<int>(exponent_of_.size());
+  }
   int input_count() const {
     return end_of_variables() + (is_stochastic_ ? weight_count() : 0);
   }
@@ -105,10 +112,13 @@ class UpdateArguments {
   int weight_count() const { return static_cast<int>(weight_of_.size()); }
   int first_weight() const { return kLists + (2 + slots()) * count(); }
 
+  absl::Status CheckMaster(const std::vector<TensorSpec>& inputs, int i) const;
+  absl::Status CheckSlot(const std::vector<TensorSpec>& inputs, int k, int i) const;
+
   UpdateRule rule_ = UpdateRule::kSgd;
   bool is_stochastic_ = false;
-  std::vector<std::int64_t> weight_of_, apply_weight_decay_;
-  std::vector<int> weights_, uniforms_;
+  std::vector<std::int64_t> weight_of_, exponent_of_, apply_weight_decay_;
+  std::vector<int> weights_, exponents_, uniforms_;
 };
 
 }  // namespace keras_mp

@@ -45,7 +45,8 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(KERAS_MP_GPU(UpdateVariables)
                             .HostMemory("masters")
                             .HostMemory("slots")
-                            .HostMemory("weights"),
+                            .HostMemory("weights")
+                            .HostMemory("exponents"),
                         update_op::UpdateVariablesOp<GpuOpBackend>);
 
 #undef KERAS_MP_GPU

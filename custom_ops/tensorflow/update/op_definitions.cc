@@ -75,7 +75,9 @@ REGISTER_OP("KerasMp>CastMasters")
          "nearest even.");
 
 // The k-th weight is the 16-bit weight of masters[weight_of[k]]; the other masters are
-// FP32 weights themselves. `hyperparameters` are the fields of UpdateHyperparameters.
+// weights themselves. A master of int16 is the remainder of its weight. Slots are FP32, or
+// uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]].
+// `hyperparameters` are the fields of UpdateHyperparameters.
 REGISTER_OP("KerasMp>UpdateVariables")
     .Input("finite: bool")
     .Input("hyperparameters: float")
@@ -83,13 +85,16 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .Input("masters: count * resource")
     .Input("slots: slot_count * resource")
     .Input("weights: weight_count * resource")
+    .Input("exponents: exponent_count * resource")
     .Input("uniforms: uniform_count * float")
     .Attr("T: list({half, bfloat16, float}) >= 1")
     .Attr("count: int >= 1")
     .Attr("slot_count: int >= 0")
     .Attr("weight_count: int >= 0")
+    .Attr("exponent_count: int >= 0")
     .Attr("uniform_count: int >= 0")
     .Attr("weight_of: list(int)")
+    .Attr("exponent_of: list(int) = []")
     .Attr("apply_weight_decay: list(bool)")
     .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))
     .SetShapeFn([](InferenceContext* c) {

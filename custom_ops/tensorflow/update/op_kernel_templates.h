@@ -29,15 +29,33 @@ inline Gradient AsGradient(const Tensor& tensor) {
   return gradient;
 }
 
-// `weight`: null where the master is an FP32 weight itself.
+// `weight`: null where the master is a weight itself.
 inline MasterPair AsPair(Tensor& master, Tensor* weight) {
   MasterPair pair;
   pair.size = master.NumElements();
-  pair.master = master.flat<float>().data();
+  if (master.dtype() == tensorflow::DT_FLOAT) {
+    pair.master = master.flat<float>().data();
+  } else if (master.dtype() == tensorflow::DT_INT16) {
+    pair.remainder = master.flat<std::int16_t>().data();
+  } else {
+    weight = &master;
+  }
   if (weight == nullptr) return pair;
   pair.type = TypeOf(weight->dtype());
   pair.weight = static_cast<std::uint16_t*>(weight->data());
   return pair;
+}
+
+// `exponents`: null where the slot is FP32.
+inline Slot AsSlot(Tensor& values, Tensor* exponents) {
+  Slot slot;
+  if (exponents == nullptr) {
+    slot.values = values.flat<float>().data();
+  } else {
+    slot.codes = values.flat<std::uint8_t>().data();
+    slot.exponents = exponents->flat<std::uint8_t>().data();
+  }
+  return slot;
 }
 
 // Locks the variables whose handles are the inputs [first, end).
@@ -240,7 +258,9 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     Parameter parameter;
     parameter.gradient = AsGradient(ctx->input(arguments_.gradient(i)));
     for (int k = 0; k < arguments_.slots(); ++k) {
-      parameter.slots[k] = variables[arguments_.slot(k, i)].flat<float>().data();
+      const int exponents = arguments_.exponents(k, i);
+      parameter.slots[k] = AsSlot(variables[arguments_.slot(k, i)],
+                                  exponents < 0 ? nullptr : &variables[exponents]);
     }
     parameter.apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
     const int weight = arguments_.weight(i), uniform = arguments_.uniform(i);

@@ -86,15 +86,48 @@ class Buffers {
     return gradient;
   }
 
+  // As HasPair, or a remainder and its weight, or a 16-bit weight alone.
+  bool HasMaster(int master, int weight) const {
+    if (weight < 0 && Has16Bits(master)) return true;
+    const bool is_remainder = weight >= 0 && Has16Bits(weight) &&
+                              Has(master, ffi::S16, Size(weight));
+    return is_remainder || HasPair(master, weight);
+  }
+
+  // `exponents`: -1 for none.
+  bool HasSlot(int slot, int exponents, std::int64_t size) const {
+    if (exponents < 0) return Has(slot, ffi::F32, size);
+    return Has(slot, ffi::U8, size) &&
+           Has(exponents, ffi::U8, SlotGroupsOf(size));
+  }
+
   // `weight`: -1 for none.
   MasterPair AsPair(int master, int weight) const {
     MasterPair pair;
     pair.size = Size(master);
-    pair.master = Data<float>(master);
+    if (Has16Bits(master)) {
+      weight = master;
+    } else if (buffers_[master].element_type() == ffi::S16) {
+      pair.remainder = Data<std::int16_t>(master);
+    } else {
+      pair.master = Data<float>(master);
+    }
     if (weight < 0) return pair;
     pair.type = Type(weight);
     pair.weight = Data<std::uint16_t>(weight);
     return pair;
+  }
+
+  // `exponents`: -1 for none.
+  Slot AsSlot(int values, int exponents) const {
+    Slot slot;
+    if (exponents < 0) {
+      slot.values = Data<float>(values);
+    } else {
+      slot.codes = Data<std::uint8_t>(values);
+      slot.exponents = Data<std::uint8_t>(exponents);
+    }
+    return slot;
   }
 
  private:
@@ -241,10 +274,11 @@ inline bool HasUpdate(const Buffers& operands, const Buffers& results,
   for (int i = 0; fits && i < arguments.count(); ++i) {
     const int master = arguments.master(i);
     const std::int64_t size = operands.Size(master);
-    fits = operands.HasPair(master, arguments.weight(i)) &&
+    fits = operands.HasMaster(master, arguments.weight(i)) &&
            operands.HasGradient(arguments.gradient(i), size);
     for (int k = 0; k < arguments.slots(); ++k) {
-      fits = fits && operands.Has(arguments.slot(k, i), ffi::F32, size);
+      fits = fits && operands.HasSlot(arguments.slot(k, i), arguments.exponents(k, i),
+                                      size);
     }
     if (arguments.uniform(i) >= 0) {
       fits = fits && operands.Has(arguments.uniform(i), ffi::F32, size);
@@ -257,15 +291,19 @@ template <class Context>
 ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::RemainingRets rets, std::int64_t rule, bool is_stochastic,
                            ffi::Span<const std::int64_t> weight_of,
+                           ffi::Span<const std::int64_t> exponent_of,
                            ffi::Span<const std::int64_t> apply_weight_decay) {
   const Buffers operands(args), results(rets);
   const std::vector<std::int64_t> weights = {weight_of.begin(), weight_of.end()};
-  if (rule < 0 || rule >= kUpdateRules ||
-      !UpdateArguments::AreOfMasters(weights,
-                                     static_cast<int>(apply_weight_decay.size()))) {
+  const std::vector<std::int64_t> coded = {exponent_of.begin(), exponent_of.end()};
+  if (rule < 0 || rule >= kUpdateRules) return Misfit(kUpdateVariablesCall);
+  const auto known_rule = static_cast<UpdateRule>(rule);
+  const int count = static_cast<int>(apply_weight_decay.size());
+  if (!UpdateArguments::AreDistinct(weights, count) ||
+      !UpdateArguments::AreDistinct(coded, SlotsOf(known_rule) * count)) {
     return Misfit(kUpdateVariablesCall);
   }
-  const UpdateArguments arguments(static_cast<UpdateRule>(rule), is_stochastic, weights,
+  const UpdateArguments arguments(known_rule, is_stochastic, weights, coded,
                                   {apply_weight_decay.begin(), apply_weight_decay.end()});
   if (!HasUpdate(operands, results, arguments)) return Misfit(kUpdateVariablesCall);
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
@@ -278,7 +316,8 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
     parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
     parameter.uniforms = operands.Data<float>(arguments.uniform(i));
     for (int k = 0; k < arguments.slots(); ++k) {
-      parameter.slots[k] = operands.Data<float>(arguments.slot(k, i));
+      parameter.slots[k] =
+          operands.AsSlot(arguments.slot(k, i), arguments.exponents(k, i));
     }
   }
   Update update;
@@ -313,6 +352,7 @@ struct Handlers {
                              .template Attr<std::int64_t>("rule")
                              .template Attr<bool>("is_stochastic")
                              .template Attr<Integers>("weight_of")
+                             .template Attr<Integers>("exponent_of")
                              .template Attr<Integers>("apply_weight_decay"));
 };
 

@@ -83,7 +83,7 @@ class UpdateSuite {
       Parameter parameter;
       parameter.gradient = variable.AsGradient();
       for (int k = 0; k < SlotsOf(rule); ++k) {
-        parameter.slots[k] = variable.slots[k].data();
+        parameter.slots[k].values = variable.slots[k].data();
       }
       parameter.apply_weight_decay =
           hyperparameters.weight_decay != 0 && parameters.size() % 2 == 0;

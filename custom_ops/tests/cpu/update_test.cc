@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "common/compressed_suite.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
@@ -62,6 +63,8 @@ int main(int argc, char** argv) {
     UpdateSuite suite(CpuDevice{isa});
     suite.TestAll();
     suite.TestManyLists(100);
+    CompressedSuite compressed(CpuDevice{isa});
+    compressed.TestAll(1 << 21);
   }
   return Report();
 }

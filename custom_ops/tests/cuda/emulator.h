@@ -36,6 +36,9 @@ struct alignas(16) float4 {
 struct alignas(8) ushort4 {
   unsigned short x, y, z, w;
 };
+struct alignas(4) uchar4 {
+  unsigned char x, y, z, w;
+};
 struct alignas(4) ushort2 {
   unsigned short x, y;
 };
@@ -46,6 +49,10 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z,
                             unsigned short w) {
+  return {x, y, z, w};
+}
+inline uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z,
+                         unsigned char w) {
   return {x, y, z, w};
 }
 inline ushort2 make_ushort2(unsigned short x, unsigned short y) { return {x, y}; }
@@ -80,6 +87,22 @@ inline void SyncWarp() {
   emulator::Warp& warp = machine.CurrentWarp();
   warp.operation[machine.lane()] = 1;
   machine.Wait(warp.barrier, [&] { CheckSameOperation(warp); });
+}
+inline unsigned LargestOfEight(unsigned x) {
+  auto& machine = emulator::Machine::Get();
+  emulator::Warp& warp = machine.CurrentWarp();
+  const int lane = machine.lane();
+  warp.operation[lane] = 4;
+  warp.a[lane][0] = x;
+  machine.Wait(warp.barrier, [&] {
+    CheckSameOperation(warp);
+    for (int eight = 0; eight < 32; eight += 8) {
+      unsigned largest = 0;
+      for (int t = eight; t < eight + 8; ++t) largest = std::max(largest, warp.a[t][0]);
+      for (int t = eight; t < eight + 8; ++t) warp.a[t][0] = largest;
+    }
+  });
+  return warp.a[lane][0];
 }
 inline unsigned char* SharedMemory() { return emulator::Machine::Get().shared(); }
 

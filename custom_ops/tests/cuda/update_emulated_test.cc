@@ -7,6 +7,7 @@
 #include "cuda/emulator.h"
 // After the emulator, whose definitions it uses.
 #include "cuda/update/launch.h"
+#include "common/compressed_suite.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
@@ -60,6 +61,8 @@ class Emulated {
   }
   Status Update(const keras_mp::Update& update) {
     if (update.count < 0) return kNegativeCount;
+    const Status forms = CheckForms(update);
+    if (!forms.ok()) return forms;
     cuda::LaunchUpdate(update, launcher_);
     return {};
   }
@@ -75,5 +78,7 @@ int main() {
   using namespace keras_mp;
   UpdateSuite suite(Emulated{});
   suite.TestAll();
+  CompressedSuite compressed(Emulated{});
+  compressed.TestAll(1 << 15);
   return Report();
 }

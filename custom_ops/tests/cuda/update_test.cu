@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "common/compressed_suite.h"
 #include "common/update_suite.h"
 
 namespace keras_mp {
@@ -94,6 +95,8 @@ int main(int argc, char** argv) {
   }
   UpdateSuite suite(CudaDevice{});
   suite.TestAll();
+  CompressedSuite compressed(CudaDevice{});
+  compressed.TestAll(1 << 21);
   suite.TestManyLists(argc > 1 ? std::atoi(argv[1]) : 100);
   return Report();
 }

@@ -185,6 +185,8 @@ def update_variables(
         "l1": 0.0,
         "l2": 0.0,
         "l2_shrinkage": 0.0,
+        "noise_low": 0.0,
+        "noise_high": 0.0,
     }
     native.library().keras_mp_update_variables(
         finite=finite,
@@ -195,8 +197,10 @@ def update_variables(
         masters=_handles(masters),
         slots=_handles(slots),
         weights=_handles([weights[i] for i in weight_of]),
+        exponents=[],
         uniforms=list(uniforms),
         weight_of=weight_of,
+        exponent_of=[],
         apply_weight_decay=list(apply_weight_decay),
         rule=rule,
     )

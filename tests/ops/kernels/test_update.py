@@ -236,7 +236,7 @@ MISTAKES = {
     ),
     "slot_of_16_bits": (
         lambda m, w: step(m[:1], [ones], slots=w, rule="momentum"),
-        r"slot 0 must fit the master",
+        r"slot must be float32.*Received: slot 0 of master 0: half without exponents",
     ),
     "weight_of_32_bits": (
         lambda m, w: step(m[:1], [ones], [m[1]]),
@@ -289,6 +289,7 @@ def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
             masters=[master.handle],
             slots=[],
             weights=[],
+            exponents=[],
             uniforms=[],
             weight_of=[],
             apply_weight_decay=[False],
@@ -296,6 +297,6 @@ def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
         )
 
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"20 hyperparameters\. Received"
+        tf.errors.InvalidArgumentError, match=r"22 hyperparameters\. Received"
     ):
         run(call)

@@ -37,6 +37,16 @@ struct Avx2 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
   }
 
+  // kWidth numbers of 8 bits, which have to be below 256.
+  static Words LoadBytes(const std::uint8_t* x) {
+    return (Words)_mm256_cvtepu8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+  }
+  static void StoreBytes(std::uint8_t* to, Words x) {
+    const __m128i shorts = (__m128i)Narrow(x);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(shorts, shorts));
+  }
+
   // The compiler's conversions of vectors take them apart into halves.
   static Words Widen(Shorts x) { return (Words)_mm256_cvtepu16_epi32((__m128i)x); }
   static Shorts Narrow(Words x) {

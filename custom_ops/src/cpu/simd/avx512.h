@@ -42,6 +42,16 @@ struct Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
   }
 
+  // kWidth numbers of 8 bits, which have to be below 256.
+  static Words LoadBytes(const std::uint8_t* x) {
+    return (Words)_mm512_maskz_cvtepu8_epi32(
+        0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+  }
+  static void StoreBytes(std::uint8_t* to, Words x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)x));
+  }
+
   // The compiler's conversions of vectors take them apart into halves.
   static Words Widen(Shorts x) {
     return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);

@@ -6,6 +6,7 @@
 #include <arm_neon.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace keras_mp {
 
@@ -33,6 +34,20 @@ struct Neon {
 
   static void StoreHalf(std::uint16_t* to, Float x) {
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+  }
+
+  // kWidth numbers of 8 bits, which have to be below 256.
+  static Words LoadBytes(const std::uint8_t* x) {
+    std::uint32_t bytes;
+    std::memcpy(&bytes, x, sizeof bytes);
+    const uint8x8_t low = vreinterpret_u8_u32(vdup_n_u32(bytes));
+    return vmovl_u16(vget_low_u16(vmovl_u8(low)));
+  }
+  static void StoreBytes(std::uint8_t* to, Words x) {
+    const uint16x4_t shorts = vmovn_u32(x);
+    const uint8x8_t low = vmovn_u16(vcombine_u16(shorts, shorts));
+    const std::uint32_t bytes = vget_lane_u32(vreinterpret_u32_u8(low), 0);
+    std::memcpy(to, &bytes, sizeof bytes);
   }
 
   static Words Widen(Shorts x) { return __builtin_convertvector(x, Words); }

@@ -39,6 +39,14 @@ struct Portable {
     for (int i = 0; i < kWidth; ++i) to[i] = FloatToHalf(x[i]);
   }
 
+  // kWidth numbers of 8 bits, which have to be below 256.
+  static Words LoadBytes(const std::uint8_t* x) {
+    return Words{x[0], x[1], x[2], x[3]};
+  }
+  static void StoreBytes(std::uint8_t* to, Words x) {
+    for (int i = 0; i < kWidth; ++i) to[i] = static_cast<std::uint8_t>(x[i]);
+  }
+
   static Words Widen(Shorts x) { return __builtin_convertvector(x, Words); }
   static Shorts Narrow(Words x) { return __builtin_convertvector(x, Shorts); }
 };

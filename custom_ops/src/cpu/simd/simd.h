@@ -68,18 +68,36 @@ struct Single {
   }
 };
 
+// Signed integers, which are vectors of Ints. Store keeps their lower 16 bits.
+template <class Simd>
+struct Int16 {
+  using Element = std::int16_t;
+  using Shorts = typename Simd::Shorts;
+  using Words = typename Simd::Words;
+  using Ints = typename Simd::Ints;
+
+  static Ints Load(const Element* x) {
+    Shorts shorts;
+    std::memcpy(&shorts, x, sizeof shorts);
+    return reinterpret_cast<Ints>(Simd::Widen(shorts) << 16) >> 16;
+  }
+  static void Store(Element* to, Ints v) {
+    const Shorts shorts = Simd::Narrow(reinterpret_cast<Words>(v) & 0xffffu);
+    std::memcpy(to, &shorts, sizeof shorts);
+  }
+};
+
 // Reads (the rest as 0) or writes the first `count` < kWidth elements of a vector.
 template <class Simd, class Format>
-static inline typename Simd::Float LoadPartial(const typename Format::Element* x,
-                                               std::int64_t count) {
+static inline auto LoadPartial(const typename Format::Element* x, std::int64_t count) {
   typename Format::Element all[Simd::kWidth] = {};
   std::memcpy(all, x, count * sizeof *x);
   return Format::Load(all);
 }
 
 template <class Simd, class Format>
-static inline void StorePartial(typename Format::Element* to, typename Simd::Float v,
-                                std::int64_t count) {
+static inline void StorePartial(typename Format::Element* to,
+                                decltype(Format::Load(to)) v, std::int64_t count) {
   typename Format::Element all[Simd::kWidth];
   Format::Store(all, v);
   std::memcpy(to, all, count * sizeof *to);

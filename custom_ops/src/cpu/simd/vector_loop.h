@@ -9,10 +9,11 @@
 
 namespace keras_mp {
 
-// kCount adjacent whole vectors.
+// kCount adjacent whole vectors. Elements of 16 bits are of the Format, or signed integers.
 template <class Simd, class Format, int kCount>
 struct WholeVectors {
   using Float = typename Simd::Float;
+  using Ints = typename Simd::Ints;
   static constexpr int kVectors = kCount;
 
   Float Load(const std::uint16_t* x, int i) const {
@@ -27,6 +28,12 @@ struct WholeVectors {
   void Store(float* to, int i, Float v) const {
     keras_mp::Store<Simd>(to + i * Simd::kWidth, v);
   }
+  Ints Load(const std::int16_t* x, int i) const {
+    return Int16<Simd>::Load(x + i * Simd::kWidth);
+  }
+  void Store(std::int16_t* to, int i, Ints v) const {
+    Int16<Simd>::Store(to + i * Simd::kWidth, v);
+  }
   Float Fill(Float v, float) const { return v; }
 };
 
@@ -35,6 +42,7 @@ struct WholeVectors {
 template <class Simd, class Format>
 struct TailVector {
   using Float = typename Simd::Float;
+  using Ints = typename Simd::Ints;
   static constexpr int kVectors = 1;
   std::int64_t count;
 
@@ -50,8 +58,14 @@ struct TailVector {
   void Store(float* to, int, Float v) const {
     StorePartial<Simd, Single<Simd>>(to, v, count);
   }
+  Ints Load(const std::int16_t* x, int) const {
+    return LoadPartial<Simd, Int16<Simd>>(x, count);
+  }
+  void Store(std::int16_t* to, int, Ints v) const {
+    StorePartial<Simd, Int16<Simd>>(to, v, count);
+  }
   Float Fill(Float v, float rest) const {
-    typename Simd::Ints lane;
+    Ints lane;
 #pragma GCC unroll 16
     for (int i = 0; i < Simd::kWidth; ++i) lane[i] = i;
     return lane < static_cast<int>(count) ? v : Broadcast<Simd>(rest);
@@ -71,6 +85,16 @@ static inline void ForVectors(std::int64_t size, const Body& body) {
     body(WholeVectors<Simd, Format, 1>{}, at);
   }
   if (at < size) body(TailVector<Simd, Format>{size - at}, at);
+}
+
+// Calls body(vectors, v, at) for the v-th of up to four vectors of elements from `at` on,
+// until `size` elements are done.
+template <class Simd, class Format, class Body>
+static inline void ForEachVector(std::int64_t size, const Body& body) {
+  ForVectors<Simd, Format, 4>(size, [&](auto part, std::int64_t at) {
+#pragma GCC unroll 4
+    for (int v = 0; v < decltype(part)::kVectors; ++v) body(part, v, at);
+  });
 }
 
 // As ForVectors, for a body that may compute an element twice: in place of the tail, which

@@ -1,6 +1,7 @@
 // The update step of keras_mp/update.h on a CPU: lists of contiguous arrays are cut into
 // chunks, which are distributed over threads, and chunks into blocks, on which the
-// functions of cpu/update/update_kernel.h compute the formulas.
+// functions of cpu/update/update_kernel.h compute the formulas. Nothing is expanded but a
+// block at a time.
 //
 // Build and test:
 //   cmake -S custom_ops -B build/cpp -DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF &&
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "common/half.h"
+#include "common/update_forms.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/update/update_kernel.h"
 
@@ -22,6 +24,8 @@ namespace {
 // Elements of a chunk. The sums of squares of its blocks, and of all chunks, are added up
 // in double.
 constexpr std::int64_t kChunkSize = 1 << 16;
+static_assert(kChunkSize % kUpdateBlock == 0 && kUpdateBlock % kSlotGroup == 0,
+              "no group of a slot is in two blocks");
 
 // The elements [begin, end) of one of the arrays.
 struct Chunk {
@@ -128,6 +132,82 @@ Status ForPairs(const MasterPair* pairs, std::int64_t count, const Parallel& par
   return {};
 }
 
+// The step of one variable, block by block. What is compressed is expanded into buffers;
+// what is not is updated where it is.
+class UpdateOfBlocks {
+ public:
+  UpdateOfBlocks(const Update& update, const Parameter& parameter,
+                 const UpdateKernel& kernel)
+      : update_(update),
+        parameter_(parameter),
+        pair_(parameter.pair),
+        u_(*update.hyperparameters),
+        kernel_(kernel) {}
+
+  void operator()(std::int64_t at, std::int64_t n) const {
+    float g[kUpdateBlock], master_buffer[kUpdateBlock];
+    float slot_buffers[kMostSlots][kUpdateBlock];
+    const Gradient& gradient = parameter_.gradient;
+    kernel_.unscale(At(gradient, at), gradient.type, n, u_.scale, g);
+    float* const master = ReadMaster(at, n, master_buffer);
+    float* slots[kMostSlots];
+    for (int k = 0; k < kMostSlots; ++k) slots[k] = ReadSlot(k, at, n, slot_buffers[k]);
+    kernel_.step(update_.rule, u_, parameter_.apply_weight_decay, g, master, slots, n);
+    for (int k = 0; k < kMostSlots; ++k) WriteSlot(k, at, n, slots[k]);
+    WriteMaster(at, n, master);
+  }
+
+ private:
+  float* ReadMaster(std::int64_t at, std::int64_t n, float* buffer) const {
+    float* const master = Offset(pair_.master, at);
+    const std::uint16_t* const weight = Offset(pair_.weight, at);
+    if (pair_.remainder) {
+      kernel_.join(weight, pair_.remainder + at, pair_.type, n, buffer);
+    } else if (!master) {
+      kernel_.unscale(weight, pair_.type, n, 1, buffer);
+    } else if (weight) {
+      kernel_.sync_masters(master, weight, pair_.type, n, update_.rounding);
+    }
+    return master ? master : buffer;
+  }
+
+  void WriteMaster(std::int64_t at, std::int64_t n, const float* master) const {
+    std::uint16_t* const weight = Offset(pair_.weight, at);
+    if (pair_.remainder) {
+      kernel_.split(master, pair_.type, n, weight, pair_.remainder + at);
+    } else if (!pair_.master) {
+      kernel_.cast_with_noise(master, weight, pair_.type, n, Low(at), u_);
+    } else if (weight) {
+      kernel_.cast(master, weight, pair_.type, n, Offset(parameter_.uniforms, at));
+    }
+  }
+
+  float* ReadSlot(int k, std::int64_t at, std::int64_t n, float* buffer) const {
+    const Slot& slot = parameter_.slots[k];
+    if (!slot.codes) return Offset(slot.values, at);
+    kernel_.decode(SlotCodeOf(update_.rule, k), slot.codes + at,
+                   slot.exponents + at / kSlotGroup, n, buffer);
+    return buffer;
+  }
+
+  void WriteSlot(int k, std::int64_t at, std::int64_t n, const float* values) const {
+    const Slot& slot = parameter_.slots[k];
+    if (!slot.codes) return;
+    kernel_.encode(SlotCodeOf(update_.rule, k), values, n, Low(at), u_, k,
+                   slot.codes + at, slot.exponents + at / kSlotGroup);
+  }
+
+  static std::uint32_t Low(std::int64_t index) {
+    return static_cast<std::uint32_t>(index);
+  }
+
+  const Update& update_;
+  const Parameter& parameter_;
+  const MasterPair& pair_;
+  const UpdateHyperparameters u_;
+  const UpdateKernel& kernel_;
+};
+
 }  // namespace
 
 const UpdateKernel* UpdateKernelOf(Isa isa) {
@@ -183,32 +263,16 @@ Status CastMastersCpu(const MasterPair* pairs, std::int64_t count,
 Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
   const Status status = CheckSizes(update.count, isa);
   if (!status.ok() || (update.finite && !*update.finite)) return status;
-  const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const UpdateHyperparameters hyperparameters = *update.hyperparameters;
+  const Status forms = CheckForms(update);
+  if (!forms.ok()) return forms;
   auto chunks = Cut(
       update.count, [&](std::int64_t i) { return update.parameters[i].gradient.size; });
   // The last chunks first: the check has left them in the cache.
   std::reverse(chunks.begin(), chunks.end());
   ForChunks(parallel, chunks, [&](std::int64_t i) {
-    const Parameter& parameter = update.parameters[chunks[i].array];
-    const Gradient& gradient = parameter.gradient;
-    const MasterPair& pair = parameter.pair;
-    float g[kUpdateBlock];
-    ForBlocks(chunks[i], [&](std::int64_t at, std::int64_t n) {
-      float* master = pair.master + at;
-      std::uint16_t* weight = Offset(pair.weight, at);
-      kernel.unscale(At(gradient, at), gradient.type, n, hyperparameters.scale, g);
-      if (weight) {
-        kernel.sync_masters(master, weight, pair.type, n, update.rounding);
-      }
-      float* slots[kMostSlots];
-      for (int k = 0; k < kMostSlots; ++k) slots[k] = Offset(parameter.slots[k], at);
-      kernel.step(update.rule, hyperparameters, parameter.apply_weight_decay, g, master,
-                  slots, n);
-      if (weight) {
-        kernel.cast(master, weight, pair.type, n, Offset(parameter.uniforms, at));
-      }
-    });
+    const UpdateOfBlocks of_blocks(update, update.parameters[chunks[i].array],
+                                   *UpdateKernelOf(isa));
+    ForBlocks(chunks[i], of_blocks);
   });
   return {};
 }

@@ -28,6 +28,21 @@ struct UpdateKernel {
   // stochastically.
   void (*cast)(const float* master, std::uint16_t* weight, DataType type,
                std::int64_t n, const float* uniforms);
+  // The same with random numbers for the elements from the index `first` on.
+  void (*cast_with_noise)(const float* master, std::uint16_t* weight, DataType type,
+                          std::int64_t n, std::uint32_t first,
+                          const UpdateHyperparameters& hyperparameters);
+  // Expands and compresses masters with remainders.
+  void (*join)(const std::uint16_t* weight, const std::int16_t* remainder, DataType type,
+               std::int64_t n, float* master);
+  void (*split)(const float* master, DataType type, std::int64_t n,
+                std::uint16_t* weight, std::int16_t* remainder);
+  // Expands and compresses slots, from the index `first` on, a multiple of kSlotGroup.
+  void (*decode)(SlotCode code, const std::uint8_t* codes, const std::uint8_t* exponents,
+                 std::int64_t n, float* to);
+  void (*encode)(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
+                 const UpdateHyperparameters& hyperparameters, int slot,
+                 std::uint8_t* codes, std::uint8_t* exponents);
   // Updates masters and slots by the un-scaled gradients g.
   void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
                bool apply_weight_decay, const float* g, float* master,

@@ -13,58 +13,31 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/simd/simd.h"
+#include "common/noise.h"
 #include "common/update_formulas.h"
-#include "cpu/update/update_kernel.h"
+#include "cpu/simd/simd.h"
 #include "cpu/simd/vector_loop.h"
+#include "cpu/update/remainder_block_simd.h"
+#include "cpu/update/slot_block_simd.h"
+#include "cpu/update/update_kernel.h"
+#include "cpu/update/vector_machine.h"
 
 namespace keras_mp {
-
-template <class Simd, class Format>
-struct Grid;
-template <class Simd>
-struct Grid<Simd, Half<Simd>> : HalfGrid {};
-template <class Simd>
-struct Grid<Simd, Bfloat16<Simd>> : Bfloat16Grid {};
-
-// The operations on vectors that common/update_formulas.h is written in.
-template <class Simd>
-struct VectorMachine {
-  using Float = typename Simd::Float;
-  using Ints = typename Simd::Ints;
-
-  static Float Sqrt(Float x) { return Simd::Sqrt(x); }
-  static Float Truncate(Float x) {
-    const Float whole = __builtin_convertvector(__builtin_convertvector(x, Ints), Float);
-    return x == x ? whole : x;
-  }
-  static Float Exponent(Float x) {
-    return reinterpret_cast<Float>(reinterpret_cast<Ints>(x) & 0x7f800000);
-  }
-  static Ints Differ(Float x, Float y) {
-    return reinterpret_cast<Ints>(x) != reinterpret_cast<Ints>(y);
-  }
-};
 
 template <class Simd, class Format>
 struct UpdateBlock {
   using Float = typename Simd::Float;
   using Ints = typename Simd::Ints;
   using Element = typename Format::Element;
-  using Formulas = UpdateFormulas<VectorMachine<Simd>>;
+  using Machine = VectorMachine<Simd>;
+  using Formulas = UpdateFormulas<Machine>;
   using FormatGrid = Grid<Simd, Format>;
 
   static constexpr std::int64_t kPrefetchDistance = kUpdateBlock / 2;
 
-  // Calls body(vectors, v, i) for the v-th of up to four vectors of elements from i on,
-  // until n elements are done. `vectors` loads and stores them; the last ones may be
-  // partial.
   template <class Body>
   static void ForEach(std::int64_t n, const Body& body) {
-    ForVectors<Simd, Format, 4>(n, [&](auto part, std::int64_t i) {
-#pragma GCC unroll 4
-      for (int v = 0; v < decltype(part)::kVectors; ++v) body(part, v, i);
-    });
+    ForEachVector<Simd, Format>(n, body);
   }
 
   static std::int32_t Unscale(const Element* x, std::int64_t n, float scale, float* to) {
@@ -129,6 +102,18 @@ struct UpdateBlock {
     });
   }
 
+  // `first`: the index of master[0], modulo 2^32.
+  static void CastWithNoise(const float* master, Element* weight, std::int64_t n,
+                            std::uint32_t first, const Noise<Machine>& noise) {
+    const typename Machine::Words lanes = LaneNumbers<Simd>() + first;
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      const auto index = lanes + static_cast<std::uint32_t>(i + v * Simd::kWidth);
+      part.Store(weight + i, v,
+                 Formulas::template RoundStochastic<FormatGrid>(
+                     part.Load(master + i, v), noise.Uniform(index)));
+    });
+  }
+
   template <UpdateRule kRule>
   static void Step(const UpdateHyperparameters& hyperparameters, bool apply_weight_decay,
                    const float* gradient, float* master, float* const* slots,
@@ -148,12 +133,16 @@ struct UpdateBlock {
   }
 };
 
-// Dispatches to the function of the 16-bit format and of the rule.
+// Dispatches to the function of the 16-bit format, of the rule, and of the kind of code.
 template <class Simd>
 struct UpdateOf {
   using HalfBlock = UpdateBlock<Simd, Half<Simd>>;
   using BfloatBlock = UpdateBlock<Simd, Bfloat16<Simd>>;
   using SingleBlock = UpdateBlock<Simd, Single<Simd>>;
+  using HalfRemainders = RemainderBlock<Simd, Half<Simd>>;
+  using BfloatRemainders = RemainderBlock<Simd, Bfloat16<Simd>>;
+  using SignedSlot = SlotBlock<Simd, SlotCode::kSigned>;
+  using UnsignedSlot = SlotBlock<Simd, SlotCode::kUnsigned>;
 
   static std::int32_t Unscale(const void* x, DataType type, std::int64_t n, float scale,
                               float* to) {
@@ -180,6 +169,41 @@ struct UpdateOf {
     }
   }
 
+  static void CastWithNoise(const float* master, std::uint16_t* weight, DataType type,
+                            std::int64_t n, std::uint32_t first,
+                            const UpdateHyperparameters& u) {
+    const Noise<VectorMachine<Simd>> noise(u, kMostSlots);
+    type == DataType::kHalf
+        ? HalfBlock::CastWithNoise(master, weight, n, first, noise)
+        : BfloatBlock::CastWithNoise(master, weight, n, first, noise);
+  }
+
+  static void Join(const std::uint16_t* weight, const std::int16_t* remainder,
+                   DataType type, std::int64_t n, float* master) {
+    type == DataType::kHalf ? HalfRemainders::Join(weight, remainder, n, master)
+                            : BfloatRemainders::Join(weight, remainder, n, master);
+  }
+
+  static void Split(const float* master, DataType type, std::int64_t n,
+                    std::uint16_t* weight, std::int16_t* remainder) {
+    type == DataType::kHalf ? HalfRemainders::Split(master, n, weight, remainder)
+                            : BfloatRemainders::Split(master, n, weight, remainder);
+  }
+
+  static void Decode(SlotCode code, const std::uint8_t* codes,
+                     const std::uint8_t* exponents, std::int64_t n, float* to) {
+    code == SlotCode::kSigned ? SignedSlot::Decode(codes, exponents, n, to)
+                              : UnsignedSlot::Decode(codes, exponents, n, to);
+  }
+
+  static void Encode(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
+                     const UpdateHyperparameters& u, int slot, std::uint8_t* codes,
+                     std::uint8_t* exponents) {
+    const Noise<VectorMachine<Simd>> noise(u, slot);
+    code == SlotCode::kSigned ? SignedSlot::Encode(x, n, first, noise, codes, exponents)
+                              : UnsignedSlot::Encode(x, n, first, noise, codes, exponents);
+  }
+
   static void Step(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
                    bool apply_weight_decay, const float* g, float* master,
                    float* const* slots, std::int64_t n) {
@@ -194,6 +218,9 @@ template <class Simd>
 constexpr UpdateKernel kUpdateKernel = {
     UpdateOf<Simd>::Unscale,     UpdateOf<Simd>::SingleBlock::SumOfSquares,
     UpdateOf<Simd>::SyncMasters, UpdateOf<Simd>::Cast,
+    UpdateOf<Simd>::CastWithNoise,
+    UpdateOf<Simd>::Join,        UpdateOf<Simd>::Split,
+    UpdateOf<Simd>::Decode,      UpdateOf<Simd>::Encode,
     UpdateOf<Simd>::Step,
 };
 

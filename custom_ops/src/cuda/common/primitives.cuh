@@ -45,6 +45,16 @@ __device__ __forceinline__ void AtomicMax(unsigned* to, unsigned x) {
   atomicMax(to, x);
 }
 
+// The largest x of each eight neighbouring lanes. All lanes of the warp have to call it.
+__device__ __forceinline__ unsigned LargestOfEight(unsigned x) {
+#pragma unroll
+  for (int distance = 1; distance < 8; distance *= 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, x, distance);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
 __device__ __forceinline__ void SyncThreads() { __syncthreads(); }
 __device__ __forceinline__ void SyncWarp() { __syncwarp(); }
 

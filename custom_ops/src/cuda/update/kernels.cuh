@@ -4,7 +4,8 @@
 //                      its squares by chunk, which SumKernel adds up
 //   SyncMastersKernel  master = weight where the weight is not a rounding of the master
 //   CastKernel         weight = round(master)
-//   UpdateKernel       the rule of keras_mp/update.h on gradient, slots, master, weight
+//   UpdateKernel       the rule of keras_mp/update.h on gradient, slots, master, weight;
+//                      compressed_kernel.cuh has that for compressed ones
 //
 // All arrays are contiguous. A TensorList names them and cuts them into chunks; a block
 // of kThreads threads works on one chunk, a thread on four neighbouring elements at a
@@ -42,15 +43,26 @@ constexpr int kFour = 4;
 // The operations on scalars that common/update_formulas.h is written in.
 struct ThreadMachine {
   using Float = float;
+  using Ints = int;
+  using Words = unsigned;
 
   static __device__ __forceinline__ float Sqrt(float x) { return sqrtf(x); }
   static __device__ __forceinline__ float Truncate(float x) { return truncf(x); }
   static __device__ __forceinline__ float Exponent(float x) {
-    return FromBits(BitsOf(x) & 0x7f800000u);
+    return FromBits(Bits(x) & 0x7f800000u);
   }
   static __device__ __forceinline__ bool Differ(float x, float y) {
-    return BitsOf(x) != BitsOf(y);
+    return Bits(x) != Bits(y);
   }
+  static __device__ __forceinline__ unsigned Bits(float x) { return BitsOf(x); }
+  static __device__ __forceinline__ float FromBits(unsigned bits) {
+    return keras_mp::FromBits(bits);
+  }
+  static __device__ __forceinline__ int AsInts(unsigned x) { return static_cast<int>(x); }
+  static __device__ __forceinline__ unsigned AsWords(int x) {
+    return static_cast<unsigned>(x);
+  }
+  static __device__ __forceinline__ float ToFloat(int x) { return static_cast<float>(x); }
 };
 
 using Formulas = UpdateFormulas<ThreadMachine>;
@@ -62,7 +74,8 @@ struct GridOf<Half> : HalfGrid {};
 template <>
 struct GridOf<Bfloat16> : Bfloat16Grid {};
 
-// Up to four neighbouring elements of an array: `count` of them from index `at`.
+// Up to four neighbouring elements of an array: `count` of them from index `at`, a
+// multiple of four.
 struct Span {
   Index at;
   int count;
@@ -74,6 +87,10 @@ __device__ __forceinline__ float4 Pack(const float (&x)[kFour]) {
 }
 __device__ __forceinline__ ushort4 Pack(const Bits16 (&x)[kFour]) {
   return make_ushort4(x[0], x[1], x[2], x[3]);
+}
+
+__device__ __forceinline__ uchar4 Pack(const unsigned char (&x)[kFour]) {
+  return make_uchar4(x[0], x[1], x[2], x[3]);
 }
 
 template <class Number>
@@ -182,8 +199,9 @@ __device__ __forceinline__ void Cast(const MasterPair& pair, Span span,
   Write(pair.weight, span, bits);
 }
 
-// Calls work(entry, span) for the elements that this thread works on.
-template <class Entry, class Work>
+// Calls work(entry, span) for the elements that this thread works on. With kTogether all
+// threads of the block call it as often; some spans are empty then.
+template <bool kTogether = false, class Entry, class Work>
 __device__ __forceinline__ void ForSpans(const TensorList<Entry>& list,
                                          const Work& work) {
   const int chunk = static_cast<int>(blockIdx.x);
@@ -199,8 +217,9 @@ __device__ __forceinline__ void ForSpans(const TensorList<Entry>& list,
 #pragma unroll 1
   for (int i = 0; i < kChunkSize; i += kThreads * kFour) {
     const Index at = begin + i + static_cast<int>(threadIdx.x) * kFour;
-    if (at >= size) return;
-    work(entry, Span{at, static_cast<int>(size - at < kFour ? size - at : kFour)});
+    if ((kTogether ? begin + i : at) >= size) return;
+    const Index count = size - at < kFour ? size - at : kFour;
+    work(entry, Span{at, static_cast<int>(count > 0 ? count : 0)});
   }
 }
 
@@ -298,20 +317,38 @@ __global__ void __launch_bounds__(kThreads) CastKernel(const PairsArguments a) {
   });
 }
 
+template <class Entry>
 struct UpdateArguments {
-  TensorList<Parameter> list;
+  TensorList<Entry> list;
   Rounding rounding;
   const UpdateHyperparameters* hyperparameters;
   const bool* finite;  // or null
 };
 
+// Updates four masters and their slots by their gradients.
 template <UpdateRule kRule>
-__global__ void __launch_bounds__(kThreads) UpdateKernel(const UpdateArguments a) {
+__device__ __forceinline__ void StepFour(const UpdateHyperparameters& hyperparameters,
+                                         bool apply_weight_decay,
+                                         const Formulas::Unscaling& unscaled,
+                                         const float (&g)[kFour], float (&w)[kFour],
+                                         float (&slots)[kMostSlots][kFour]) {
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
+    Formulas::Step<kRule>(hyperparameters, apply_weight_decay, unscaled(g[i]), w[i], s);
+#pragma unroll
+    for (int k = 0; k < kSlotsOf<kRule>; ++k) slots[k][i] = s[k];
+  }
+}
+
+template <UpdateRule kRule>
+__global__ void __launch_bounds__(kThreads)
+    UpdateKernel(const UpdateArguments<UpdateEntry> a) {
   constexpr int kSlots = kSlotsOf<kRule>;
   if (a.finite != nullptr && !*a.finite) return;
   const UpdateHyperparameters hyperparameters = *a.hyperparameters;
   const Formulas::Unscaling unscaled(hyperparameters.scale);
-  ForSpans(a.list, [&](const Parameter& parameter, Span span) {
+  ForSpans(a.list, [&](const UpdateEntry& parameter, Span span) {
     const MasterPair& pair = parameter.pair;
     float g[kFour], w[kFour], slots[kMostSlots][kFour] = {};
     ReadGradient(parameter.gradient, span, g);
@@ -319,14 +356,7 @@ __global__ void __launch_bounds__(kThreads) UpdateKernel(const UpdateArguments a
 #pragma unroll
     for (int k = 0; k < kSlots; ++k) Read(parameter.slots[k], span, slots[k]);
     if (pair.weight != nullptr) SyncMasters(pair, span, a.rounding, w);
-#pragma unroll
-    for (int i = 0; i < kFour; ++i) {
-      float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
-      Formulas::Step<kRule>(hyperparameters, parameter.apply_weight_decay, unscaled(g[i]),
-                            w[i], s);
-#pragma unroll
-      for (int k = 0; k < kSlots; ++k) slots[k][i] = s[k];
-    }
+    StepFour<kRule>(hyperparameters, parameter.apply_weight_decay, unscaled, g, w, slots);
 #pragma unroll
     for (int k = 0; k < kSlots; ++k) Write(parameter.slots[k], span, slots[k]);
     Write(pair.master, span, w);

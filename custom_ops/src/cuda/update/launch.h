@@ -10,9 +10,12 @@
 #ifndef KERAS_MP_SRC_CUDA_UPDATE_LAUNCH_H_
 #define KERAS_MP_SRC_CUDA_UPDATE_LAUNCH_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "common/update_forms.h"
+#include "cuda/update/compressed_kernel.cuh"
 #include "cuda/update/kernels.cuh"
 #include "cuda/update/tensor_list.h"
 
@@ -75,14 +78,25 @@ void LaunchCast(const MasterPair* pairs, std::int64_t count, const float* const*
 
 template <class Launcher>
 void LaunchUpdate(const Update& update, Launcher& launcher) {
-  void (*kernel)(UpdateArguments) = nullptr;
-  WithRule(update.rule, [&](auto rule) { kernel = UpdateKernel<rule.value>; });
-  const auto entry = [&](std::int64_t i) { return update.parameters[i]; };
-  ForTensorLists<Parameter>(update.count, entry, [&](const auto& list, int chunks) {
-    return launcher.Run(
-        kernel, chunks, 0,
-        UpdateArguments{list, update.rounding, update.hyperparameters, update.finite});
-  });
+  const auto launch = [&](const auto& kernel_of_rule, const auto& entry) {
+    using Entry = decltype(entry(0));
+    using Arguments = UpdateArguments<Entry>;
+    void (*kernel)(Arguments) = nullptr;
+    WithRule(update.rule, [&](auto rule) { kernel = kernel_of_rule(rule); });
+    ForTensorLists<Entry>(update.count, entry, [&](const auto& list, int chunks) {
+      return launcher.Run(
+          kernel, chunks, 0,
+          Arguments{list, update.rounding, update.hyperparameters, update.finite});
+    });
+  };
+  const Parameter *first = update.parameters, *end = first + update.count;
+  if (std::any_of(first, end, IsCompressed)) {
+    launch([](auto rule) { return CompressedUpdateKernel<rule.value>; },
+           [&](std::int64_t i) { return update.parameters[i]; });
+  } else {
+    launch([](auto rule) { return UpdateKernel<rule.value>; },
+           [&](std::int64_t i) { return AsEntry(update.parameters[i]); });
+  }
 }
 
 }  // namespace keras_mp::cuda

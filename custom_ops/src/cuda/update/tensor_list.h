@@ -17,7 +17,8 @@ constexpr int kThreads = 256;
 // Elements of a chunk, which a block works on.
 constexpr int kChunkSize = 16 * kThreads;
 
-// The entries of the lists. Those of the update itself are Parameters.
+// The entries of the lists. Those of the update itself are UpdateEntries where no variable
+// is compressed, else Parameters, which are larger.
 struct CheckEntry {
   Gradient gradient;
   float* to;  // the un-scaled gradient, or null
@@ -29,8 +30,26 @@ struct PairEntry {
   const float* uniforms;  // or null
 };
 
+struct UpdateEntry {
+  Gradient gradient;
+  float* slots[kMostSlots];
+  bool apply_weight_decay;
+  MasterPair pair;
+  const float* uniforms;  // or null
+};
+
+inline UpdateEntry AsEntry(const Parameter& parameter) {
+  UpdateEntry entry = {parameter.gradient, {}, parameter.apply_weight_decay,
+                       parameter.pair, parameter.uniforms};
+  for (int k = 0; k < kMostSlots; ++k) entry.slots[k] = parameter.slots[k].values;
+  return entry;
+}
+
 KERAS_MP_HOST_DEVICE Index SizeOf(const CheckEntry& entry) { return entry.gradient.size; }
 KERAS_MP_HOST_DEVICE Index SizeOf(const PairEntry& entry) { return entry.pair.size; }
+KERAS_MP_HOST_DEVICE Index SizeOf(const UpdateEntry& entry) {
+  return entry.gradient.size;
+}
 KERAS_MP_HOST_DEVICE Index SizeOf(const Parameter& entry) { return entry.gradient.size; }
 
 // Arrays, none of them empty, cut into chunks that are numbered through: array i has the

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/update_forms.h"
 #include "cuda/update/launch.h"
 
 namespace keras_mp {
@@ -97,6 +98,8 @@ Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
 
 Status UpdateCuda(const Update& update, void* stream) {
   if (update.count < 0) return kNegativeCount;
+  const Status forms = CheckForms(update);
+  if (!forms.ok()) return forms;
   StreamLauncher launcher(stream);
   cuda::LaunchUpdate(update, launcher);
   return launcher.status();

@@ -1,0 +1,89 @@
+// The codes of 8 bits of compressed slots: keras_mp/update.h, Slot. `Machine` is that of
+// common/update_formulas.h.
+
+#ifndef KERAS_MP_SRC_COMMON_SLOT_FORMULAS_H_
+#define KERAS_MP_SRC_COMMON_SLOT_FORMULAS_H_
+
+#include <cstdint>
+
+#include "common/half.h"
+#include "common/host_device.h"
+#include "keras_mp/update.h"
+
+namespace keras_mp {
+
+// The two kinds of code: the bits of c, their smallest normal number, as FP32.
+template <SlotCode kCode>
+struct CodeFormat;
+template <>
+struct CodeFormat<SlotCode::kSigned> {
+  static constexpr std::uint32_t kSmallestNormal = (127 - 14) << 23;
+};
+template <>
+struct CodeFormat<SlotCode::kUnsigned> {
+  static constexpr std::uint32_t kSmallestNormal = (127 - 30) << 23;
+};
+
+// The exponent of a group whose largest number has this one, in [0, 255].
+static KERAS_MP_HOST_DEVICE std::uint32_t ExponentOfGroup(std::uint32_t largest) {
+  return largest < 253 ? largest : 253;
+}
+
+// The elements of a group with the exponent e.
+template <class Machine, SlotCode kCode>
+class SlotFormulas {
+ public:
+  using Float = typename Machine::Float;
+  using Words = typename Machine::Words;
+
+  explicit KERAS_MP_HOST_DEVICE SlotFormulas(std::uint32_t e)
+      : scale_(keras_mp::FromBits(e << 23)),
+        inverse_(e > 0 ? keras_mp::FromBits((254 - e) << 23) : 0),
+        least_(kIsSigned || e == 0 ? 0 : 1) {}
+
+  // `noise`: 32 random bits.
+  KERAS_MP_HOST_DEVICE Words Encode(Float x, Words noise) const {
+    const Float magnitude = Machine::FromBits(Machine::Bits(x) & 0x7fffffffu);
+    const Float scaled = magnitude * inverse_, most = Float{} + kMost;
+    const Float t = scaled < most ? scaled : most;  // NaN becomes the largest
+    // Twice a normal number, or c more than a small one, which rounds it to their grid:
+    // from c on, the codes are the bits of this one.
+    const Float twice = t + t, above = t + smallest_normal();
+    const Float shifted = twice > above ? twice : above;
+    const Words dither = (noise >> (32 - kShift)) - kSmallest;
+    const Words code = (Machine::Bits(shifted) + dither) >> kShift;
+    if constexpr (kIsSigned) {
+      const Words sign = x < Float{} ? Words{} + kSign : Words{};
+      return code == 0u ? code : code | sign;
+    }
+    const Words least = x > Float{} ? Words{} + least_ : Words{};
+    return code < least ? least : code;
+  }
+
+  KERAS_MP_HOST_DEVICE Float Decode(Words code) const {
+    const Words magnitude = kIsSigned ? code & (kSign - 1) : code;
+    const Float shifted = Machine::FromBits((magnitude << kShift) + kSmallest);
+    const Float half = shifted * 0.5f, below = shifted - smallest_normal();
+    const Float x = (half < below ? half : below) * scale_;
+    if constexpr (!kIsSigned) return x;
+    return Machine::FromBits(Machine::Bits(x) | (code & kSign) << 24);
+  }
+
+ private:
+  static constexpr bool kIsSigned = kCode == SlotCode::kSigned;
+  static constexpr std::uint32_t kSmallest = CodeFormat<kCode>::kSmallestNormal;
+  static constexpr std::uint32_t kSign = 0x80;
+  static constexpr int kShift = 20;            // FP32 has 23 bits of fraction, a code 3
+  static constexpr float kMost = 1.875f;
+
+  static KERAS_MP_HOST_DEVICE float smallest_normal() {
+    return keras_mp::FromBits(kSmallest);
+  }
+
+  float scale_, inverse_;
+  std::uint32_t least_;
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_COMMON_SLOT_FORMULAS_H_

@@ -1,0 +1,49 @@
+// Checks that the arrays of a step are one of the forms that keras_mp/update.h allows.
+
+#ifndef KERAS_MP_SRC_COMMON_UPDATE_FORMS_H_
+#define KERAS_MP_SRC_COMMON_UPDATE_FORMS_H_
+
+#include <cstdint>
+
+#include "keras_mp/status.h"
+#include "keras_mp/update.h"
+
+namespace keras_mp {
+
+// Whether any number of the variable is held in fewer bytes than FP32 has.
+inline bool IsCompressed(const Parameter& parameter) {
+  for (const Slot& slot : parameter.slots) {
+    if (slot.codes) return true;
+  }
+  return parameter.gradient.size > 0 && parameter.pair.master == nullptr;
+}
+
+// Arrays without elements may be null.
+inline Status CheckForms(const Update& update) {
+  for (std::int64_t i = 0; i < update.count; ++i) {
+    const Parameter& parameter = update.parameters[i];
+    if (parameter.gradient.size == 0) continue;
+    const MasterPair& pair = parameter.pair;
+    const bool is_master = pair.master && !pair.remainder;
+    if (!is_master && (pair.master || !pair.weight || parameter.uniforms)) {
+      return {StatusCode::kInvalidArgument,
+              "a variable has a master, a master and a weight, a weight and a remainder, "
+              "or a weight alone; uniforms are for a master and a weight"};
+    }
+    for (int k = 0; k < SlotsOf(update.rule); ++k) {
+      const Slot& slot = parameter.slots[k];
+      const bool is_coded = slot.codes && slot.exponents && !slot.values &&
+                            SlotCodeOf(update.rule, k) != SlotCode::kNone;
+      const bool is_fp32 = slot.values && !slot.codes && !slot.exponents;
+      if (!is_coded && !is_fp32) {
+        return {StatusCode::kInvalidArgument,
+                "a slot has FP32 values, or codes and exponents where its rule allows them"};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_SRC_COMMON_UPDATE_FORMS_H_

@@ -1,0 +1,167 @@
+// The CUDA kernel of a step with masters and slots in fewer bytes (keras_mp/update.h,
+// MasterPair and Slot): that of kernels.cuh, which says how to build and test it, between
+// expanding and compressing in registers. The eight threads of a group of a slot exchange
+// its largest number.
+
+#ifndef KERAS_MP_SRC_CUDA_UPDATE_COMPRESSED_KERNEL_CUH_
+#define KERAS_MP_SRC_CUDA_UPDATE_COMPRESSED_KERNEL_CUH_
+
+#include <cstdint>
+
+#include "common/noise.h"
+#include "common/remainder_formulas.h"
+#include "common/slot_formulas.h"
+#include "cuda/update/kernels.cuh"
+
+namespace keras_mp::cuda {
+
+static_assert(kSlotGroup == 8 * kFour && kChunkSize % kSlotGroup == 0,
+              "a group belongs to eight neighbouring threads");
+
+// SlotCodeOf as a constant, since device code cannot call a host function.
+template <UpdateRule kRule, int kSlot>
+constexpr SlotCode kSlotCodeOf = SlotCodeOf(kRule, kSlot);
+
+__device__ __forceinline__ void ReadMaster(const MasterPair& pair, Span span,
+                                           Rounding rounding, float (&master)[kFour]) {
+  if (pair.master != nullptr) {
+    Read(pair.master, span, master);
+    if (pair.weight != nullptr) SyncMasters(pair, span, rounding, master);
+    return;
+  }
+  Bits16 weight[kFour], remainder[kFour] = {};
+  Read(pair.weight, span, weight);
+  const bool has_remainder = pair.remainder != nullptr;
+  if (has_remainder) Read(reinterpret_cast<const Bits16*>(pair.remainder), span, remainder);
+  InFormat(pair.type, [&](auto format) {
+    using Remainder = RemainderFormulas<ThreadMachine, GridOf<decltype(format)>>;
+#pragma unroll
+    for (int i = 0; i < kFour; ++i) {
+      const float w = Widen(format, weight[i]);
+      const auto r = static_cast<std::int16_t>(remainder[i]);
+      master[i] = has_remainder ? Remainder::Join(w, r) : w;
+    }
+  });
+}
+
+__device__ __forceinline__ void WriteMaster(const MasterPair& pair, Span span,
+                                            const float* uniforms,
+                                            const Noise<ThreadMachine>& noise,
+                                            const float (&master)[kFour]) {
+  if (pair.master != nullptr) {
+    Write(pair.master, span, master);
+    if (pair.weight != nullptr) Cast(pair, span, uniforms, master);
+    return;
+  }
+  Bits16 weight[kFour], remainder[kFour];
+  const bool has_remainder = pair.remainder != nullptr;
+  InFormat(pair.type, [&](auto format) {
+    using Grid = GridOf<decltype(format)>;
+    using Remainder = RemainderFormulas<ThreadMachine, Grid>;
+#pragma unroll
+    for (int i = 0; i < kFour; ++i) {
+      if (has_remainder) {
+        weight[i] = RoundNearest(format, master[i]);
+        const int r = Remainder::Split(master[i], Widen(format, weight[i]));
+        remainder[i] = static_cast<Bits16>(r);
+      } else {
+        const float uniform = noise.Uniform(static_cast<unsigned>(span.at + i));
+        weight[i] =
+            Round(format, Formulas::RoundStochastic<Grid>(master[i], uniform));
+      }
+    }
+  });
+  Write(pair.weight, span, weight);
+  if (has_remainder) Write(reinterpret_cast<Bits16*>(pair.remainder), span, remainder);
+}
+
+template <SlotCode kCode>
+__device__ __forceinline__ void DecodeFour(const Slot& slot, Span span,
+                                           float (&to)[kFour]) {
+  unsigned char codes[kFour];
+  Read(static_cast<const unsigned char*>(slot.codes), span, codes);
+  const SlotFormulas<ThreadMachine, kCode> formulas(
+      span.count > 0 ? slot.exponents[span.at / kSlotGroup] : 0);
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) to[i] = formulas.Decode(codes[i]);
+}
+
+template <SlotCode kCode>
+__device__ __forceinline__ void EncodeFour(const Slot& slot, Span span,
+                                           const Noise<ThreadMachine>& noise,
+                                           const float (&x)[kFour]) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    const unsigned magnitude = i < span.count ? BitsOf(x[i]) & 0x7fffffffu : 0;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const unsigned exponent = ExponentOfGroup(LargestOfEight(largest) >> 23);
+  const SlotFormulas<ThreadMachine, kCode> formulas(exponent);
+  unsigned char codes[kFour];
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    const unsigned random = noise.Bits(static_cast<unsigned>(span.at + i));
+    codes[i] = static_cast<unsigned char>(formulas.Encode(x[i], random));
+  }
+  Write(static_cast<unsigned char*>(slot.codes), span, codes);
+  if (span.count > 0 && span.at % kSlotGroup == 0) {
+    slot.exponents[span.at / kSlotGroup] = static_cast<unsigned char>(exponent);
+  }
+}
+
+template <UpdateRule kRule, int kSlot>
+__device__ __forceinline__ void ReadSlot(const Parameter& parameter, Span span,
+                                         float (&slots)[kMostSlots][kFour]) {
+  constexpr SlotCode kCode = kSlotCodeOf<kRule, kSlot>;
+  const Slot& slot = parameter.slots[kSlot];
+  if constexpr (kCode != SlotCode::kNone) {
+    if (slot.codes != nullptr) {
+      DecodeFour<kCode>(slot, span, slots[kSlot]);
+      return;
+    }
+  }
+  if constexpr (kSlot < kSlotsOf<kRule>) Read(slot.values, span, slots[kSlot]);
+}
+
+template <UpdateRule kRule, int kSlot>
+__device__ __forceinline__ void WriteSlot(const Parameter& parameter, Span span,
+                                          const UpdateHyperparameters& hyperparameters,
+                                          const float (&slots)[kMostSlots][kFour]) {
+  constexpr SlotCode kCode = kSlotCodeOf<kRule, kSlot>;
+  const Slot& slot = parameter.slots[kSlot];
+  if constexpr (kCode != SlotCode::kNone) {
+    if (slot.codes != nullptr) {
+      EncodeFour<kCode>(slot, span, Noise<ThreadMachine>(hyperparameters, kSlot),
+                        slots[kSlot]);
+      return;
+    }
+  }
+  if constexpr (kSlot < kSlotsOf<kRule>) Write(slot.values, span, slots[kSlot]);
+}
+
+template <UpdateRule kRule>
+__global__ void __launch_bounds__(kThreads)
+    CompressedUpdateKernel(const UpdateArguments<Parameter> a) {
+  if (a.finite != nullptr && !*a.finite) return;
+  const UpdateHyperparameters hyperparameters = *a.hyperparameters;
+  const Formulas::Unscaling unscaled(hyperparameters.scale);
+  const Noise<ThreadMachine> noise_of_weights(hyperparameters, kMostSlots);
+  ForSpans</*kTogether=*/true>(a.list, [&](const Parameter& parameter, Span span) {
+    float g[kFour], w[kFour], slots[kMostSlots][kFour] = {};
+    ReadGradient(parameter.gradient, span, g);
+    ReadMaster(parameter.pair, span, a.rounding, w);
+    ReadSlot<kRule, 0>(parameter, span, slots);
+    ReadSlot<kRule, 1>(parameter, span, slots);
+    ReadSlot<kRule, 2>(parameter, span, slots);
+    StepFour<kRule>(hyperparameters, parameter.apply_weight_decay, unscaled, g, w, slots);
+    WriteSlot<kRule, 0>(parameter, span, hyperparameters, slots);
+    WriteSlot<kRule, 1>(parameter, span, hyperparameters, slots);
+    WriteSlot<kRule, 2>(parameter, span, hyperparameters, slots);
+    WriteMaster(parameter.pair, span, parameter.uniforms, noise_of_weights, w);
+  });
+}
+
+}  // namespace keras_mp::cuda
+
+#endif  // KERAS_MP_SRC_CUDA_UPDATE_COMPRESSED_KERNEL_CUH_

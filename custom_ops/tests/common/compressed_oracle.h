@@ -1,0 +1,104 @@
+// The compressed forms of masters and slots in update.h, on scalars, in double and in
+// integers.
+
+#ifndef KERAS_MP_TESTS_COMMON_COMPRESSED_ORACLE_H_
+#define KERAS_MP_TESTS_COMMON_COMPRESSED_ORACLE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "common/fixture.h"
+#include "keras_mp/update.h"
+
+namespace keras_mp {
+
+// Whether a remainder of the weight is a multiple of 2^-40.
+inline bool HasFixedRemainder(DataType type, float weight) {
+  return type == DataType::kHalf && std::abs(weight) < 0x1p-14f;
+}
+
+inline float JoinedMaster(DataType type, std::uint16_t weight, std::int16_t remainder) {
+  const float w = From16(type, weight);
+  if (!std::isfinite(w) || remainder == 0) return w;
+  if (!HasFixedRemainder(type, w)) {
+    return FromBits(BitsOf(w) + static_cast<std::uint32_t>(remainder));
+  }
+  return static_cast<float>(w + std::ldexp(1.0 * remainder, -40));
+}
+
+inline std::int16_t RemainderOf(DataType type, float master, std::uint16_t weight) {
+  const float w = From16(type, weight);
+  if (!std::isfinite(w)) return 0;
+  const double exact =
+      HasFixedRemainder(type, w)
+          ? std::nearbyint(std::ldexp(double{master} - double{w}, 40))
+          : double(std::int64_t{BitsOf(master)} - std::int64_t{BitsOf(w)});
+  return static_cast<std::int16_t>(std::clamp(exact, -32768.0, 32767.0));
+}
+
+// The 32 random bits of an element in a stream of a step.
+inline std::uint32_t RandomBits(const UpdateHyperparameters& u, std::int64_t index,
+                                int stream) {
+  const auto noise = static_cast<std::uint32_t>(u.noise_high * 65536.0 + u.noise_low);
+  std::uint32_t x = static_cast<std::uint32_t>(index) + noise +
+                    static_cast<std::uint32_t>(stream) * 0x9e3779b9u;
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+inline float UniformOf(const UpdateHyperparameters& u, std::int64_t index) {
+  return static_cast<float>(std::ldexp(RandomBits(u, index, kMostSlots) >> 8, -24));
+}
+
+inline int SmallestNormalExponent(SlotCode code) {
+  return code == SlotCode::kSigned ? -14 : -30;
+}
+
+// The number t of a code without its sign.
+inline double ScaledNumber(SlotCode code, int magnitude) {
+  const int smallest = SmallestNormalExponent(code);
+  if (magnitude < 8) return std::ldexp(magnitude, smallest - 3);
+  return std::ldexp(8 + magnitude % 8, magnitude / 8 - 1 + smallest - 3);
+}
+
+inline float Decoded(SlotCode code, std::uint8_t bits, std::uint8_t exponent) {
+  const bool is_signed = code == SlotCode::kSigned;
+  if (exponent == 0) return is_signed && bits & 0x80 ? -0.0f : 0.0f;
+  const double magnitude = std::ldexp(
+      ScaledNumber(code, is_signed ? bits & 0x7f : bits), exponent - 127);
+  return static_cast<float>(is_signed && bits & 0x80 ? -magnitude : magnitude);
+}
+
+inline std::uint8_t GroupExponent(const float* x, std::int64_t count) {
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, (BitsOf(x[i]) & 0x7fffffffu) >> 23);
+  }
+  return static_cast<std::uint8_t>(std::min(largest, 253u));
+}
+
+// `random`: 32 random bits.
+inline std::uint8_t Encoded(SlotCode code, float x, std::uint8_t exponent,
+                            std::uint32_t random) {
+  if (exponent == 0) return 0;
+  const double scaled = std::ldexp(std::abs(double{x}), 127 - exponent);
+  const double t = scaled < 1.875 ? scaled : 1.875;
+  const int smallest = SmallestNormalExponent(code);
+  const bool is_small = t < std::ldexp(1.0, smallest);
+  // The place of t on the grid of codes, in units of 2^-20 codes.
+  const int power = is_small ? smallest : std::ilogb(t);
+  const double place = std::nearbyint(std::ldexp(t, 23 - power));
+  const std::int64_t below = is_small ? 0 : std::int64_t{power - smallest} << 23;
+  auto magnitude =
+      (below + static_cast<std::int64_t>(place) + (random >> 12)) >> 20;
+  const bool is_signed = code == SlotCode::kSigned;
+  if (!is_signed && x > 0) magnitude = std::max<std::int64_t>(magnitude, 1);
+  const bool is_negative = is_signed && x < 0 && magnitude > 0;
+  return static_cast<std::uint8_t>(magnitude | (is_negative ? 0x80 : 0));
+}
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TESTS_COMMON_COMPRESSED_ORACLE_H_
