@@ -36,6 +36,7 @@ from keras_mp.loss_scale import (
 )
 from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
+from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.precision_plan.plan_precision import plan_precision
 from keras_mp.precision_plan.precision_plan import PrecisionPlan
 from keras_mp.precision_plan.precision_plan_callback import PrecisionPlanCallback
@@ -56,6 +57,7 @@ __all__ = [
     "FP32MasterOptimizer",
     "FP32Regularizer",
     "Float16ProductsPolicy",
+    "Int8State",
     "LossScale",
     "LossScaleCallback",
     "LossScaleCollapseError",

@@ -12,20 +12,28 @@ from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer import validation
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradient_norm import GradientNorm
+from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
     check_values_to_copy,
     exclude_masters_from_weight_decay,
     leaves,
 )
-from keras_mp.optimizer.master_weights import MasterWeights, create_masters
+from keras_mp.optimizer.master_weights import (
+    MasterWeights,
+    create_masters,
+    reference_of,
+)
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
+from keras_mp.optimizer.saved_state import Saved, saved_entries
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
 )
+from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.optimizer.step_notes import step_notes
+from keras_mp.optimizer.stored_state import check_state, create_slots
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
 from keras_mp.optimizer.update.execution import (
     Execution,
@@ -62,6 +70,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         seed: as for `wrap`.
         all_reduce_dtype: as for `wrap`.
         name: as for `wrap`.
+        masters: as for `wrap`.
+        state: as for `wrap`.
 
     Raises:
         ValueError: as for `wrap`.
@@ -87,11 +97,17 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         seed: int = 0,
         all_reduce_dtype: str = "float32",
         name: str | None = None,
+        masters: str | None = "float32",
+        state: Int8State | str = "float32",
     ) -> None:
         validation.check_arguments(
             inner_optimizer, rounding, seed, all_reduce_dtype, name
         )
+        eight_bit = check_state(inner_optimizer, masters, state, rounding)
         super().__init__(inner_optimizer, name=name)
+        self._eight_bit = eight_bit
+        self.masters = masters
+        self.state = state
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
         track = partial(keras_internals.add_to_variables, self)
@@ -123,11 +139,13 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         for optimizer in (self, *leaves(self.inner_optimizer)):
             backend.check_scope(backend.strategy_of(optimizer))
         variables = list(variables)
+        is_compressed = self.masters != "float32" or self._eight_bit is not None
         self._execution = choose_execution(
             self.inner_optimizer,
             variables,
             self.all_reduce_dtype,
             backend.replicas_in(strategy),
+            is_compressed,
         )
         with backend.scope_of(strategy), self._execution.creation():
             self._create_variables(variables, strategy)
@@ -135,20 +153,33 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def _create_variables(self, variables: list[Any], strategy: Any) -> None:
         """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
-        masters = create_masters(variables)
+        masters = create_masters(variables, self.masters)
+        in_eight_bits = self._masters_in_eight_bits(masters)
+        others = [m for m in masters if id(m) not in in_eight_bits]
+        self.inner_optimizer.build([reference_of(master) for master in others])
         self._master_weights = MasterWeights(
-            variables, masters, self.rounding, self._seed_generator, strategy
+            variables,
+            masters,
+            self.rounding,
+            self._seed_generator,
+            strategy,
+            create_slots(self.inner_optimizer, in_eight_bits.values()),
         )
-        for _, master in self._master_weights.pairs:
-            keras_internals.add_to_variables(self, master)
+        for variable in self._master_weights.own_variables:
+            keras_internals.add_to_variables(self, variable)
         regularize_weights(variables)
         self._master_weights.initialize()
         exclude_masters_from_weight_decay(
             self.inner_optimizer, self._master_weights.pairs
         )
-        self.inner_optimizer.build(masters)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    def _masters_in_eight_bits(self, masters: Sequence[Any]) -> dict[int, Any]:
+        """Returns the masters whose slots are stored in 8 bits, by their `id`."""
+        if self._eight_bit is None:
+            return {}
+        return {id(m): m for m in masters if self._eight_bit.applies_to(m)}
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the current scale, in FP32.
@@ -265,8 +296,12 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         )
         # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
         check = joined(update.check(self._wanted) for update in updates)
-        given = [master for update in updates for master in update.given]
-        finite, first = find_nonfinite(self.inner_optimizer, check.nonfinite, given)
+        positions = [
+            self._master_weights.position(master)
+            for update in updates
+            for master in update.given
+        ]
+        finite, first = find_nonfinite(check.nonfinite, positions)
         # What `unscale_gradients` returned may have been clipped since.
         check = check if scale is not None else self._notes.check
         self._notes.use(indices)
@@ -284,6 +319,67 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def _wanted(self) -> Wanted:
         is_kept = self.gradient_norm is not None
         return Wanted(largest=self._scaler.needs_largest, sum_of_squares=is_kept)
+
+    def bytes_per_parameter(self) -> dict[str, float]:
+        """Returns how many bytes training holds for each parameter, by kind.
+
+        Read from the variables. Gradients are counted in the dtype of their weights.
+
+        Returns:
+            Dict with the floats `"weights"`, `"masters"` (FP32 masters and remainders),
+            `"state"` (the optimizer's other variables), `"gradients"` and `"total"`.
+
+        Raises:
+            RuntimeError: the optimizer is not built.
+
+        Example:
+
+        >>> weight = keras.Variable(keras.ops.zeros((64, 64)), dtype="float16")
+        >>> optimizer = keras_mp.wrap("adam", masters="remainders", state="int8")
+        >>> optimizer.build([weight])
+        >>> optimizer.bytes_per_parameter()
+        {'weights': 2.0, 'masters': 2.0, 'state': 2.0625, 'gradients': 2.0, \
+'total': 8.0625}
+        """
+        if not self.built:
+            raise RuntimeError(
+                "An optimizer holds nothing for its variables before it is built. "
+                "Received: an optimizer that is not built. Call "
+                "optimizer.build(model.trainable_variables)."
+            )
+        return bytes_per_parameter(
+            keras_internals.trainable_variables(self),
+            self._master_weights,
+            self.inner_optimizer,
+        )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves FP32 masters and slots, in whatever form they are stored.
+
+        Args:
+            store: dict-like, to which arrays are added.
+        """
+        for i, entry in enumerate(self._saved_entries()):
+            store[str(i)] = ops.convert_to_numpy(entry.read())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes over the state of an optimizer, in whatever form that stored it.
+
+        Args:
+            store: dict-like, which `save_own_variables` has filled.
+        """
+        entries = self._saved_entries()
+        if len(store.keys()) != len(entries):
+            # The parent warns of the number, and leaves all variables as they are.
+            super().load_own_variables(store)
+            return
+        for i, entry in enumerate(entries):
+            entry.assign(store[str(i)])
+
+    def _saved_entries(self) -> list[Saved]:
+        return saved_entries(
+            self._variables, self.inner_optimizer, self._master_weights
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""
@@ -309,5 +405,10 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         inner = type(self.inner_optimizer).__name__
         return (
             f"{type(self).__name__}({inner}, loss_scale={self._scaler.rule!r}, "
-            f"rounding={self.rounding!r})"
+            f"rounding={self.rounding!r}{self._forms()})"
         )
+
+    def _forms(self) -> str:
+        """Returns the forms that differ from the defaults, as they are written."""
+        given = {"masters": self.masters, "state": self.state}
+        return "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")

@@ -3,6 +3,8 @@
 A master is the FP32 value of a weight, a variable with the weight's name and path. It
 holds the true value, except where other code than the optimizer wrote to the weight:
 there the weight is no rounding of its master any more, and the master takes its value.
+
+keras_mp/optimizer/state has masters that are stored in fewer bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,13 @@ from keras_mp.optimizer.rounding import (
     round_nearest,
     round_stochastic,
 )
+from keras_mp.optimizer.state.masters import (
+    RemainderMaster,
+    StoredMaster,
+    WeightAsMaster,
+)
+from keras_mp.optimizer.state.noise import noise_of_step
+from keras_mp.optimizer.state.slots import EightBitSlot
 
 
 def needs_master(variable: Any) -> bool:
@@ -37,23 +46,40 @@ def path_of(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def create_masters(variables: Sequence[Any]) -> list[Any]:
-    """Returns the master of each variable: itself, unless it is stored in 16 bits."""
-    masters = {id(v): create_master(v) if needs_master(v) else v for v in variables}
+def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
+    """Returns the master of each variable: itself, unless it is stored in 16 bits.
+
+    Args:
+        variables: list of the trainable variables.
+        form: as `masters` for `wrap`.
+    """
+    masters = {id(v): _new_master(v, form) if needs_master(v) else v for v in variables}
     return [masters[id(variable)] for variable in variables]
 
 
-def create_master(weight: Any) -> keras.Variable:
-    """Returns a float32 variable of zeros with the name, path and hooks of `weight`.
+def _new_master(weight: Any, form: str | None) -> Any:
+    if form == "remainders":
+        return RemainderMaster(weight, create_master(weight, "int16"))
+    return WeightAsMaster(weight) if form is None else create_master(weight)
+
+
+def reference_of(master: Any) -> Any:
+    """Returns what the inner optimizer knows a master by: a variable is itself."""
+    return master.reference if isinstance(master, StoredMaster) else master
+
+
+def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
+    """Returns a variable of zeros with the name, path and hooks of `weight`.
 
     `MasterWeights.initialize` gives it its value: a weight that a traced function
     creates has none before the trace ends.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
+        dtype: str. Defaults to `"float32"`.
 
     Returns:
-        `keras.Variable`, float32, not trainable.
+        `keras.Variable`, not trainable.
     """
     path = getattr(weight, "path", weight.name.split(":")[0])
     parent, _, name = path.rpartition("/")
@@ -62,7 +88,7 @@ def create_master(weight: Any) -> keras.Variable:
         master = keras.Variable(
             "zeros",
             shape=weight.shape,
-            dtype="float32",
+            dtype=dtype,
             trainable=False,
             aggregation=_aggregation(weight),
             name=name,
@@ -89,10 +115,15 @@ class MasterWeights:
         rounding: `"nearest"` or `"stochastic"`.
         seed: `keras.random.SeedGenerator` of stochastic rounding.
         strategy: what `backend.strategy_of` returned for the optimizer.
+        slots: dict from the `id` of a master to the list of its slots, if they are
+            stored in 8 bits. Defaults to none.
 
     Attributes:
         all: list of the masters of all variables.
-        pairs: list of (weight, master), of each weight stored in 16 bits.
+        pairs: list of (weight, master), of each weight stored in 16 bits whose master
+            is an FP32 variable.
+        stored: list of the other masters of weights stored in 16 bits.
+        slots: as the argument.
     """
 
     def __init__(
@@ -102,11 +133,16 @@ class MasterWeights:
         rounding: str,
         seed: random.SeedGenerator,
         strategy: Any,
+        slots: Mapping[int, list[EightBitSlot]] | None = None,
     ) -> None:
         self.all = masters
+        self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
         both = zip(variables, masters, strict=True)
-        pairs = {id(w): (w, m) for w, m in both if w is not m}
-        self.pairs = list(pairs.values())
+        others = {id(w): (w, m) for w, m in both if w is not m}.values()
+        self.pairs = [(w, m) for w, m in others if not isinstance(m, StoredMaster)]
+        self.stored = [m for _, m in others if isinstance(m, StoredMaster)]
+        self._weight_of = {id(master): weight for weight, master in self.pairs}
+        self.slots = slots or {}
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy
@@ -116,7 +152,63 @@ class MasterWeights:
     def variables(self) -> list[Any]:
         """All variables that a change of weights and masters may change."""
         weights = [weight for weight, _ in self.pairs]
-        return [*self.all, *weights, self.seed.state]
+        weights += [master.weight for master in self.stored]
+        fp32 = [m for m in self.all if not isinstance(m, StoredMaster)]
+        themselves = [m for m in fp32 if id(m) not in self._weight_of]
+        return [*themselves, *weights, *self.own_variables, self.seed.state]
+
+    @property
+    def own_variables(self) -> list[Any]:
+        """The variables that were made for masters, remainders and slots of 8 bits."""
+        remainders = [
+            m.remainder for m in self.stored if isinstance(m, RemainderMaster)
+        ]
+        masters = [master for _, master in self.pairs]
+        return [*masters, *remainders, *self.slot_variables]
+
+    @property
+    def slot_variables(self) -> list[Any]:
+        """The variables of the slots that are stored in 8 bits."""
+        return [v for s in self.eight_bit_slots for v in (s.codes, s.exponents)]
+
+    @property
+    def eight_bit_slots(self) -> list[EightBitSlot]:
+        """The slots of all variables that are stored in 8 bits."""
+        return [slot for slots in self.slots.values() for slot in slots]
+
+    @property
+    def are_compressed(self) -> bool:
+        """Whether a master or a slot is stored in another form than in FP32."""
+        return bool(self.stored or self.slots)
+
+    @property
+    def draws_uniforms(self) -> bool:
+        """Whether an update draws random numbers for the rounding of FP32 masters."""
+        return self.rounding == "stochastic" and bool(self.pairs)
+
+    def noise(self, step: Any) -> Any:
+        """Returns the noise that a step rounds compressed state with.
+
+        Args:
+            step: scalar int tensor, the number of the step.
+        """
+        return noise_of_step(self.seed.get_config()["seed"], step)
+
+    def parts(self, master: Any) -> tuple[Any, Any]:
+        """Returns the two variables of a master that the kernel takes.
+
+        The FP32 master or the remainder, and the 16-bit weight; or the weight and None
+        where it has neither.
+        """
+        if isinstance(master, RemainderMaster):
+            return master.remainder, master.weight
+        if isinstance(master, WeightAsMaster):
+            return master.weight, None
+        return master, self._weight_of.get(id(master))
+
+    def position(self, master: Any) -> int:
+        """Returns the index of a master in `all`."""
+        return self._positions[id(master)]
 
     def of(self, masters: Sequence[Any]) -> "MasterWeights":
         """Returns the part of these whose masters are among `masters`."""
@@ -151,8 +243,18 @@ class MasterWeights:
 
     def values(self) -> dict[int, Any]:
         """Returns the float32 value of every weight, by the weight's `id`."""
+        values = {id(w): self.read(m, w) for w, m in self.pairs}
+        return values | {id(master.weight): master.value for master in self.stored}
+
+    def read(self, master: Any, weight: Any) -> Any:
+        """Returns the float32 value of a master, with what was written to its weight.
+
+        Args:
+            master: float32 variable.
+            weight: its 16-bit weight.
+        """
         read = ops.convert_to_tensor
-        return {id(w): self._synced(read(m), read(w)) for w, m in self.pairs}
+        return self._synced(read(master), read(weight))
 
     def _synced(self, master: Any, weight: Any) -> Any:
         changed = differs(weight, master, self.rounding)
@@ -172,14 +274,15 @@ class MasterWeights:
             weights, masters = zip(*whole, strict=True)
             update.cast_masters(masters, weights, self.uniforms(weights))
 
-        def rounded(weight: Any, master: Any) -> Any:
-            dtype = keras.backend.standardize_dtype(weight.dtype)
-            if self.rounding == "stochastic":
-                return round_stochastic(master, dtype, self.seed)
-            return round_nearest(master, dtype)
-
         for weight, master in self._one_by_one(whole):
-            self._assign(weight, rounded, master, rows.get(id(master)))
+            self._assign(weight, self.rounded, master, rows.get(id(master)))
+
+    def rounded(self, weight: Any, master: Any) -> Any:
+        """Returns a float32 tensor rounded to the dtype of `weight`."""
+        dtype = keras.backend.standardize_dtype(weight.dtype)
+        if self.rounding == "stochastic":
+            return round_stochastic(master, dtype, self.seed)
+        return round_nearest(master, dtype)
 
     def uniforms(self, weights: Sequence[Any]) -> list[Any]:
         """Returns random numbers for stochastic rounding, a tensor for each weight.

@@ -114,5 +114,5 @@ class MasterWeightsProperties(LossScaleProperties):
             Scalar bool tensor.
         """
         given = zip(grads, self._masters, strict=True)
-        masters = [master for gradient, master in given if gradient is not None]
-        return find_nonfinite(self.inner_optimizer, nonfinite_of(grads), masters)[0]
+        positions = [i for i, (gradient, _) in enumerate(given) if gradient is not None]
+        return find_nonfinite(nonfinite_of(grads), positions)[0]

@@ -49,12 +49,23 @@ def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
 
     Reference: Mixed Precision Training, Appendix A.
     """
+    return round_by(x, dtype, draw_uniforms(x, seed))
+
+
+def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
+    """Rounds as `round_stochastic`, by given random numbers.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+        uniforms: float32 tensor of the shape of `x`, from [0, 1).
+    """
     largest, _, _ = _FORMATS[dtype]
     x = ops.clip(x, -largest, largest)
     spacing = _spacing(x, dtype)
     steps = x / spacing
     down = ops.floor(steps)
-    up = draw_uniforms(x, seed) < steps - down
+    up = uniforms < steps - down
     return ops.cast((down + ops.cast(up, "float32")) * spacing, dtype)
 
 
@@ -81,7 +92,7 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
     dtype = keras.backend.standardize_dtype(weight.dtype)
     if rounding == "nearest":
         rounded = round_nearest(master, dtype)
-        return ops.not_equal(_bits(rounded, "int16"), _bits(weight, "int16"))
+        return ops.not_equal(bits_of(rounded, "int16"), bits_of(weight, "int16"))
     largest, _, _ = _FORMATS[dtype]
     master = ops.clip(master, -largest, largest)
     spacing = _spacing(master, dtype)
@@ -93,12 +104,12 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
 def _spacing(x: Any, dtype: str) -> Any:
     """Returns the distance between neighbours in `dtype` at `x`, a power of two."""
     _, smallest_exponent, fraction_bits = _FORMATS[dtype]
-    exponent_bits = ops.bitwise_and(_bits(x, "int32"), 0x7F800000)
-    power_of_two = _bits(exponent_bits, "float32")
+    exponent_bits = ops.bitwise_and(bits_of(x, "int32"), 0x7F800000)
+    power_of_two = bits_of(exponent_bits, "float32")
     return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits
 
 
-def _bits(x: Any, dtype: str) -> Any:
+def bits_of(x: Any, dtype: str) -> Any:
     """Returns the bits of `x` as `dtype`, of the same size."""
     # `view` needs a last dimension of static size: a new one of size 1.
     return ops.squeeze(ops.view(ops.expand_dims(x, -1), dtype), -1)

@@ -7,6 +7,7 @@ import keras
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.shared_loss_scale import deserialize_scale, serialize_scaler
+from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.serialization import deserialize, serialize_optimizer
 
 
@@ -23,6 +24,17 @@ def serialize_arguments(optimizer: MasterWeightsProperties) -> dict[str, Any]:
         "seed": optimizer._master_weights.seed.get_config()["seed"],
         "all_reduce_dtype": optimizer.all_reduce_dtype,
         "name": optimizer.name,
+        **_forms(optimizer),
+    }
+
+
+def _forms(optimizer: Any) -> dict[str, Any]:
+    """Returns the forms of masters and state that are not FP32."""
+    forms = {"masters": optimizer.masters, "state": optimizer.state}
+    return {
+        name: keras.saving.serialize_keras_object(form)
+        for name, form in forms.items()
+        if form != "float32"
     }
 
 
@@ -48,6 +60,10 @@ def deserialize_arguments(
         "optimizers",
         custom_objects,
     )
+    if isinstance(config.get("state"), dict):
+        arguments["state"] = deserialize(
+            "state", config["state"], Int8State, "state", custom_objects
+        )
     scale = config.get("loss_scale", "dynamic")
     if not isinstance(scale, LossScaleProperties):
         arguments["loss_scale"] = deserialize_scale(scale, custom_objects)

@@ -6,6 +6,7 @@ import keras
 
 from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
+from keras_mp.optimizer.state.int8_state import Int8State
 
 
 def wrap(
@@ -15,6 +16,8 @@ def wrap(
     seed: int = 0,
     all_reduce_dtype: str = "float32",
     name: str | None = None,
+    masters: str | None = "float32",
+    state: Int8State | str = "float32",
 ) -> FP32MasterOptimizer:
     """Gives `optimizer` FP32 master weights and loss scaling.
 
@@ -40,6 +43,17 @@ def wrap(
             optimizer clips or accumulates, the sum is then copied in FP32 from the
             first replica of a machine to its others. Defaults to `"float32"`.
         name: str. Defaults to a name made from the class.
+        masters: how the masters of 16-bit weights are stored. `"float32"`: as FP32
+            variables. `"remainders"`: as what the weights lack, in 16 bits; the values
+            are the same but in rare cases (docs/guides/optimizer_state.md). None: no
+            masters; each update rounds the weights stochastically, and `rounding` must
+            say so. Defaults to `"float32"`.
+        state: how the optimizer's own variables, such as the moments of Adam, are
+            stored: `"float32"`, `"int8"` (8 bits and an exponent for each 32
+            elements), or an `Int8State`, which says for which variables. Defaults to
+            `"float32"`. Both forms but the defaults are for the optimizers that have a
+            kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
+            and, for `masters`, Ftrl.
 
     Returns:
         `FP32MasterOptimizer`, to be passed to `model.compile`.
@@ -61,5 +75,5 @@ min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
     """
     inner = keras.optimizers.get(optimizer)
     return FP32MasterOptimizer(
-        inner, loss_scale, rounding, seed, all_reduce_dtype, name
+        inner, loss_scale, rounding, seed, all_reduce_dtype, name, masters, state
     )

@@ -22,7 +22,7 @@ CHAINS = (
         ("arguments",),
         ("serialization",),
         ("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
-        ("statistical_loss_scale",),
+        ("statistical_loss_scale", "optimizer.state"),
         ("optimizer.inner_optimizer", "optimizer.master_weights"),
         ("optimizer.update",),
         ("optimizer",),

@@ -153,9 +153,11 @@ def update_variables(
     Args:
         finite: scalar bool tensor; where it is false, nothing is written.
         gradients: list of tensors.
-        masters: list of float32 variables, one for each gradient.
-        slots: list of float32 variables: the first slot of each master, then the second
-            slot of each, as many as the rule has.
+        masters: list of variables, one for each gradient: the float32 masters, int16
+            remainders, or 16-bit weights that have neither.
+        slots: list of float32 variables, or of what has the uint8 variables `codes` and
+            `exponents`: the first slot of each master, then the second slot of each, as
+            many as the rule has.
         weights: list of 16-bit variables, or None where the master is the weight.
         uniforms: as for `cast_masters`, for the weights that are not None.
         apply_weight_decay: list of bool, one for each master.
@@ -164,6 +166,7 @@ def update_variables(
             that are missing have their defaults.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
+    exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]
     defaults = {
         "scale": 1.0,
         "clip_value": 0.0,
@@ -195,15 +198,21 @@ def update_variables(
         ),
         gradients=list(gradients),
         masters=_handles(masters),
-        slots=_handles(slots),
+        slots=_handles([s.codes if _is_in_eight_bits(s) else s for s in slots]),
         weights=_handles([weights[i] for i in weight_of]),
         exponents=[],
         uniforms=list(uniforms),
+        exponents=_handles(exponents),
+        exponent_of=[i for i, slot in enumerate(slots) if _is_in_eight_bits(slot)],
         weight_of=weight_of,
         exponent_of=[],
         apply_weight_decay=list(apply_weight_decay),
         rule=rule,
     )
+
+
+def _is_in_eight_bits(slot: Any) -> bool:
+    return hasattr(slot, "codes")
 
 
 def _natives(variables: Sequence[Any]) -> list[tf.Variable]:

@@ -21,6 +21,9 @@ class Backend(Protocol):
     def is_sparse(self, gradient: Any) -> bool:
         """Tells whether `gradient` is a `tf.IndexedSlices`: some rows of a matrix."""
 
+    def as_dense(self, gradient: Any) -> Any:
+        """Returns a gradient as a tensor of the shape of its variable."""
+
     def can_update(self, variables: Sequence[Any]) -> bool:
         """Tells whether the native ops of the update step can be used here.
 

@@ -21,6 +21,9 @@ class SingleProgramBackend(Backend):
     def is_sparse(self, gradient: Any) -> bool:
         return False
 
+    def as_dense(self, gradient: Any) -> Any:
+        return gradient
+
     def can_update(self, variables: Sequence[Any]) -> bool:
         return False
 

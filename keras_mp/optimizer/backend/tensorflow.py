@@ -20,6 +20,11 @@ class TensorFlowBackend(Backend):
 
         return isinstance(gradient, tf.IndexedSlices)
 
+    def as_dense(self, gradient: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(gradient)
+
     def can_update(self, variables: Sequence[Any]) -> bool:
         """As in `Backend`: without a strategy, and where the library has a kernel."""
         import tensorflow as tf

@@ -5,7 +5,6 @@ from typing import Any
 
 from keras import ops
 
-from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 
 
@@ -23,24 +22,19 @@ def nonfinite_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
     return ops.stack([ops.logical_not(ops.all(ops.isfinite(x))) for x in values])
 
 
-def find_nonfinite(
-    optimizer: Any, nonfinite: Any, variables: Sequence[Any]
-) -> tuple[Any, Any]:
+def find_nonfinite(nonfinite: Any, positions: Sequence[int]) -> tuple[Any, Any]:
     """Tells whether all gradients of all replicas are finite, and which is not.
 
     Args:
-        optimizer: `keras.optimizers.Optimizer`, built.
         nonfinite: bool tensor: which gradients of this replica are not finite.
-        variables: list of the variables of `optimizer` that they belong to.
+        positions: list of the positions of their variables in the optimizer.
 
     Returns:
-        Scalar bool tensor; scalar int tensor, the position in the optimizer of the
-        first variable with a gradient that is not finite, or the number of its
-        variables.
+        Scalar bool tensor; scalar int tensor, the position of the first variable with
+        a gradient that is not finite, or one that no variable has.
     """
     replicas = backend.sum_over_replicas(ops.cast(nonfinite, "float32"))
     is_finite = ops.equal(replicas, 0)
-    positions = [keras_internals.variable_index(optimizer, v) for v in variables]
-    none = len(keras_internals.trainable_variables(optimizer))
+    none = max(positions) + 1
     first = ops.min(ops.where(is_finite, none, ops.convert_to_tensor(positions, "int")))
     return ops.all(is_finite), first

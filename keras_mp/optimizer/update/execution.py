@@ -68,7 +68,11 @@ class Execution:
 
 
 def choose_execution(
-    optimizer: Any, variables: Sequence[Any], all_reduce_dtype: str, replicas: int
+    optimizer: Any,
+    variables: Sequence[Any],
+    all_reduce_dtype: str,
+    replicas: int,
+    is_compressed: bool,
 ) -> Execution:
     """Decides whether an optimizer runs on each replica or once for all.
 
@@ -77,11 +81,14 @@ def choose_execution(
         variables: list of the trainable variables.
         all_reduce_dtype: as for `wrap`.
         replicas: int, how many there are.
+        is_compressed: bool, whether state is stored in other forms than in FP32; then
+            one replica updates it and the weights.
 
     Raises:
         ValueError: it must run on sums of gradients, and some replace their variables.
     """
-    is_joint = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
+    wants_sum = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
+    is_joint = wants_sum or is_compressed
     if not is_joint or replicas == 1:
         return Execution()
     if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
@@ -93,7 +100,9 @@ def choose_execution(
             "all_reduce_dtype, and give MultiOptimizer a map, not a function."
         )
     of_the_model = [v for v in variables if not needs_master(v)]
-    assigned = assigned_directly(optimizer, of_the_model)
+    assigned = (
+        list(variables) if is_compressed else assigned_directly(optimizer, of_the_model)
+    )
     return Execution(
         run=functools.partial(run_on_first_replica, assigned),
         is_joint=True,

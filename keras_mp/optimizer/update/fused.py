@@ -9,7 +9,13 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
+from keras_mp.optimizer.master_weights import (
+    MasterWeights,
+    are_distinct,
+    reference_of,
+)
+from keras_mp.optimizer.state.masters import StoredMaster
+from keras_mp.optimizer.state.noise import halves_of
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import (
     GradientCheck,
@@ -52,8 +58,62 @@ def _variables_written(
     masters: Sequence[Any],
 ) -> list[Any]:
     slots = [slot for slots in slot_lists for slot in slots if slot is not None]
+    codes = [slot.codes for slot in master_weights.eight_bit_slots]
     weights = [weight for weight, _ in master_weights.pairs]
-    return [*masters, *weights, *slots]
+    return [*variables_of(masters), *weights, *slots, *codes]
+
+
+def variables_of(masters: Sequence[Any]) -> list[Any]:
+    """Returns the variables that masters are stored in."""
+    stored = [m.variables if isinstance(m, StoredMaster) else [m] for m in masters]
+    return [variable for each in stored for variable in each]
+
+
+def hyperparameters_of(
+    optimizer: Any, rule: FusedRule, scale: Any, norm: Any
+) -> dict[str, Any]:
+    """Returns the hyperparameters of a step that differ from their defaults.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has the rule.
+        rule: `FusedRule`.
+        scale: scalar float32 tensor that the gradients are divided by.
+        norm: scalar float32 tensor, of all un-scaled gradients; not read without
+            `global_clipnorm`.
+    """
+    return {
+        "scale": scale,
+        **_clipping(optimizer, norm),
+        "weight_decay": optimizer.weight_decay or 0.0,
+        "learning_rate": ops.cast(optimizer.learning_rate, "float32"),
+        **rule.hyperparameters(optimizer),
+    }
+
+
+def _clipping(optimizer: Any, norm: Any) -> dict[str, Any]:
+    clip_norm = optimizer.global_clipnorm
+    if clip_norm:
+        # As in Keras, but for the order in which the squares are summed.
+        return {"clip_factor": clip_norm * ops.minimum(1 / norm, 1 / clip_norm)}
+    clip_value = max(optimizer.clipvalue or 0.0, 0.0)
+    return {"clip_value": clip_value} if clip_value else {}
+
+
+def applies_weight_decay(optimizer: Any, master: Any) -> bool:
+    """Tells whether the weight decay of `optimizer` applies to a master."""
+    return bool(optimizer.weight_decay) and keras_internals.uses_weight_decay(
+        optimizer, reference_of(master)
+    )
+
+
+def slots_of(
+    optimizer: Any, rule: FusedRule, master_weights: MasterWeights, master: Any
+) -> list[Any]:
+    """Returns the slots of a master: FP32 variables, or `EightBitSlot`s."""
+    if id(master) in master_weights.slots:
+        return master_weights.slots[id(master)]
+    index = keras_internals.variable_index(optimizer, reference_of(master))
+    return [of_all[index] for of_all in rule.slots]
 
 
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
@@ -103,8 +163,8 @@ class FusedUpdate:
         """
         from keras_mp.ops.kernels import update
 
-        clips = self._clip_norm() is not None
-        with update.beside(self.masters):
+        clips = bool(self.optimizer.global_clipnorm)
+        with update.beside(variables_of(self.masters)):
             largest, sum_of_squares = update.check_gradients(
                 self.gradients, self.scale, clips or wanted.sum_of_squares
             )
@@ -117,7 +177,7 @@ class FusedUpdate:
         Args:
             finite: scalar bool tensor.
         """
-        if self.master_weights.rounding == "stochastic":
+        if self.master_weights.draws_uniforms:
             # A skipped step must not advance the generator of random numbers.
             ops.cond(finite, lambda: self._update(True), lambda: None)
         else:
@@ -128,42 +188,30 @@ class FusedUpdate:
     def _update(self, finite: Any) -> None:
         from keras_mp.ops.kernels import update
 
-        weight_of = {id(master): weight for weight, master in self.master_weights.pairs}
-        weights = [weight_of.get(id(master)) for master in self.masters]
+        parts = [self.master_weights.parts(master) for master in self.masters]
+        weights = [weight for _, weight in parts]
         own = [weight for weight in weights if weight is not None]
-        indices = [
-            keras_internals.variable_index(self.optimizer, master)
+        slots = [
+            slots_of(self.optimizer, self.rule, self.master_weights, master)
             for master in self.masters
         ]
         update.update_variables(
             finite,
             self.gradients,
-            self.masters,
-            [slots[i] for slots in self.rule.slots for i in indices],
+            [master for master, _ in parts],
+            [slot for of_all in zip(*slots, strict=True) for slot in of_all],
             weights,
             self.master_weights.uniforms(own),
-            [self._applies_weight_decay(master) for master in self.masters],
+            [applies_weight_decay(self.optimizer, master) for master in self.masters],
             rule=self.rule.name,
             hyperparameters={
-                "scale": self.scale,
-                **self._clipping(),
-                "weight_decay": self.optimizer.weight_decay or 0.0,
-                "learning_rate": ops.cast(self.optimizer.learning_rate, "float32"),
-                **self.rule.hyperparameters(self.optimizer),
+                **hyperparameters_of(self.optimizer, self.rule, self.scale, self._norm),
+                **self._noise(),
             },
         )
 
-    def _applies_weight_decay(self, master: Any) -> bool:
-        return bool(self.optimizer.weight_decay) and keras_internals.uses_weight_decay(
-            self.optimizer, master
-        )
-
-    def _clip_norm(self) -> float | None:
-        return self.optimizer.global_clipnorm or None
-
-    def _clipping(self) -> dict[str, Any]:
-        clip_norm = self._clip_norm()
-        if clip_norm is None:
-            return {"clip_value": max(self.optimizer.clipvalue or 0.0, 0.0)}
-        # As in Keras, but for the order in which the squares are summed.
-        return {"clip_factor": clip_norm * ops.minimum(1 / self._norm, 1 / clip_norm)}
+    def _noise(self) -> dict[str, Any]:
+        if not self.master_weights.are_compressed:
+            return {}
+        low, high = halves_of(self.master_weights.noise(self.optimizer.iterations))
+        return {"noise_low": low, "noise_high": high}

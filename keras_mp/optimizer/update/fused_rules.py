@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.arguments import short_repr
 from keras_mp.keras_internals import nadam_momentum_product, slots
 from keras_mp.optimizer.inner_optimizer import options_in_use
 
@@ -35,15 +36,28 @@ def rule_of(optimizer: Any) -> FusedRule | None:
     Args:
         optimizer: `keras.optimizers.Optimizer`, built.
     """
+    if what_has_no_rule(optimizer):
+        return None
+    return _KNOWN[type(optimizer)][1](optimizer)
+
+
+def what_has_no_rule(optimizer: Any) -> str | None:
+    """Names what the kernel lacks of an optimizer: its class, or options in use.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, which need not be built.
+
+    Returns:
+        str, or None where the kernel implements all of it.
+    """
     # Not isinstance: a subclass may override anything, and an instance `update_step`.
     known = _KNOWN.get(type(optimizer))
     if known is None or "update_step" in vars(optimizer):
-        return None
-    if options_in_use(optimizer, {*_OF_ALL, *known[0]}):
-        return None
-    if not all(_is_number(getattr(optimizer, name)) for name in _NUMBERS):
-        return None
-    return known[1](optimizer)
+        return type(optimizer).__name__
+    used = options_in_use(optimizer, {*_OF_ALL, *known[0]})
+    numbers = {name: getattr(optimizer, name) for name in _NUMBERS}
+    used |= {name: x for name, x in numbers.items() if not _is_number(x)}
+    return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
 
 
 def count_step(optimizer: Any, finite: Any) -> None:

@@ -6,11 +6,18 @@ from typing import Any
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import Runner
+from keras_mp.optimizer.backend import Runner, backend
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
-from keras_mp.optimizer.update.fused_rules import rule_of
+from keras_mp.optimizer.update.fused_rules import (
+    FusedRule,
+    rule_of,
+    what_has_no_rule,
+)
+from keras_mp.optimizer.update.stored import StoredUpdate
 from keras_mp.optimizer.update.unfused import InnerUpdate
+
+Update = FusedUpdate | InnerUpdate | StoredUpdate
 
 
 def plan(
@@ -21,7 +28,7 @@ def plan(
     scale: Any,
     replicas: int,
     run: Runner,
-) -> list[FusedUpdate | InnerUpdate]:
+) -> list[Update]:
     """Divides a step into the variables for a kernel and those for the optimizer.
 
     Args:
@@ -37,6 +44,9 @@ def plan(
         List of one or two parts, with the methods `check` and `apply`.
     """
     rule = rule_of(optimizer)
+    if master_weights.are_compressed:
+        step = (gradients, masters, scale, replicas, run)
+        return [_of_compressed_state(optimizer, rule, master_weights, *step)]
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # This warns of missing gradients, which the inner optimizer would do itself.
@@ -50,7 +60,7 @@ def plan(
     def those(indices: list[int]) -> tuple[list[Any], list[Any]]:
         return [gradients[i] for i in indices], [masters[i] for i in indices]
 
-    parts: list[FusedUpdate | InnerUpdate] = []
+    parts: list[Update] = []
     if rule is not None and fused:
         divisor = ops.ones(()) if scale is None else scale
         parts.append(
@@ -67,3 +77,46 @@ def plan(
         own = master_weights.of(those(rest)[1]) if fused else master_weights
         parts.append(InnerUpdate(optimizer, own, *those(rest), scale, replicas, run))
     return parts
+
+
+def _of_compressed_state(
+    optimizer: Any,
+    rule: FusedRule | None,
+    master_weights: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+    scale: Any,
+    replicas: int,
+    run: Runner,
+) -> FusedUpdate | StoredUpdate:
+    """Returns the one update of all variables: by the kernel, if it takes all of them.
+
+    Raises:
+        ValueError: an option was set after the optimizer was wrapped that no rule has.
+    """
+    if rule is None:
+        raise ValueError(
+            "Compressed optimizer state needs an optimizer that the kernel of the "
+            f"update implements. Received: {what_has_no_rule(optimizer)}. Leave the "
+            "option as it was when the optimizer was wrapped."
+        )
+    gradients, masters = keras_internals.without_missing_gradients(
+        optimizer, gradients, masters
+    )
+    # Of a sparse gradient all rows are needed: the slots of each row decay.
+    gradients = [backend.as_dense(gradient) for gradient in gradients]
+    divisor = ops.ones(()) if scale is None else scale
+    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    if len(fused) == len(masters):
+        return FusedUpdate(
+            optimizer,
+            rule,
+            master_weights,
+            gradients,
+            masters,
+            divisor,
+            counts_the_step=True,
+        )
+    return StoredUpdate(
+        optimizer, rule, master_weights, gradients, masters, divisor, replicas, run
+    )

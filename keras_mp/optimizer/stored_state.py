@@ -1,0 +1,140 @@
+"""The choice of the forms in which masters and slots are stored."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_mp.arguments import short_repr
+from keras_mp.optimizer.state.int8_state import Int8State
+from keras_mp.optimizer.state.slots import EightBitSlot, SlotKind, create_slot
+from keras_mp.optimizer.update.fused_rules import what_has_no_rule
+
+_MASTERS = ("float32", "remainders", None)
+
+
+def check_state(
+    optimizer: Any, masters: Any, state: Any, rounding: str
+) -> Int8State | None:
+    """Checks the arguments `masters` and `state`.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`.
+        masters: as for `wrap`.
+        state: as for `wrap`.
+        rounding: as for `wrap`.
+
+    Returns:
+        `Int8State`, or None where all slots are FP32.
+
+    Raises:
+        TypeError: `state` is of the wrong type.
+        ValueError: a form is unknown, or the optimizer or rounding does not allow it.
+    """
+    if masters not in _MASTERS:
+        raise ValueError(
+            '`masters` must be "float32", "remainders" or None. Received: '
+            f'masters={short_repr(masters)}. "remainders" holds the same masters in '
+            "two thirds of the bytes."
+        )
+    if masters == "remainders" and rounding == "stochastic":
+        raise ValueError(
+            "A remainder is what rounding to nearest drops. Received: "
+            'masters="remainders" with rounding="stochastic". Leave rounding at '
+            '"nearest".'
+        )
+    if masters is None and rounding != "stochastic":
+        raise ValueError(
+            "Weights without masters must be rounded stochastically, or updates below "
+            "half a unit in their last place are lost. Received: masters=None with "
+            f'rounding={short_repr(rounding)}. Add rounding="stochastic".'
+        )
+    eight_bit = _as_int8_state(state)
+    if masters != "float32" or eight_bit is not None:
+        _check_rule(optimizer, eight_bit)
+    return eight_bit
+
+
+def _as_int8_state(state: Any) -> Int8State | None:
+    if isinstance(state, Int8State):
+        return state
+    if not isinstance(state, str):
+        raise TypeError(
+            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
+            f"state={short_repr(state)} of type {type(state).__name__}."
+        )
+    if state not in ("float32", "int8"):
+        raise ValueError(
+            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
+            f"state={short_repr(state)}."
+        )
+    return Int8State() if state == "int8" else None
+
+
+def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
+    missing = what_has_no_rule(optimizer)
+    if missing:
+        raise ValueError(
+            "Compressed optimizer state is for the optimizers that have a kernel: SGD, "
+            "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl and RMSprop, "
+            "with learning_rate, weight_decay, clipvalue, global_clipnorm and their "
+            f"own options. Received: {missing}. Leave out what was received, or choose "
+            'masters="float32" and state="float32".'
+        )
+    if eight_bit is not None and _kinds_of(optimizer) is None:
+        raise ValueError(
+            "State in 8 bits is for optimizers that can bear its rounding: not for "
+            "Ftrl, amsgrad=True and centered=True. Received: a "
+            f'{type(optimizer).__name__} with one of them. Choose state="float32".'
+        )
+
+
+def create_slots(
+    optimizer: Any, masters: Iterable[Any]
+) -> dict[int, list[EightBitSlot]]:
+    """Returns new slots in 8 bits, by the `id` of their master.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`, built.
+        masters: the masters that get them.
+    """
+    kinds = _kinds_of(optimizer) or ()
+    return {
+        id(master): [
+            create_slot(optimizer, master, kind, stream)
+            for stream, kind in enumerate(kinds)
+        ]
+        for master in masters
+    }
+
+
+_MOMENTUM = SlotKind("momentum", is_signed=True)
+_VELOCITY = SlotKind("velocity", is_signed=False)
+
+
+def _kinds_of(optimizer: Any) -> tuple[SlotKind, ...] | None:
+    """Returns the kinds of the slots of an optimizer that has a rule, in its order.
+
+    None where 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
+    the largest rounding, and the centered RMSprop subtracts nearly equal numbers.
+    """
+    match optimizer:
+        case keras.optimizers.SGD():
+            return (_MOMENTUM,) if optimizer.momentum else ()
+        case keras.optimizers.Adam():  # and AdamW
+            return None if optimizer.amsgrad else (_MOMENTUM, _VELOCITY)
+        case keras.optimizers.Nadam():
+            return _MOMENTUM, _VELOCITY
+        case keras.optimizers.Adamax():
+            return _MOMENTUM, SlotKind("norm", is_signed=False)
+        case keras.optimizers.Lion():
+            return (_MOMENTUM,)
+        case keras.optimizers.Adagrad():
+            initial_value = optimizer.initial_accumulator_value
+            return (SlotKind("accumulator", False, initial_value),)
+        case keras.optimizers.Adadelta():
+            names = ("accumulated_grad", "accumulated_delta_var")
+            return tuple(SlotKind(name, is_signed=False) for name in names)
+        case keras.optimizers.RMSprop() if not optimizer.centered:
+            return (_VELOCITY, _MOMENTUM) if optimizer.momentum > 0 else (_VELOCITY,)
+    return None

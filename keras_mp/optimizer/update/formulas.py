@@ -1,0 +1,154 @@
+"""The rules of the update kernel in plain operations, in the kernel's order.
+
+custom_ops/include/keras_mp/update.h has them in mathematical notation. They serve where
+state is stored in a form that only the kernel and this module know.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras import ops
+
+Slots = Sequence[Any]
+Numbers = dict[str, Any]
+
+
+def step(
+    rule: str, h: Numbers, decays: bool, g: Any, w: Any, slots: Slots
+) -> tuple[Any, list[Any]]:
+    """Returns the new master and slots of one variable.
+
+    Args:
+        rule: str, the name of a `FusedRule`.
+        h: dict of float32 scalars by name, as for `update_variables`, all of them.
+        decays: bool, whether weight decay applies.
+        g: float32 tensor, the un-scaled gradient.
+        w: float32 tensor, the master.
+        slots: list of float32 tensors.
+    """
+    # Python's branches: whether an option is used is known when the step is traced.
+    if "clip_value" in h:
+        g = ops.clip(g, -h["clip_value"], h["clip_value"])
+    if "clip_factor" in h:
+        g = g * h["clip_factor"]
+    if decays:
+        w = w - w * h["weight_decay"] * h["learning_rate"]
+    return _RULES[rule](h, g, w, slots)
+
+
+def _sgd(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    return w - g * h["learning_rate"], []
+
+
+def _momentum(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] * h["momentum"] - g * h["learning_rate"]
+    return w + m, [m]
+
+
+def _nesterov(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] * h["momentum"] - g * h["learning_rate"]
+    return w + (m * h["momentum"] - g * h["learning_rate"]), [m]
+
+
+def _moments(h: Numbers, g: Any, m: Any, v: Any) -> tuple[Any, Any]:
+    m = m + (g - m) * h["one_minus_beta_1"]
+    return m, v + (g * g - v) * h["one_minus_beta_2"]
+
+
+def _adam(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m, v = _moments(h, g, *slots)
+    return w - m * h["alpha"] / (ops.sqrt(v) + h["epsilon"]), [m, v]
+
+
+def _amsgrad(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m, v = _moments(h, g, *slots[:2])
+    most = ops.maximum(slots[2], v)
+    return w - m * h["alpha"] / (ops.sqrt(most) + h["epsilon"]), [m, v, most]
+
+
+def _nadam(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m, v = _moments(h, g, *slots)
+    n = m * h["m_factor"] / h["m_divisor"] + g * h["g_factor"] / h["g_divisor"]
+    root = ops.sqrt(v / h["v_divisor"])
+    return w - n * h["learning_rate"] / (root + h["epsilon"]), [m, v]
+
+
+def _adamax(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] + (g - slots[0]) * h["one_minus_beta_1"]
+    most = ops.maximum(slots[1] * h["beta_2"], ops.abs(g))
+    divisor = (most + h["epsilon"]) * h["m_divisor"]
+    return w - m * h["learning_rate"] / divisor, [m, most]
+
+
+def _lion(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    direction = ops.sign(slots[0] * h["beta_1"] + g * h["one_minus_beta_1"])
+    m = slots[0] * h["beta_2"] + g * h["one_minus_beta_2"]
+    return w - direction * h["learning_rate"], [m]
+
+
+def _adagrad(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    v = slots[0] + g * g
+    return w - g * h["learning_rate"] / ops.sqrt(v + h["epsilon"]), [v]
+
+
+def _decayed_square(h: Numbers, x: Any, mean: Any) -> Any:
+    return mean * h["beta_2"] + x * x * h["one_minus_beta_2"]
+
+
+def _adadelta(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    v = _decayed_square(h, g, slots[0])
+    root_of_steps = ops.sqrt(slots[1] + h["epsilon"])
+    d = root_of_steps * g / ops.sqrt(v + h["epsilon"])
+    return w - d * h["learning_rate"], [v, _decayed_square(h, d, slots[1])]
+
+
+def _ftrl(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    n, z = slots
+    total = n + g * g
+    root = ops.sqrt(total)
+    change = (root - ops.sqrt(n)) / h["learning_rate"] * w
+    z = z + (g + w * h["l2_shrinkage"] - change)
+    clipped = ops.clip(z, -h["l1"], h["l1"])
+    return (clipped - z) / (root / h["learning_rate"] + h["l2"]), [total, z]
+
+
+def _rmsprop(
+    h: Numbers, g: Any, w: Any, slots: Slots, centered: bool, momentum: bool
+) -> tuple[Any, list[Any]]:
+    v = _decayed_square(h, g, slots[0])
+    variance, new_slots = v, [v]
+    if centered:
+        mean = slots[1] * h["beta_2"] + g * h["one_minus_beta_2"]
+        variance = v - mean * mean
+        new_slots.append(mean)
+    change = g * h["learning_rate"] / ops.sqrt(variance + h["epsilon"])
+    if momentum:
+        change = slots[-1] * h["momentum"] + change
+        new_slots.append(change)
+    return w - change, new_slots
+
+
+def _kind_of_rmsprop(centered: bool, momentum: bool) -> Callable[..., Any]:
+    def rule(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+        return _rmsprop(h, g, w, slots, centered, momentum)
+
+    return rule
+
+
+_RULES: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "nesterov": _nesterov,
+    "adam": _adam,
+    "amsgrad": _amsgrad,
+    "nadam": _nadam,
+    "adamax": _adamax,
+    "lion": _lion,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "ftrl": _ftrl,
+    "rmsprop": _kind_of_rmsprop(centered=False, momentum=False),
+    "rmsprop_momentum": _kind_of_rmsprop(centered=False, momentum=True),
+    "centered_rmsprop": _kind_of_rmsprop(centered=True, momentum=False),
+    "centered_rmsprop_momentum": _kind_of_rmsprop(centered=True, momentum=True),
+}

@@ -1,0 +1,399 @@
+"""Masters as remainders, slots in 8 bits, and weights without masters."""
+
+import json
+
+import keras
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+from keras import optimizers
+
+import keras_mp
+
+MODES = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+ALL = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
+FORMS = {
+    "remainders": {"masters": "remainders"},
+    "int8": {"state": ALL},
+    "both": {"masters": "remainders", "state": ALL},
+    "no masters": {"masters": None, "rounding": "stochastic"},
+    "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
+}
+# Every rule of the kernel.
+RULES = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.1),
+    "adamw": lambda: optimizers.AdamW(0.1, weight_decay=0.1),
+    "nadam": lambda: optimizers.Nadam(0.1),
+    "adamax": lambda: optimizers.Adamax(0.1),
+    "lion": lambda: optimizers.Lion(0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.1, initial_accumulator_value=0.125),
+    "adadelta": lambda: optimizers.Adadelta(0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.1),
+    "rmsprop_momentum": lambda: optimizers.RMSprop(0.1, momentum=0.9),
+    "clipvalue": lambda: optimizers.Adam(0.1, clipvalue=0.25),
+    "global_clipnorm": lambda: optimizers.Adam(0.1, global_clipnorm=0.5),
+    "amsgrad": lambda: optimizers.Adam(0.1, amsgrad=True),
+    "centered": lambda: optimizers.RMSprop(0.1, centered=True, momentum=0.5),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+}
+NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl")
+SHAPES = (("kernel", (7, 11)), ("bias", (3,)), ("empty", (0,)))
+
+
+def wrap(inner, **kwargs):
+    """Wraps, with a scale that never changes, as if the loss were scaled."""
+    optimizer = keras_mp.wrap(inner, **{"loss_scale": 1024.0, **kwargs})
+    optimizer.scale_loss(0.0)
+    return optimizer
+
+
+def train(inner, dtype="float16", steps=5, mode="eager", weights=None, **forms):
+    """Takes steps, the third of which overflows. Returns the optimizer and weights."""
+    optimizer = wrap(inner, **forms)
+    weights = weights or oracle.make_weights(dtype, SHAPES)
+    step = oracle.make_step(optimizer, weights, mode)
+    for i in range(steps):
+        gradients = oracle.make_gradients(weights, seed=i)
+        if i == 2:
+            gradients[1][0] = np.inf
+        step(oracle.scaled(gradients, optimizer, dtype))
+    return optimizer, weights
+
+
+def values(optimizer, weights):
+    """All weights and masters."""
+    return [oracle.value(w) for w in weights] + [
+        np.asarray(m) for m in optimizer.master_weights
+    ]
+
+
+def assert_same(one, other):
+    for mine, others in zip(values(*one), values(*other), strict=True):
+        oracle.assert_same_bits(mine, others)
+
+
+def stored(optimizer):
+    """Everything that an optimizer holds, as it is stored."""
+    return {v.path: oracle.value(v) for v in optimizer.variables}
+
+
+@MODES
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_remainders_are_fp32_masters_to_the_bit(rule, dtype, mode):
+    masters = train(RULES[rule](), dtype, mode=mode)
+    remainders = train(RULES[rule](), dtype, mode=mode, masters="remainders")
+    assert_same(remainders, masters)
+    optimizer = remainders[0]
+    assert int(optimizer.skipped_steps) == 1
+    assert optimizer.last_overflow == "model/bias"
+    kinds = {v.dtype for v in optimizer._master_weights.own_variables}
+    assert kinds == {"int16"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_a_thousand_steps_with_remainders(rule, dtype):
+    """Small updates, which 16-bit weights alone would lose."""
+    weights = [oracle.make_weights(dtype, (("kernel", (16, 64)),)) for _ in range(2)]
+    found = []
+    for mine, forms in zip(weights, ({}, {"masters": "remainders"}), strict=True):
+        inner = {"sgd": optimizers.SGD, "adam": optimizers.Adam}[rule](1e-5)
+        optimizer = wrap(inner, **forms)
+        step = oracle.make_step(optimizer, mine, "graph")
+        generator = np.random.default_rng(0)
+        for _ in range(1000):
+            step([tf.constant(generator.standard_normal((16, 64)), dtype)])
+        found.append((optimizer, mine))
+    masters, others = (values(*each)[1] for each in found)
+    if dtype == "float16":
+        oracle.assert_same_bits(others, masters)
+    # Of a million masters one in 2**17 is half-way above an even bfloat16 weight, and
+    # moves by an ulp, at most 2**-23 of it.
+    np.testing.assert_allclose(others, masters, rtol=2.0**-20)
+
+
+@MODES
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form, mode):
+    """A constraint, which no kernel has, makes the step take the plain route."""
+    if rule in NOT_IN_8_BITS and "state" in FORMS[form]:
+        return
+    if mode == "xla" and rule in ("adadelta", "nadam"):
+        mode = "graph"  # XLA may contract a product and a sum
+    kernel = train(RULES[rule](), mode=mode, **FORMS[form])
+    weights = oracle.make_weights("float16", SHAPES)
+    weights[0].constraint = lambda x: x
+    plain = train(RULES[rule](), mode=mode, weights=weights, **FORMS[form])
+    assert_same(plain, kernel)
+    for found, each in zip(plain[0].variables, kernel[0].variables, strict=True):
+        oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_IN_8_BITS])
+def test_8_bits_are_an_eighth_off(rule):
+    """A step from slots that are exact, as 0 and Adagrad's 0.125 are."""
+    exact, _ = train(RULES[rule](), steps=1)
+    rounded, _ = train(RULES[rule](), steps=1, state=ALL)
+    for mine, masters in zip(rounded.master_weights, exact.master_weights, strict=True):
+        oracle.assert_same_bits(oracle.value(mine), oracle.value(masters))
+    found, expected = {}, {}
+    rounded.save_own_variables(found)
+    exact.save_own_variables(expected)
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_allclose(found[key], array, rtol=1 / 8, err_msg=key)
+
+
+def test_what_is_held():
+    optimizer, _ = train(optimizers.Adam(), steps=1, masters="remainders", state=ALL)
+    own = stored(optimizer)
+    path = "adam/model_kernel_momentum"
+    assert own["model/kernel"].dtype == np.int16
+    assert own[path].dtype == own[f"{path}_exponents"].dtype == np.uint8
+    assert own[path].shape == (7, 11)
+    assert own[f"{path}_exponents"].shape == (3,)
+    floats = [p for p, v in own.items() if v.dtype == np.float32 and v.size > 1]
+    assert floats == []
+
+
+def test_bytes_per_parameter():
+    """2 + 2 + 2 + 2 * (1 + 1 / 32): the goal of the form is 8.2."""
+    weights = oracle.make_weights("float16", (("kernel", (64, 64)),))
+    table = {}
+    for name, forms in {"masters": {}, **FORMS}.items():
+        optimizer = wrap(optimizers.Adam(), **forms)
+        optimizer.build(weights)
+        table[name] = optimizer.bytes_per_parameter()
+    assert table["both"] == {
+        "weights": 2.0,
+        "masters": 2.0,
+        "state": 2.0625,
+        "gradients": 2.0,
+        "total": 8.0625,
+    }
+    totals = {name: row["total"] for name, row in table.items()}
+    assert totals == {
+        "masters": 16.0,
+        "remainders": 14.0,
+        "int8": 10.0625,
+        "both": 8.0625,
+        "no masters": 12.0,
+        "no masters, int8": 6.0625,
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", ["momentum", "adam", "rmsprop_momentum"])
+def test_a_saved_form_is_loaded_into_every_other(rule, form, tmp_path):
+    saved, weights = train(RULES[rule](), **FORMS[form])
+    store = {}
+    saved.save_own_variables(store)
+    for name, forms in {"masters": {}, **FORMS}.items():
+        others = oracle.make_weights("float16", SHAPES)
+        for mine, other in zip(weights, others, strict=True):
+            other.assign(mine)
+        loaded = wrap(RULES[rule](), **forms)
+        loaded.build(others)
+        loaded.load_own_variables(store)
+        again = {}
+        loaded.save_own_variables(again)
+        assert again.keys() == store.keys()
+        if name in (form, "masters"):
+            for key, array in store.items():
+                oracle.assert_same_bits(again[key], array, key)
+        for mine, other in zip(
+            saved.master_weights, loaded.master_weights, strict=True
+        ):
+            # Without masters the weight is all there is: half its ulp is lost.
+            np.testing.assert_allclose(np.asarray(other), np.asarray(mine), rtol=2e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_goes_on_from_a_file_to_the_bit(form, tmp_path):
+    x = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
+
+    def fit(model, epochs):
+        model.fit(x, x[:, :1], batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(40, dtype="float16"),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+    model.compile(keras_mp.wrap("adam", **FORMS[form]), "mse")
+    fit(model, 1)
+    model.save(tmp_path / "model.keras")
+    fit(model, 2)
+    back = keras.saving.load_model(tmp_path / "model.keras")
+    assert back.optimizer.masters == model.optimizer.masters
+    assert back.optimizer.state == model.optimizer.state
+    fit(back, 2)
+    for mine, others in zip(back.weights, model.weights, strict=True):
+        oracle.assert_same_bits(oracle.value(mine), oracle.value(others))
+
+
+def test_masters_read_like_variables():
+    optimizer, weights = train(optimizers.SGD(2.0**-12), masters="remainders", steps=2)
+    master = optimizer.master_weights[0]
+    assert (master.name, master.path) == (weights[0].name, weights[0].path)
+    assert (master.shape, master.dtype) == ((7, 11), "float32")
+    assert master.numpy().dtype == np.float32
+    current = oracle.value(optimizer.current_masters()[id(weights[0])])
+    oracle.assert_same_bits(current, master.numpy())
+    assert np.any(current != oracle.value(weights[0]).astype("float32"))
+    with optimizer.changing_masters():
+        master.assign(np.full((7, 11), 1 + 2.0**-20))
+    oracle.assert_same_bits(master.numpy(), np.full((7, 11), 1 + 2.0**-20, "float32"))
+    assert np.all(oracle.value(weights[0]) == 1)
+
+
+@MODES
+def test_a_weight_that_was_written_keeps_its_remainder(mode):
+    optimizer, weights = train(optimizers.SGD(0.1), masters="remainders", mode=mode)
+    weights[0].assign(np.full((7, 11), 3.0))
+    masters = np.asarray(optimizer.master_weights[0])
+    # Half of the distance of FP16 numbers at 3, 2**-9.
+    assert np.all(np.abs(masters - 3.0) <= 2.0**-10)
+
+
+def test_rows_of_an_embedding():
+    table = oracle.make_weights("float16", (("table", (5, 4)),))
+    dense = oracle.make_weights("float16", (("table", (5, 4)),))
+    rows = tf.IndexedSlices(tf.ones([2, 4], "float16"), [3, 1], [5, 4])
+    for weights, gradient in (
+        (table, rows),
+        (dense, tf.convert_to_tensor(rows)),
+    ):
+        optimizer = wrap(optimizers.Adam(0.1), masters="remainders")
+        optimizer.build(weights)
+        optimizer.apply([gradient], weights)
+    oracle.assert_same_bits(oracle.value(table[0]), oracle.value(dense[0]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_replicas_store_what_one_process_does(strategy, form):
+    with strategy.scope():
+        weights = oracle.make_weights("float16", SHAPES[:2])
+        optimizer = wrap(optimizers.Adam(0.1), **FORMS[form])
+        optimizer.build(weights)
+    gradients = oracle.make_gradients(weights, seed=0)
+    replicas = strategy.num_replicas_in_sync
+
+    @tf.function
+    def step():
+        # Tensors of each replica: one that all of them have is not summed.
+        strategy.run(
+            lambda: optimizer.apply([tf.identity(g / replicas) for g in gradients])
+        )
+
+    alone = oracle.make_weights("float16", SHAPES[:2])
+    expected = wrap(optimizers.Adam(0.1), **FORMS[form])
+    expected.build(alone)
+    for _ in range(2):
+        step()
+        expected.apply([tf.constant(g) for g in gradients])
+    for mine, others in zip(weights, alone, strict=True):
+        for copy in strategy.experimental_local_results(mine.value):
+            oracle.assert_same_bits(copy.numpy(), oracle.value(others))
+
+
+def test_int8_state_says_for_which_variables():
+    weights = oracle.make_weights(
+        "float16", (("kernel", (64, 64)), ("bias", (64,)), ("embeddings", (64, 64)))
+    )
+    state = keras_mp.Int8State()
+    assert [state.applies_to(weight) for weight in weights] == [True, False, False]
+    optimizer = wrap(optimizers.Adam(), state="int8")
+    optimizer.build(weights)
+    kinds = {v.path: v.dtype for v in optimizer.variables if "momentum" in v.path}
+    assert kinds == {
+        "adam/model_kernel_momentum": "uint8",
+        "adam/model_kernel_momentum_exponents": "uint8",
+        "adam/model_bias_momentum": "float32",
+        "adam/model_embeddings_momentum": "float32",
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_config_makes_the_same_optimizer(form):
+    optimizer = keras_mp.wrap("adam", **FORMS[form])
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
+    back = keras.saving.deserialize_keras_object(config)
+    assert (back.masters, back.state) == (optimizer.masters, optimizer.state)
+    assert repr(back) == repr(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments", "error", "message"),
+    {
+        "masters": ("adam", {"masters": "half"}, ValueError, "masters='half'"),
+        "state": ("adam", {"state": "int4"}, ValueError, "state='int4'"),
+        "state of a type": ("adam", {"state": 8}, TypeError, "state=8 of type int"),
+        "stochastic remainders": (
+            "adam",
+            {"masters": "remainders", "rounding": "stochastic"},
+            ValueError,
+            "Leave rounding",
+        ),
+        "no masters": ("adam", {"masters": None}, ValueError, 'rounding="stochastic"'),
+        "an optimizer": (
+            optimizers.Lamb(),
+            {"state": "int8"},
+            ValueError,
+            "Received: Lamb",
+        ),
+        "an option": (
+            optimizers.Adam(use_ema=True),
+            {"masters": "remainders"},
+            ValueError,
+            "use_ema=True",
+        ),
+        "amsgrad": (
+            optimizers.Adam(amsgrad=True),
+            {"state": "int8"},
+            ValueError,
+            "amsgrad",
+        ),
+        "ftrl": ("ftrl", {"state": "int8"}, ValueError, "Ftrl"),
+    }.values(),
+    ids=[
+        "masters",
+        "state",
+        "state of a type",
+        "stochastic remainders",
+        "no masters",
+        "an optimizer",
+        "an option",
+        "amsgrad",
+        "ftrl",
+    ],
+)
+def test_mistakes(inner, arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        keras_mp.wrap(inner, **arguments)
+    assert "Received: " in str(caught.value)
+
+
+def test_an_option_set_later():
+    optimizer, weights = train(optimizers.Adam(), masters="remainders", steps=1)
+    optimizer.inner_optimizer.use_ema = True
+    with pytest.raises(ValueError, match="use_ema=True"):
+        optimizer.apply([tf.ones(w.shape, "float16") for w in weights], weights)
+
+
+def test_int8_state_mistakes():
+    with pytest.raises(TypeError, match="sequence of regular expressions"):
+        keras_mp.Int8State(excluded="embeddings")
+    with pytest.raises(ValueError, match=r"'\('"):
+        keras_mp.Int8State(excluded=["("])
+    with pytest.raises(ValueError, match="least_size"):
+        keras_mp.Int8State(least_size=0)
