@@ -102,10 +102,10 @@ class Setting:
         lora: whether LoRA's weights alone are trained.
     """
 
-    weights: int
-    masters: int
-    moments: int
-    gradients: int
+    weights: float
+    masters: float
+    moments: float
+    gradients: float
     held: Held
     lora: bool = False
 
@@ -113,6 +113,8 @@ class Setting:
 SETTINGS = {
     "fp32, Adam": Setting(4, 0, 8, 4, FP32),
     "mixed, plan, Adam": Setting(2, 4, 8, 2, PLANNED),
+    # masters="remainders" and Int8State(excluded=()).
+    "mixed, plan, Adam in 8 bits": Setting(2, 2, 2 + 2 / 32, 2, PLANNED),
     # It is given un-scaled FP32 gradients, and Keras's keeps a velocity of each weight.
     "mixed, plan, Adafactor": Setting(2, 4, 4, 2 + 4, PLANNED),
     "mixed, plan, SGD": Setting(2, 4, 0, 2, PLANNED),
@@ -121,7 +123,9 @@ SETTINGS = {
 }
 
 
-def count(model: Gemma3, setting: Setting, args: argparse.Namespace) -> dict[str, int]:
+def count(
+    model: Gemma3, setting: Setting, args: argparse.Namespace
+) -> dict[str, float]:
     """Returns the bytes of each kind.
 
     Args:

@@ -207,6 +207,7 @@ def _weights(
             *_parts(update.difference),
             update.too_small,
             update.absorbed,
+            update.rounding_noise,
         )
 
 

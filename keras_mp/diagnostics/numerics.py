@@ -40,6 +40,8 @@ class Entry:
         cosine: float or None, of the angle between the two.
         too_small: int or None, updates that are zero in FP16 and not in FP32.
         absorbed: int or None, other updates that leave the FP16 weight as it was.
+        rounding_noise: float or None, the standard deviation of the update of an FP16
+            weight that is rounded stochastically, over the length of the update.
     """
 
     path: str
@@ -49,6 +51,7 @@ class Entry:
     cosine: float | None = None
     too_small: int | None = None
     absorbed: int | None = None
+    rounding_noise: float | None = None
 
     @property
     def lost(self) -> int:
@@ -72,14 +75,18 @@ class Entry:
             **vars(self),
             "statistics": self.statistics.to_dict(),
             "relative_error": _to_json(self.relative_error),
+            "rounding_noise": _to_json(self.rounding_noise),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Entry":
         """Returns the entry that `to_dict` described."""
         statistics = TensorStatistics.from_dict(data["statistics"])
-        error = _from_json(data["relative_error"])
-        return cls(**{**data, "statistics": statistics, "relative_error": error})
+        numbers = {
+            name: _from_json(data.get(name))
+            for name in ("relative_error", "rounding_noise")
+        }
+        return cls(**{**data, "statistics": statistics, **numbers})
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,10 @@ class Numerics:
         Yes, where the relative error of the change of the FP16 weights, averaged over
         all weights (each variable counts by its number of elements, and at most as
         1), is more than a tenth.
+
+        Then the reason also says when `wrap(opt, masters=None, rounding="stochastic")`
+        is enough: after how many equal steps the noise of stochastic rounding, whose
+        square grows as the steps do, is a tenth of the sum of the updates.
         """
         updates = [e for e in self.of_kind("update") if e.relative_error is not None]
         elements = sum(e.statistics.elements for e in updates)
@@ -271,7 +282,22 @@ class Numerics:
             error,
             _TOLERANCE,
             f"the updates of FP16 weights without masters are off by {error:.2%}, and "
-            f"{share:.2%} of the weights would not change",
+            f"{share:.2%} of the weights would not change"
+            + (self._on_stochastic_rounding() if error > _TOLERANCE else ""),
+        )
+
+    def _on_stochastic_rounding(self) -> str:
+        updates = [e for e in self.of_kind("update") if e.rounding_noise is not None]
+        elements = sum(e.statistics.elements for e in updates)
+        squares = sum(
+            (e.rounding_noise or 0.0) ** 2 * e.statistics.elements for e in updates
+        )
+        steps = squares / max(elements, 1) / _TOLERANCE**2
+        if not updates or not math.isfinite(steps):
+            return ""
+        return (
+            f"; rounded stochastically, their noise is a tenth of the sum after "
+            f"{math.ceil(steps):,} equal steps"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -317,6 +317,7 @@ def _update_entry(path: str, update: Update) -> Entry:
         update.difference.cosine,
         update.too_small,
         update.absorbed,
+        update.rounding_noise,
     )
 
 

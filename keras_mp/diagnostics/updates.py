@@ -46,12 +46,15 @@ class Update:
         absorbed: int, updates that FP16 holds, and that leave the FP16 weight as it was
             when they are added.
         difference: `Difference` of the change of the FP16 weight from the update.
+        rounding_noise: float, the standard deviation of the change, rounded
+            stochastically, over the length of the update. Its mean is the update.
     """
 
     values: Any
     too_small: int
     absorbed: int
     difference: Difference
+    rounding_noise: float
 
     @classmethod
     def of(cls, weight: Any, update: Any) -> "Update":
@@ -69,7 +72,24 @@ class Update:
             int(np.count_nonzero(too_small)),
             int(np.count_nonzero(absorbed)),
             Difference.between(change, update),
+            _rounding_noise(half_weight, update),
         )
+
+
+def _rounding_noise(half_weight: Any, update: Any) -> float:
+    """Returns `sqrt(sum(s**2 f (1 - f))) / |update|`, of the spacing s of FP16.
+
+    A number that lies the fraction f of the spacing above its lower neighbor is rounded
+    up with the probability f.
+    """
+    size = np.linalg.norm(update.astype(np.float64))
+    if size == 0:
+        return 0.0
+    new = half_weight.astype(np.float64) + update
+    spacing = np.abs(np.spacing(np.abs(new).astype(np.float16))).astype(np.float64)
+    steps = new / spacing
+    fraction = steps - np.floor(steps)
+    return float(np.linalg.norm(spacing * np.sqrt(fraction * (1 - fraction))) / size)
 
 
 def _in_fp16(x: Any) -> Any:

@@ -170,7 +170,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         regularize_weights(variables)
         self._master_weights.initialize()
         exclude_masters_from_weight_decay(
-            self.inner_optimizer, self._master_weights.pairs
+            self.inner_optimizer, self._master_weights.references
         )
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)

@@ -158,6 +158,11 @@ class MasterWeights:
         return [*themselves, *weights, *self.own_variables, self.seed.state]
 
     @property
+    def references(self) -> list[tuple[Any, Any]]:
+        """Weights stored in 16 bits, and what the inner optimizer knows each by."""
+        return [*self.pairs, *((m.weight, m.reference) for m in self.stored)]
+
+    @property
     def own_variables(self) -> list[Any]:
         """The variables that were made for masters, remainders and slots of 8 bits."""
         remainders = [

@@ -100,7 +100,7 @@ class MasterWeightsProperties(LossScaleProperties):
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         exclude_masters_from_weight_decay(
-            self.inner_optimizer, self._master_weights.pairs
+            self.inner_optimizer, self._master_weights.references
         )
 
     def check_finite(self, grads: Sequence[Any]) -> Any:

@@ -131,17 +131,18 @@ def test_verdict_on_scaling(policy):
 
 
 # From the weight 2^-8, FP16 takes a step of 2^-19 for none: it is half of the spacing,
-# and rounded to even.
+# and rounded to even. Rounded stochastically, the fraction f of a spacing is 1 with the
+# probability f, with the relative variance 1 / f - 1: a hundred times that many steps.
 @pytest.mark.parametrize(
-    ("update", "too_small", "absorbed", "needed"),
+    ("update", "too_small", "absorbed", "needed", "steps"),
     [
-        (2.0**-26, 1, 0, True),
-        (2.0**-19, 0, 1, True),
-        (2.0**-18, 0, 0, False),
-        (2.0**-12, 0, 0, False),
+        (2.0**-26, 1, 0, True, "25,500 equal steps"),
+        (2.0**-19, 0, 1, True, "100 equal steps"),
+        (2.0**-18, 0, 0, False, None),
+        (2.0**-12, 0, 0, False, None),
     ],
 )
-def test_verdict_on_masters(update, too_small, absorbed, needed):
+def test_verdict_on_masters(update, too_small, absorbed, needed, steps):
     start = keras.initializers.Constant(2.0**-8)
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, "linear", False, start)]
@@ -150,7 +151,10 @@ def test_verdict_on_masters(update, too_small, absorbed, needed):
     report = keras_mp.inspect(model, np.ones((1, 1)), np.ones((1, 1)))
     (entry,) = report.of_kind("update")
     assert (entry.too_small, entry.absorbed) == (too_small, absorbed)
-    assert bool(report.needs_masters()) == needed
+    verdict = report.needs_masters()
+    assert bool(verdict) == needed
+    assert ("stochastically" in verdict.reason) == needed
+    assert not needed or verdict.reason.endswith(f"after {steps}")
     assert model.layers[0].kernel.numpy() == 2.0**-8
 
 

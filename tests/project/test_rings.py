@@ -32,6 +32,9 @@ PROMISES = {
         "A weight of 1.0 receives 1,000 updates of 1e-4": [
             "test_paper_claims.py::test_a_thousand_small_updates_with_masters"
         ],
+        "holds 8 bytes for each parameter in place of 16": [
+            "test_stored_state.py::test_bytes_per_parameter"
+        ],
         "With `keras.optimizers.SGD(1e-4)` alone it prints": [
             "test_paper_claims.py::test_a_thousand_small_updates_without_masters"
         ],
@@ -44,6 +47,25 @@ PROMISES = {
         ],
         "keras_mp.plan_precision(model, x, y).apply(model)": [
             "test_plan_precision.py::test_a_planned_model_trains_as_in_fp32[mixed_float16-xla]"
+        ],
+    },
+    "docs/guides/optimizer_state.md": {
+        "the master to the bit, so training is the same": [
+            "test_stored_state.py::test_remainders_are_fp32_masters_to_the_bit[adam-eager]",
+            "test_stored_state.py::test_remainders_are_fp32_masters_to_the_bit[adam-xla]",
+            "test_remainders.py::test_random_masters[float16]",
+        ],
+        "no update was larger than four times": [
+            "test_long_run.py::test_no_update_is_out_of_proportion[adam-200]"
+        ],
+        "saved with one form loads into any other": [
+            "test_stored_state.py::test_a_saved_form_is_loaded_into_every_other[adam-both]"
+        ],
+        "A run that is": [
+            "test_stored_state.py::test_a_model_goes_on_from_a_file_to_the_bit[both]"
+        ],
+        "On several replicas the first one updates compressed state": [
+            "test_stored_state.py::test_replicas_store_what_one_process_does[both]"
         ],
     },
     "docs/guides/models_that_overflow.md": {

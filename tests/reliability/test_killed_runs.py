@@ -6,6 +6,7 @@ can have been kept in memory.
 """
 
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -39,7 +40,15 @@ def marked():
     writing[0] = 0
 
 
-def make_model(dropout=0.5):
+ALL_IN_8_BITS = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
+# Optimizer state in fewer bytes, by the name of the route.
+FORMS = {
+    "remainders": {"masters": "remainders", "state": ALL_IN_8_BITS},
+    "no_masters": {"masters": None, "rounding": "stochastic", "state": ALL_IN_8_BITS},
+}
+
+
+def make_model(dropout=0.5, **forms):
     """A model with every kind of state that training goes on from."""
     keras.utils.set_random_seed(0)
     layers = [
@@ -49,9 +58,10 @@ def make_model(dropout=0.5):
         keras.layers.Dense(1, dtype="float16", name="out"),
     ]
     model = keras.Sequential(layers)
-    inner = keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True)
+    inner = keras.optimizers.SGD(0.01, momentum=0.9, use_ema=not forms)
     rule = keras_mp.DynamicLossScale(2.0**10, growth_interval=3)
-    optimizer = keras_mp.wrap(inner, rule, rounding="stochastic", seed=7)
+    forms = forms or {"rounding": "stochastic"}
+    optimizer = keras_mp.wrap(inner, rule, seed=7, **forms)
     model.compile(optimizer, "mse", jit_compile=False)
     optimizer.build(model.trainable_variables)
     return model
@@ -105,9 +115,9 @@ def fit(folder, steps, report):
     return model
 
 
-def loop(folder, steps, report):
+def loop(folder, steps, report, **forms):
     """A loop that saves after every step."""
-    model = make_model()
+    model = make_model(**forms)
     checkpoints = Marked(folder, report)
     for step in range(checkpoints.restore(model), steps):
         model.train_on_batch(*batch(step))
@@ -131,7 +141,12 @@ def tensorflow(folder, steps, report):
     return model
 
 
-ROUTES = {"fit": fit, "loop": loop, "tensorflow": tensorflow}
+ROUTES = {
+    "fit": fit,
+    "loop": loop,
+    "tensorflow": tensorflow,
+    **{name: functools.partial(loop, **forms) for name, forms in FORMS.items()},
+}
 
 
 def state(model):

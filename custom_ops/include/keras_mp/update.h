@@ -60,14 +60,15 @@ struct GradientCheck {
 // The remainder, with the bits of FP32 numbers as integers:
 //
 //   M = W                          where W is inf or NaN; r = 0
-//   M = W + r 2^-40                where |W| < 2^-14 in FP16; M = W for r = 0
+//   M = W + r 2^-40                where |W| <= 2^-14 in FP16; M = W for r = 0
 //   bits(M) = bits(W) + r          elsewhere
 //
-// r is rounded to nearest even, and saturates. W is M rounded to nearest even, so that W
-// and r are M exactly in FP16 for 2^-14 <= |W| and |M| < 65728, and in bfloat16 but where
-// M is half-way above an even W: there M moves by its ulp towards W. Below 2^-14 the error
-// is at most 2^-41, or 2^-40 half-way above an even W; 0 for |M| >= 2^-17 elsewhere.
-// A weight that something else wrote keeps its remainder.
+// r is rounded to nearest even, and saturates: in the last line of FP16 at 4096, half of
+// the ulp of W. W is M rounded to nearest even, so that W and r are M exactly in FP16 for
+// 2^-14 < |W| and |M| <= 65520, and in bfloat16 but where M is half-way above an even W:
+// there M moves by its ulp towards W. Up to 2^-14 the error is at most 2^-41, or 2^-40
+// half-way above an even W; 0 for |M| >= 2^-17 elsewhere. A weight that something else
+// wrote keeps its remainder: M is at most half an ulp from it.
 struct MasterPair {
   std::int64_t size = 0;
   float* master = nullptr;

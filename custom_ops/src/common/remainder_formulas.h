@@ -17,9 +17,11 @@ struct RemainderFormulas {
   // The master.
   static KERAS_MP_HOST_DEVICE Float Join(Float weight, Ints remainder) {
     const Words bits = Machine::Bits(weight);
-    const Float moved = Machine::FromBits(bits + Machine::AsWords(remainder));
+    // Beyond the bounds it is that of a subnormal weight, which something else overwrote.
+    const Ints bounded = Clamp(remainder, Grid::kLeastRemainder, Grid::kMostRemainder);
+    const Float moved = Machine::FromBits(bits + Machine::AsWords(bounded));
     const Float joined = IsNotFinite(bits) ? weight : moved;
-    if constexpr (Grid::kFixedBelow > 0) {
+    if constexpr (Grid::kFixedUpTo > 0) {
       // Without a remainder -0 stays.
       const Float fixed = Machine::ToFloat(remainder) * kFixedUnit + weight;
       return IsFixed(weight) ? (remainder == 0 ? weight : fixed) : joined;
@@ -30,26 +32,30 @@ struct RemainderFormulas {
   // The remainder of a master, of which `weight` is the rounding.
   static KERAS_MP_HOST_DEVICE Ints Split(Float master, Float weight) {
     const Words bits = Machine::Bits(weight);
-    Ints difference = Machine::AsInts(Machine::Bits(master) - bits);
-    if constexpr (Grid::kFixedBelow > 0) {
-      difference = IsFixed(weight) ? ToNearest((master - weight) * (1 / kFixedUnit))
-                                   : difference;
+    const Ints difference = Machine::AsInts(Machine::Bits(master) - bits);
+    Ints remainder = Clamp(difference, Grid::kLeastRemainder, Grid::kMostRemainder);
+    if constexpr (Grid::kFixedUpTo > 0) {
+      const Ints units = ToNearest((master - weight) * (1 / kFixedUnit));
+      remainder = IsFixed(weight) ? Clamp(units, -32768, 32767) : remainder;
     }
-    // No difference is below -32768, half of the distance to the weight before.
-    const Ints most = Ints{} + 32767;
-    const Ints remainder = difference > most ? most : difference;
     return IsNotFinite(bits) ? Ints{} : remainder;
   }
 
  private:
   static constexpr float kFixedUnit = 0x1p-40f;
 
+  static KERAS_MP_HOST_DEVICE Ints Clamp(Ints x, int least, int most) {
+    const Ints low = Ints{} + least, high = Ints{} + most;
+    const Ints raised = x < low ? low : x;
+    return raised > high ? high : raised;
+  }
+
   static KERAS_MP_HOST_DEVICE auto IsNotFinite(Words bits) {
     return (bits & 0x7f800000u) == 0x7f800000u;
   }
 
   static KERAS_MP_HOST_DEVICE auto IsFixed(Float weight) {
-    return (weight < Grid::kFixedBelow) & (weight > -Grid::kFixedBelow);
+    return (weight <= Grid::kFixedUpTo) & (weight >= -Grid::kFixedUpTo);
   }
 
   // x rounded to nearest even, for |x| <= 2^22: 3 * 2^22 has an ulp of 1.

@@ -32,20 +32,25 @@ namespace keras_mp {
 // The 16-bit formats: the largest finite number; the machine epsilon, which is the ulp of
 // 1; and the power of two below which the ulp no longer shrinks. That of FP16 is its
 // smallest normal number. Bfloat16 has smaller ulps, down to 2^-133, but a processor that
-// flushes FP32 numbers below 2^-126 to zero cannot compute with them. kFixedBelow: the
-// magnitude below which the remainders of MasterPair are fixed-point numbers.
+// flushes FP32 numbers below 2^-126 to zero cannot compute with them. kFixedUpTo: the
+// magnitude up to which the remainders of MasterPair are fixed-point numbers; elsewhere
+// they lie between kLeastRemainder and kMostRemainder.
 struct HalfGrid {
   static constexpr float kLargest = 65504.0f;
   static constexpr float kSmallestPower = 0x1p-14f;
   static constexpr float kEpsilon = 0x1p-10f;
-  static constexpr float kFixedBelow = 0x1p-14f;
+  static constexpr float kFixedUpTo = 0x1p-14f;
+  static constexpr int kLeastRemainder = -4096;
+  static constexpr int kMostRemainder = 4096;
 };
 
 struct Bfloat16Grid {
   static constexpr float kLargest = 0x1.fep127f;
   static constexpr float kSmallestPower = 0x1p-119f;
   static constexpr float kEpsilon = 0x1p-7f;
-  static constexpr float kFixedBelow = 0;
+  static constexpr float kFixedUpTo = 0;
+  static constexpr int kLeastRemainder = -32768;
+  static constexpr int kMostRemainder = 32767;
 };
 
 template <UpdateRule kRule>

@@ -15,14 +15,21 @@ namespace keras_mp {
 
 // Whether a remainder of the weight is a multiple of 2^-40.
 inline bool HasFixedRemainder(DataType type, float weight) {
-  return type == DataType::kHalf && std::abs(weight) < 0x1p-14f;
+  return type == DataType::kHalf && std::abs(weight) <= 0x1p-14f;
+}
+
+// The least and the most that a remainder counts for a weight that is not fixed.
+inline std::int32_t Bounded(DataType type, std::int64_t remainder) {
+  const bool is_half = type == DataType::kHalf;
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(
+      remainder, is_half ? -4096 : -32768, is_half ? 4096 : 32767));
 }
 
 inline float JoinedMaster(DataType type, std::uint16_t weight, std::int16_t remainder) {
   const float w = From16(type, weight);
   if (!std::isfinite(w) || remainder == 0) return w;
   if (!HasFixedRemainder(type, w)) {
-    return FromBits(BitsOf(w) + static_cast<std::uint32_t>(remainder));
+    return FromBits(BitsOf(w) + static_cast<std::uint32_t>(Bounded(type, remainder)));
   }
   return static_cast<float>(w + std::ldexp(1.0 * remainder, -40));
 }
@@ -30,11 +37,12 @@ inline float JoinedMaster(DataType type, std::uint16_t weight, std::int16_t rema
 inline std::int16_t RemainderOf(DataType type, float master, std::uint16_t weight) {
   const float w = From16(type, weight);
   if (!std::isfinite(w)) return 0;
-  const double exact =
-      HasFixedRemainder(type, w)
-          ? std::nearbyint(std::ldexp(double{master} - double{w}, 40))
-          : double(std::int64_t{BitsOf(master)} - std::int64_t{BitsOf(w)});
-  return static_cast<std::int16_t>(std::clamp(exact, -32768.0, 32767.0));
+  if (!HasFixedRemainder(type, w)) {
+    const auto difference = std::int64_t{BitsOf(master)} - std::int64_t{BitsOf(w)};
+    return static_cast<std::int16_t>(Bounded(type, difference));
+  }
+  const double units = std::nearbyint(std::ldexp(double{master} - double{w}, 40));
+  return static_cast<std::int16_t>(std::clamp(units, -32768.0, 32767.0));
 }
 
 // The 32 random bits of an element in a stream of a step.

@@ -322,8 +322,8 @@ class CompressedSuite {
         const auto bits = static_cast<std::uint32_t>(random());
         const float master = FromBits(bits), size = std::abs(master);
         const bool is_tie = (bits & 0x1ffffu) == 0x8000u;  // above an even bfloat16
-        // 2^-14 (1 - 2^-12) and above is rounded to 2^-14 and above.
-        const bool is_exact = is_half ? size >= 0x1.ffep-15f && size < 65728
+        // 2^-14 (1 + 2^-10) and above is rounded to more than 2^-14.
+        const bool is_exact = is_half ? size >= 0x1.004p-14f && size <= 65520
                                       : size >= 0x1p-126f && size <= 3e38f && !is_tie;
         if (is_exact) masters.push_back(master);
       }
@@ -354,11 +354,10 @@ class CompressedSuite {
     constexpr DataType kHalf = DataType::kHalf, kBfloat16 = DataType::kBfloat16;
     const MasterCase kCases[] = {
         {kHalf, 0, 0},
-        {kHalf, 65504 + 127, 65504 + 127},
-        // 32767 ulps from 65504 on: 8192 of 2^-8 up to 65536, the others of 2^-7.
-        {kHalf, 65728 - 0x1p-7f, 65728 - 0x1p-7f},
-        {kHalf, 1e30f, 65728 - 0x1p-7f},
-        {kHalf, -kInf, -65728 + 0x1p-7f},
+        {kHalf, 65504 + 15, 65504 + 15},
+        {kHalf, 65520, 65520},                   // half an ulp beyond the largest
+        {kHalf, 1e30f, 65520},
+        {kHalf, -kInf, -65520},
         {kHalf, kNaN, kNaN},
         {kHalf, 0x1p-17f, 0x1p-17f},
         {kHalf, 0x1.fffffep-16f, 0x1.fffffep-16f},

@@ -200,12 +200,10 @@ def update_variables(
         masters=_handles(masters),
         slots=_handles([s.codes if _is_in_eight_bits(s) else s for s in slots]),
         weights=_handles([weights[i] for i in weight_of]),
-        exponents=[],
         uniforms=list(uniforms),
         exponents=_handles(exponents),
         exponent_of=[i for i, slot in enumerate(slots) if _is_in_eight_bits(slot)],
         weight_of=weight_of,
-        exponent_of=[],
         apply_weight_decay=list(apply_weight_decay),
         rule=rule,
     )
