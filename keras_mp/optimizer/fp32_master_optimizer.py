@@ -377,9 +377,9 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             entry.assign(store[str(i)])
 
     def _saved_entries(self) -> list[Saved]:
-        return saved_entries(
-            self._variables, self.inner_optimizer, self._master_weights
-        )
+        of_inner = {id(variable) for variable in self.inner_optimizer.variables}
+        own = [variable for variable in self.variables if id(variable) not in of_inner]
+        return saved_entries(own, self.inner_optimizer, self._master_weights)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""

@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from keras_mp.ops.kernels import native
 
-DTYPES = {"f32": tf.float32, "f16": tf.float16, "i1": tf.bool, "i32": tf.int32}
+DTYPES = {
+    "f32": tf.float32,
+    "f16": tf.float16,
+    "i1": tf.bool,
+    "i16": tf.int16,
+    "i32": tf.int32,
+    "ui8": tf.uint8,
+}
 
 SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
 
@@ -42,10 +49,18 @@ CALLS = {
     ),
     "update_variables": (
         # finite, hyperparameters, gradient, master, slot, weight, uniform
-        ["i1", "20xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["i1", "22xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
-        "apply_weight_decay = array<i64: 0>",
+        "exponent_of = array<i64>, apply_weight_decay = array<i64: 0>",
+        3,
+    ),
+    "update_variables of compressed state": (
+        # finite, hyperparameters, gradient, remainder, codes, weight, exponents
+        ["i1", "22xf32", "3xf16", "3xi16", "3xui8", "3xf16", "1xui8"],
+        ["3xi16", "3xui8", "3xf16", "1xui8"],
+        "rule = 1 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
+        "exponent_of = array<i64: 0>, apply_weight_decay = array<i64: 0>",
         3,
     ),
     "depthwise_conv": (
@@ -77,6 +92,9 @@ ATTRIBUTES = {
     "weight-of-none": ("weight_of = array<i64: 0>", "weight_of = array<i64: 5>"),
     "negative-weight": ("weight_of = array<i64: 0>", "weight_of = array<i64: -1>"),
     "weight-twice": ("weight_of = array<i64: 0>", "weight_of = array<i64: 0, 0>"),
+    "exponents-of-none": ("exponent_of = array<i64: 0>", "exponent_of = array<i64: 5>"),
+    "no-exponents": ("exponent_of = array<i64: 0>", "exponent_of = array<i64>"),
+    "exponents-of-one": ("exponent_of = array<i64>", "exponent_of = array<i64: 0>"),
     "two-decays": ("decay = array<i64: 0>", "decay = array<i64: 0, 0>"),
     "stride-0": ("strides = array<i64: 1,", "strides = array<i64: 0,"),
     "negative-stride": ("strides = array<i64: 1,", "strides = array<i64: -1,"),
@@ -114,7 +132,7 @@ def module(name, operands, results, attributes, first):
 module {{
   func.func public @main({declared}) -> ({listed(results)}) {{
     %0{f":{len(results)}" if len(results) > 1 else ""} =
-      stablehlo.custom_call @keras_mp.{name}({", ".join(taken)})
+      stablehlo.custom_call @keras_mp.{name.partition(" ")[0]}({", ".join(taken)})
       {{api_version = 4 : i32, backend_config = {{{attributes}}},
         output_operand_aliases = [{aliases}]}}
       : ({listed(operands)}) -> ({listed(results)})
