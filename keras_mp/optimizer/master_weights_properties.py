@@ -22,6 +22,14 @@ class MasterWeightsProperties(LossScaleProperties):
     gradient_sampler: Any = None
 
     @property
+    def iterations(self) -> Any:
+        """The variable that counts the steps of the inner optimizer.
+
+        That of the parent counts none before Keras 3.9.
+        """
+        return self.inner_optimizer.iterations
+
+    @property
     def master_weights(self) -> list[keras.Variable]:
         """The FP32 variables that are updated, in the order of the weights.
 
