@@ -3,8 +3,11 @@
 A release of the host may change any of them without notice. Each stands behind one
 function, which names the attribute and says why no public way exists; nothing else in
 the package touches a private attribute (tests/project/test_house_rules.py), and each
-function has a test of what it takes for granted (tests/test_keras_internals.py). None
-has a default: an attribute that is missing is an AttributeError, not another result.
+function has a test of what it takes for granted (tests/test_keras_internals.py).
+
+No other module knows versions of Keras, either. A function whose host has changed
+branches on `KERAS`, names the version, and has a test on both sides of it. None guesses
+with a default: an attribute that is missing is an AttributeError, not another result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +17,41 @@ from typing import Any
 
 import keras
 
-# The version of Keras: 3.12 is the last for Python 3.10. A function that branches on it
-# names the version with which the host has changed.
+# The version of Keras, from 3.8 on; 3.12 is the last for Python 3.10.
 KERAS = tuple(int(part) for part in keras.version().split(".")[:2])
+
+# The version of Keras that brought a layer, where that is not
+# the first one that is supported.
+ADDED = {
+    "AdaptiveAveragePooling1D": (3, 13),
+    "AdaptiveAveragePooling2D": (3, 13),
+    "AdaptiveAveragePooling3D": (3, 13),
+    "RMSNormalization": (3, 9),
+    "ReversibleEmbedding": (3, 12),
+}
+
+
+def has(name: str) -> bool:
+    """Tells whether the installed Keras has a layer.
+
+    Args:
+        name: that of the class in `keras.layers`.
+    """
+    return ADDED.get(name, (3, 8)) <= KERAS
+
+
+def view(x: Any, dtype: str) -> Any:
+    """Returns the bits of a tensor as another dtype of the same size.
+
+    `keras.ops.view` is public; before Keras 3.12, where keras_mp runs on TensorFlow
+    alone, there is none.
+    """
+    if KERAS < (3, 12):
+        import tensorflow as tf
+
+        return tf.bitcast(x, dtype)
+    return keras.ops.view(x, dtype)
+
 
 # Optimizers.
 
@@ -58,8 +93,10 @@ def is_replaced_by_gradient(optimizer: Any, variable: Any) -> bool:
     """Tells whether the gradient of a variable is its new value, as in FP8 training.
 
     `Optimizer._overwrite_variable_with_gradient`: the attribute of the variable is
-    public, but an optimizer may override what it makes of it.
+    public, but an optimizer may override what it makes of it from Keras 3.10 on.
     """
+    if KERAS < (3, 10):
+        return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -186,8 +223,11 @@ def computing_once(operations: Sequence[keras.Operation]) -> Iterator[None]:
     """Has no operation compute again in the backward pass inside a `with` block.
 
     `Operation._remat_mode`: what `keras.RematScope` was when the operation was made;
-    nothing public takes it out of its scope.
+    nothing public takes it out of its scope. Before Keras 3.9 there is no such scope.
     """
+    if KERAS < (3, 9):
+        yield
+        return
     modes = [operation._remat_mode for operation in operations]
     try:
         for operation in operations:

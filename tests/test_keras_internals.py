@@ -102,6 +102,34 @@ def variables():
     return [keras.Variable(np.ones(shape), name="v") for shape in ((2, 3), (4,))]
 
 
+def test_the_version_of_keras():
+    major, minor = keras_internals.KERAS
+    assert keras.version().startswith(f"{major}.{minor}.")
+
+
+@contract(keras_internals.has)
+@pytest.mark.parametrize("name", ["Dense", *keras_internals.ADDED])
+def test_has(name):
+    assert keras_internals.has(name) == hasattr(keras.layers, name)
+
+
+@contract(keras_internals.has)
+@pytest.mark.parametrize(("version", "expected"), [((3, 11), False), ((3, 12), True)])
+def test_has_on_both_sides_of_a_version(version, expected, monkeypatch):
+    monkeypatch.setattr(keras_internals, "KERAS", version)
+    assert keras_internals.has("ReversibleEmbedding") == expected
+
+
+@contract(keras_internals.view)
+def test_view(monkeypatch):
+    assert hasattr(keras.ops, "view") == (keras_internals.KERAS >= (3, 12))
+    bits = keras_internals.view(tf.constant([1.0], "float16"), "int16")
+    assert bits.numpy().tolist() == [0x3C00]
+    monkeypatch.setattr(keras_internals, "KERAS", (3, 11))
+    bits = keras_internals.view(tf.constant([1.0], "float16"), "int16")
+    assert bits.numpy().tolist() == [0x3C00]
+
+
 # Optimizers.
 
 
@@ -150,6 +178,16 @@ def test_is_replaced_by_gradient(variables):
         keras_internals.is_replaced_by_gradient, optimizers.SGD()
     )
     assert [replaced(v) for v in variables] == [False, True]
+    assert replaced(variables[0].value) is False
+
+
+@contract(keras_internals.is_replaced_by_gradient)
+def test_is_replaced_by_gradient_before_keras_3_10(variables, monkeypatch):
+    optimizer = optimizers.SGD()
+    is_method = hasattr(optimizer, "_overwrite_variable_with_gradient")
+    assert is_method == (keras_internals.KERAS >= (3, 10))
+    monkeypatch.setattr(keras_internals, "KERAS", (3, 9))
+    test_is_replaced_by_gradient(variables)
 
 
 @contract(keras_internals.without_missing_gradients)
@@ -255,11 +293,6 @@ def test_layout_argument_before_keras_3_15(monkeypatch):
     assert keras_internals.layout_argument(keras.Variable([1.0])) == {}
 
 
-def test_the_version_of_keras():
-    major, minor = keras_internals.KERAS
-    assert keras.version().startswith(f"{major}.{minor}.")
-
-
 @contract(keras_internals.strategy)
 def test_strategy():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
@@ -338,6 +371,19 @@ def test_forget_losses():
         assert layer.losses == []
 
 
+@contract(keras_internals.computing_once)
+def test_computing_once_before_keras_3_9(monkeypatch):
+    layer = keras.layers.Dense(1)
+    assert hasattr(layer, "_remat_mode") == (keras_internals.KERAS >= (3, 9))
+    monkeypatch.setattr(keras_internals, "KERAS", (3, 8))
+    with keras_internals.computing_once([object()]):
+        pass
+
+
+@pytest.mark.skipif(
+    keras_internals.KERAS < (3, 9),
+    reason="needs Keras 3.9, for its RematScope",
+)
 @contract(keras_internals.computing_once)
 def test_computing_once():
     calls = []

@@ -1,7 +1,6 @@
 """Keras layers whose 16-bit products and sums accumulate in FP32."""
 
-import keras
-
+from keras_mp import keras_internals
 from keras_mp.layers.activations.activation import Activation
 from keras_mp.layers.activations.softmax import Softmax
 from keras_mp.layers.attention.additive_attention import AdditiveAttention
@@ -34,13 +33,11 @@ from keras_mp.layers.convolutional.separable_conv import (
 )
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
-from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.merging.add_and_average import Add, Average
 from keras_mp.layers.merging.dot import Dot
 from keras_mp.layers.normalization.batch_normalization import BatchNormalization
 from keras_mp.layers.normalization.group_normalization import GroupNormalization
 from keras_mp.layers.normalization.layer_normalization import LayerNormalization
-from keras_mp.layers.normalization.rms_normalization import RMSNormalization
 from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
 from keras_mp.layers.normalization.unit_normalization import UnitNormalization
 from keras_mp.layers.pooling.average_pooling import (
@@ -98,8 +95,6 @@ __all__ = [
     "LayerNormalization",
     "MultiHeadAttention",
     "Probe",
-    "RMSNormalization",
-    "ReversibleEmbedding",
     "SeparableConv1D",
     "SeparableConv2D",
     "SimpleRNN",
@@ -109,7 +104,21 @@ __all__ = [
     "UnitNormalization",
 ]
 
-if hasattr(keras.layers, "AdaptiveAveragePooling1D"):  # Keras 3.12 has none
+if keras_internals.has("RMSNormalization"):
+    from keras_mp.layers.normalization.rms_normalization import (
+        RMSNormalization as RMSNormalization,
+    )
+
+    __all__ += ["RMSNormalization"]
+
+if keras_internals.has("ReversibleEmbedding"):
+    from keras_mp.layers.core.reversible_embedding import (
+        ReversibleEmbedding as ReversibleEmbedding,
+    )
+
+    __all__ += ["ReversibleEmbedding"]
+
+if keras_internals.has("AdaptiveAveragePooling1D"):
     from keras_mp.layers.pooling.adaptive_average_pooling import (
         AdaptiveAveragePooling1D as AdaptiveAveragePooling1D,
     )

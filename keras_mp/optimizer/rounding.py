@@ -9,6 +9,8 @@ from typing import Any
 import keras
 from keras import ops, random
 
+from keras_mp import keras_internals
+
 ROUNDING_MODES = ("nearest", "stochastic")
 
 # Of each format: the largest finite value, the exponent of the smallest normal number,
@@ -112,4 +114,4 @@ def _spacing(x: Any, dtype: str) -> Any:
 def bits_of(x: Any, dtype: str) -> Any:
     """Returns the bits of `x` as `dtype`, of the same size."""
     # `view` needs a last dimension of static size: a new one of size 1.
-    return ops.squeeze(ops.view(ops.expand_dims(x, -1), dtype), -1)
+    return ops.squeeze(keras_internals.view(ops.expand_dims(x, -1), dtype), -1)

@@ -31,13 +31,11 @@ from keras_mp.layers.convolutional.separable_conv import (
 )
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
-from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.merging.add_and_average import Add, Average
 from keras_mp.layers.merging.dot import Dot
 from keras_mp.layers.normalization.batch_normalization import BatchNormalization
 from keras_mp.layers.normalization.group_normalization import GroupNormalization
 from keras_mp.layers.normalization.layer_normalization import LayerNormalization
-from keras_mp.layers.normalization.rms_normalization import RMSNormalization
 from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
 from keras_mp.layers.normalization.unit_normalization import UnitNormalization
 from keras_mp.layers.pooling.average_pooling import (
@@ -94,8 +92,6 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.LSTMCell: LSTMCell,
     keras.layers.LayerNormalization: LayerNormalization,
     keras.layers.MultiHeadAttention: MultiHeadAttention,
-    keras.layers.RMSNormalization: RMSNormalization,
-    keras.layers.ReversibleEmbedding: ReversibleEmbedding,
     keras.layers.SeparableConv1D: SeparableConv1D,
     keras.layers.SeparableConv2D: SeparableConv2D,
     keras.layers.SimpleRNN: SimpleRNN,
@@ -104,7 +100,15 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.SpectralNormalization: SpectralNormalization,
     keras.layers.UnitNormalization: UnitNormalization,
 }
-if hasattr(keras.layers, "AdaptiveAveragePooling1D"):  # Keras 3.12 has none
+if keras_internals.has("RMSNormalization"):
+    from keras_mp.layers.normalization.rms_normalization import RMSNormalization
+
+    COUNTERPARTS |= {keras.layers.RMSNormalization: RMSNormalization}
+if keras_internals.has("ReversibleEmbedding"):
+    from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
+
+    COUNTERPARTS |= {keras.layers.ReversibleEmbedding: ReversibleEmbedding}
+if keras_internals.has("AdaptiveAveragePooling1D"):
     from keras_mp.layers.pooling.adaptive_average_pooling import (
         AdaptiveAveragePooling1D,
         AdaptiveAveragePooling2D,

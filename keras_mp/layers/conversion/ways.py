@@ -17,7 +17,6 @@ from keras_mp.layers.conversion.conversion_report import every_layer
 from keras_mp.layers.conversion.counterparts import counterpart, replaced_methods
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
-from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.merging.dot import Dot
 
@@ -28,7 +27,7 @@ FLOAT32 = "float32"
 # From the cheapest to the one that allows the widest range of numbers.
 WAYS = (FLOAT16, PRODUCTS, SCALED_PRODUCTS, FLOAT32)
 # The layers that do as `Float16ProductsPolicy` says.
-WITH_PRODUCTS = (
+WITH_PRODUCTS: tuple[type, ...] = (
     AdditiveAttention,
     Attention,
     Dense,
@@ -36,8 +35,11 @@ WITH_PRODUCTS = (
     EinsumDense,
     GroupedQueryAttention,
     MultiHeadAttention,
-    ReversibleEmbedding,
 )
+if keras_internals.has("ReversibleEmbedding"):
+    from keras_mp.layers.core.reversible_embedding import ReversibleEmbedding
+
+    WITH_PRODUCTS += (ReversibleEmbedding,)
 
 
 class ReturnsDtype:
