@@ -11,6 +11,8 @@ ARGS ?=
 ONLY ?=
 # Those of Keras that make test-backends runs on.
 BACKENDS ?= jax torch
+# Pairs of TensorFlow and Keras that make test-versions runs on; all, if there is none.
+VERSIONS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -33,9 +35,9 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench clean demo docs docs-serve gallery lint notebook packages-and-test-cpp
+.PHONY: help bench build-wheel clean demo docs docs-serve gallery lint notebook packages-and-test-cpp
 .PHONY: test test-all test-backends test-cpp test-cpp-arm test-cpp-memory test-cpp-slow
-.PHONY: test-slow test-wheel wheel
+.PHONY: test-next test-slow test-versions test-wheel wheel
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +47,7 @@ help:
 	@echo 'make test           every promise of the README; 10 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
+	@echo 'make test-versions  those of other versions of TensorFlow, Keras and Python; hours'
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
 	@echo 'make wheel          build a wheel and a source distribution in dist, and test them'
@@ -155,27 +158,57 @@ docs-serve: $(VENV)/.installed-docs
 # that g++ of Debian 12 builds for; an older compiler is named by CXX.
 PLATFORM ?= manylinux_2_34_x86_64
 WHEEL := $(CURDIR)/build/wheel
+# The minor versions of TensorFlow that the wheel has a library for. With none it is for
+# the TensorFlow of .venv, as in test-all, which need not download the others.
+WHEEL_FOR ?= 2.20 2.21
+test-all: WHEEL_FOR :=
 
-wheel: $(VENV)/.installed-wheel
+wheel: build-wheel
+	@$(MAKE) --no-print-directory test-wheel WHEEL_FOR='$(WHEEL_FOR)'
+
+# Of the other TensorFlows only the headers and one library are needed.
+build-wheel: $(VENV)/.installed-wheel
 	@rm -rf $(WHEEL) dist && mkdir -p $(WHEEL)
-	@$(RUN) -m build --no-isolation --outdir $(WHEEL) >$(WHEEL)/log 2>&1 || { \
-	  tail -n 50 $(WHEEL)/log >&2; exit 1; }
+	@set -e; folders=; for minor in $(WHEEL_FOR); do \
+	  folder=$(CURDIR)/build/tensorflow-$$minor; folders="$$folders:$$folder"; \
+	  test -d $$folder && continue; echo "Downloading TensorFlow $$minor (600 MB)."; \
+	  $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --target $$folder.part "tensorflow==$$minor.*"; \
+	  mv $$folder.part $$folder; \
+	done; \
+	KERAS_MP_TENSORFLOWS="$${folders#:}" $(RUN) -m build --no-isolation \
+	  --outdir $(WHEEL) >$(WHEEL)/log 2>&1 || { tail -n 50 $(WHEEL)/log >&2; exit 1; }
 	@PATH=$(abspath $(VENV))/bin:$$PATH $(RUN) -m auditwheel repair --plat $(PLATFORM) \
 	  --only-plat --exclude libtensorflow_framework.so.2 --wheel-dir dist $(WHEEL)/*.whl
 	@mv $(WHEEL)/*.tar.gz dist
-	@$(MAKE) --no-print-directory test-wheel
 
-# The wheel of dist in a new environment, where PATH has no compiler, from a folder where
-# `import keras_mp` finds nothing else. On another Python: make test-wheel PYTHON=python3.13
+# The wheel of dist in a new environment for each TensorFlow, where PATH has no compiler,
+# from a folder where `import keras_mp` finds nothing else. On another Python:
+# make test-wheel PYTHON=python3.13
 WHEEL_TESTS := installed test_package.py ops/test_gemm.py optimizer/test_rounding.py \
 	optimizer/update
 test-wheel:
-	@$(PYTHON) -m venv --clear $(WHEEL)/venv
-	@$(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
-	  'hypothesis>=6.100' 'pytest>=9' dist/*.whl
-	@cd $(WHEEL) && $(TF_QUIET) PATH=$(WHEEL)/venv/bin venv/bin/pytest -q \
-	  -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)
-	@rm -rf $(WHEEL)/venv
+	@set -e; for minor in $(or $(WHEEL_FOR),newest); do \
+	  wanted="tensorflow==$$minor.*"; \
+	  test $$minor != newest || wanted="$$(echo dist/*.whl)[newest]"; \
+	  $(PYTHON) -m venv --clear $(WHEEL)/venv; \
+	  $(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
+	    'hypothesis>=6.100' 'pytest>=9' "$$wanted" dist/*.whl; \
+	  (cd $(WHEEL) && $(TF_QUIET) PATH=$(WHEEL)/venv/bin venv/bin/pytest -q \
+	    -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)); \
+	  rm -rf $(WHEEL)/venv; \
+	done
+
+# What users have: the wheel of dist with each pair of versions; writes the table of
+# docs/versions.md. The interpreters, python3.10 to python3.13, have to be on PATH.
+# VERSIONS names some of the pairs alone: make test-versions VERSIONS="2.20/3.12 2.18/3.8"
+test-versions:
+	@test -e dist/*.whl || $(MAKE) --no-print-directory build-wheel
+	@$(PYTHON) tests/versions/matrix.py $(VERSIONS)
+
+# The releases to come: what has moved is named by the contract tests.
+test-next:
+	@$(PYTHON) tests/versions/matrix.py next
 
 bench: $(VENV)/.keras-hub $(NATIVE)
 	@$(TF_QUIET) $(RUN) benchmarks/all.py $(ARGS)

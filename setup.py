@@ -1,7 +1,12 @@
 """Builds the native library with CMake, where it, a compiler and TensorFlow are found.
 
-Where one is missing, the package is installed without the library. Where all are there,
-a build that fails is an error.
+Where one is missing, or TensorFlow is older than the library needs, the package is
+installed without the library. Where all are there, a build that fails is an error; for
+a TensorFlow newer than those that were tried, it is a warning. Other systems than Linux
+get no library, and no attempt to build one.
+
+One library is for one minor version of TensorFlow. `make wheel` names several of them
+in KERAS_MP_TENSORFLOWS, and the package gets a library for each.
 
 Everything else about the package is in setup.cfg.
 """
@@ -22,6 +27,8 @@ from setuptools.errors import CompileError
 SOURCE = Path(__file__).resolve().parent / "custom_ops"
 BUILD = SOURCE.parent / "build" / "custom_ops"
 FIND_TENSORFLOW = [sys.executable, str(SOURCE / "cmake" / "find_tensorflow.py")]
+# The minor versions of TensorFlow whose headers the library is known to compile with.
+OLDEST, NEWEST = (2, 20), (2, 21)
 OPTIONS = [f"-DPython3_EXECUTABLE={sys.executable}", "-DKERAS_MP_TESTS=OFF"]
 if "KERAS_MP_CUDA" in os.environ:  # ON or OFF; else ON where there is nvcc
     OPTIONS.append(f"-DKERAS_MP_CUDA={os.environ['KERAS_MP_CUDA']}")
@@ -42,10 +49,29 @@ def find_tools():
     return {name: shutil.which(name, path=PATH) for name in TOOLS}
 
 
-def find_tensorflow():
-    """Returns folder and version, or nothing."""
-    found = subprocess.run(FIND_TENSORFLOW, capture_output=True, text=True)
+def find_tensorflow(*folders):
+    """Returns folder and version, or nothing.
+
+    Args:
+        *folders: to look in; by default, what this Python imports from.
+    """
+    command = [*FIND_TENSORFLOW, *folders]
+    found = subprocess.run(command, capture_output=True, text=True)
     return found.stdout.strip()
+
+
+def minor(tensorflow):
+    """Returns the minor version of what `find_tensorflow` returned: (2, 21)."""
+    return tuple(map(int, tensorflow.split(";")[1].split(".")[:2]))
+
+
+def find_tensorflows():
+    """Returns the name of each library, and the TensorFlow that it is for."""
+    folders = os.environ.get("KERAS_MP_TENSORFLOWS")
+    if not folders:
+        return {"_keras_mp_ops": find_tensorflow()}
+    found = map(find_tensorflow, folders.split(os.pathsep))
+    return {"_keras_mp_ops_tf{}_{}".format(*minor(each)): each for each in found}
 
 
 def missing(tools, tensorflow):
@@ -56,16 +82,21 @@ def missing(tools, tensorflow):
         return "no CMake or Ninja: pip install cmake ninja"
     if not any(compilers):
         return "no C++ compiler (Debian, Ubuntu: apt install g++)"
+    oldest = "{}.{}".format(*OLDEST)
     if not tensorflow:
-        return "no TensorFlow: pip install 'tensorflow>=2.21,<2.22'"
+        return f"no TensorFlow: pip install 'tensorflow>={oldest}'"
+    if minor(tensorflow) < OLDEST:
+        version = tensorflow.split(";")[1]
+        return f"TensorFlow {version}: pip install 'tensorflow>={oldest}'"
     return None
 
 
-def run_cmake(cmake, target, configuration):
-    """Builds the library into the folder `target`.
+def run_cmake(cmake, tensorflow, library, configuration):
+    """Builds the library for a TensorFlow, as the file `library`.
 
     Objects of the build before are used again, unless it had other tools: those of an
-    environment that pip made for one build are gone at the next.
+    environment that pip made for one build are gone at the next. What does not include
+    TensorFlow is compiled once for all of its versions.
     """
     configured_with = BUILD / "configured_with.json"
     unchanged = configured_with.is_file() and (
@@ -77,10 +108,18 @@ def run_cmake(cmake, target, configuration):
     def run(*arguments):
         subprocess.run([cmake, *map(str, arguments)], check=True, env=ENVIRONMENT)
 
-    run("-S", SOURCE, "-B", BUILD, *OPTIONS)
+    folder, version = tensorflow.split(";")
+    options = [
+        *OPTIONS,
+        f"-DKERAS_MP_TENSORFLOW_DIR={folder}",
+        f"-DKERAS_MP_TENSORFLOW_VERSION={version}",
+    ]
+    run("-S", SOURCE, "-B", BUILD, *options)
     configured_with.write_text(configuration)
     run("--build", BUILD)
-    run("--install", BUILD, "--prefix", target)
+    run("--install", BUILD, "--prefix", BUILD / "installed")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(BUILD / "installed" / "_keras_mp_ops.so", library)
 
 
 class BuildWithCMake(build_ext):
@@ -92,20 +131,21 @@ class BuildWithCMake(build_ext):
     def build_extension(self, ext):
         library = Path(self.get_ext_fullpath(ext.name)).resolve()
         library.unlink(missing_ok=True)
-        tools, tensorflow = find_tools(), find_tensorflow()
+        tools, tensorflow = find_tools(), TENSORFLOWS[ext.name.rpartition(".")[2]]
         reason = missing(tools, tensorflow)
         # setuptools warns of an error in what is optional, and goes on without it.
-        ext.optional = reason is not None
+        ext.optional = reason is not None or minor(tensorflow) > NEWEST
         if reason:
             raise CompileError(
                 "keras_mp is built without its native library, and its ops run in "
                 "plain TensorFlow. The library needs CMake, a C++ compiler and "
-                f"TensorFlow. Received: {reason}. Install keras_mp again after that."
+                f"TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer. Received: {reason}. "
+                "Install keras_mp again after that."
             )
         variables = {name: os.environ.get(name) for name in VARIABLES}
-        facts = [sys.executable, tensorflow, tools, variables]
+        facts = json.dumps([sys.executable, tools, variables])
         try:
-            run_cmake(tools["cmake"], library.parent, json.dumps(facts))
+            run_cmake(tools["cmake"], tensorflow, library, facts)
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(
                 "The native library of keras_mp must build where CMake, a C++ compiler "
@@ -123,9 +163,11 @@ class WheelForEveryPython(bdist_wheel):
         return "py3", "none", platform
 
 
+TENSORFLOWS = find_tensorflows() if sys.platform == "linux" else {}
 setup(
     ext_modules=[
-        Extension("keras_mp.ops.kernels._keras_mp_ops", sources=[], optional=True)
+        Extension(f"keras_mp.ops.kernels.{name}", sources=[], optional=True)
+        for name in TENSORFLOWS
     ],
     cmdclass={"build_ext": BuildWithCMake, "bdist_wheel": WheelForEveryPython},
 )

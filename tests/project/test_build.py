@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     *("setup.py", "setup.cfg", "README.md", "LICENSE", "keras_mp/__init__.py"),
+    "build_backend.py",
     "custom_ops/cmake/find_tensorflow.py",
 )
 # In place of the kernels, which take minutes to compile.
@@ -70,11 +71,15 @@ class Tree:
 
     def build(self, **settings):
         """Runs setup.py as `make` does."""
-        hidden = ("CXX", "KERAS_MP_CUDA", "PYTHONHOME")
+        return self.run("setup.py", "--quiet", "build_ext", "--inplace", **settings)
+
+    def run(self, *arguments, **settings):
+        """Runs Python in the sources, with the tools of the environment alone."""
+        hidden = ("CXX", "KERAS_MP_CUDA", "KERAS_MP_TENSORFLOWS", "PYTHONHOME")
         base = {k: v for k, v in os.environ.items() if k not in hidden}
         python = self.environment / "bin" / "python"
         return subprocess.run(
-            [python, "setup.py", "--quiet", "build_ext", "--inplace"],
+            [python, *arguments],
             cwd=self.sources,
             env=base | {"PYTHONPATH": str(self.packages)} | settings,
             capture_output=True,
@@ -84,7 +89,7 @@ class Tree:
 
     def builds(self, **settings):
         """Builds, and checks that there is a library, and not that of another build."""
-        for path in self.sources.rglob("keras_mp/ops/*.so"):
+        for path in self.sources.rglob("keras_mp/ops/**/*.so"):
             path.unlink()
         result = self.build(**settings)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -153,6 +158,84 @@ def test_without_what_it_needs_the_package_has_no_library(name, tree, tmp_path):
     assert not tree.library.exists()
     for part in ("without its native library", f"Received: {reason}", fix):
         assert part in " ".join(result.stderr.split())
+
+
+def other_tensorflow(tree, version):
+    """Has the environment of the build hold an empty TensorFlow of some version."""
+    for path in tree.packages.glob("tensorflow*"):
+        path.unlink()
+    folder = tree.packages.parent / f"tensorflow-{version}"
+    (folder / "tensorflow").mkdir(parents=True)
+    (folder / "tensorflow" / "__init__.py").touch()
+    info = folder / f"tensorflow-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: tensorflow\nVersion: {version}\n"
+    )
+    return folder
+
+
+def test_an_older_tensorflow_gets_no_library(tree):
+    folder = other_tensorflow(tree, "2.19.1")
+    path = os.pathsep.join(map(str, (tree.packages, folder)))
+    result = tree.build(PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    assert not tree.library.exists()
+    told = " ".join(result.stderr.split())
+    assert "Received: TensorFlow 2.19.1: pip install 'tensorflow>=2.20'" in told
+
+
+def test_a_build_that_fails_for_a_newer_tensorflow_is_a_warning(tree):
+    tree.write("kernel.cc", "#error of the kernel\n")
+    folder = other_tensorflow(tree, "2.99.0")
+    path = os.pathsep.join(map(str, (tree.packages, folder)))
+    result = tree.build(PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    assert not tree.library.exists()
+    assert "#error of the kernel" in result.stdout + result.stderr
+
+
+def test_a_library_for_each_tensorflow_that_is_named(tree):
+    folders = [other_tensorflow(tree, version) for version in ("2.20.0", "2.21.3")]
+    result = tree.build(KERAS_MP_TENSORFLOWS=os.pathsep.join(map(str, folders)))
+    assert result.returncode == 0, result.stderr
+    names = sorted(path.name for path in tree.library.parent.glob("*.so"))
+    assert names == ["_keras_mp_ops_tf2_20.so", "_keras_mp_ops_tf2_21.so"]
+
+
+# Runs setup.py, or the build's backend, as another system would.
+ELSEWHERE = """
+import sys, sysconfig, runpy
+import setuptools, setuptools.command.build_ext, setuptools.command.bdist_wheel
+sys.path.insert(0, ".")
+import build_backend
+sys.platform = {platform!r}
+print(build_backend.tensorflow())
+sys.argv = ["setup.py", "--quiet", "build_ext", "--inplace"]
+runpy.run_path("setup.py")
+"""
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_build_and_link_nothing(platform, tree):
+    tree.write("CMakeLists.txt", "message(FATAL_ERROR)")
+    result = tree.run("-c", ELSEWHERE.format(platform=platform))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "[]"
+    assert "CMake" not in result.stdout + result.stderr
+    assert not tree.library.exists()
+
+
+@pytest.mark.parametrize(
+    ("is_there", "expected"), [(True, []), (False, ["tensorflow"])]
+)
+def test_a_build_asks_for_tensorflow_only_where_there_is_none(is_there, expected, tree):
+    if not is_there:
+        (tree.packages / "tensorflow").unlink()
+    code = "import build_backend; print(build_backend.get_requires_for_build_wheel())"
+    result = tree.run("-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(expected)
 
 
 def test_a_library_of_an_earlier_build_is_not_installed(tree, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from versions import matrix
 
 import keras_mp
 
@@ -53,8 +54,20 @@ def test_a_job_may_read_the_sources_and_no_more_unless_it_publishes(path):
 def test_the_tests_run_on_each_python_that_is_stated():
     setup = (ROOT / "setup.cfg").read_text()
     stated = re.findall(r"Programming Language :: Python :: (3\.\d+)", setup)
-    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
-    assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == stated
+    ci, versions = (
+        yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+        for name in ("ci", "versions")
+    )
+    in_ci = ci["jobs"]["test"]["strategy"]["matrix"]["python"]
+    pairs = versions["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert sorted({*in_ci, *(pair["python"] for pair in pairs)}) == sorted(stated)
+
+
+def test_the_workflow_has_the_pairs_of_the_table():
+    path = ROOT / ".github/workflows/versions.yml"
+    pairs = yaml.safe_load(path.read_text())["jobs"]["test"]["strategy"]["matrix"]
+    expected = [{"python": p.python, "versions": p.name} for p in matrix.PAIRS]
+    assert pairs["include"] == expected
 
 
 def test_a_report_asks_for_the_versions():

@@ -12,11 +12,28 @@ from typing import Any
 import tensorflow as tf
 
 MODES = ("auto", "native", "reference")
-LIBRARY = Path(__file__).parent / "_keras_mp_ops.so"
 HOW_TO_BUILD = (
     "Build it with `pip install --force-reinstall --no-deps .` in the sources of "
-    "keras_mp; that needs CMake and a C++ compiler."
+    "keras_mp; that needs CMake, a C++ compiler and TensorFlow 2.20 or newer."
 )
+
+
+def library_for(version: str, folder: Path) -> Path:
+    """Returns the path of the library for a version of TensorFlow.
+
+    A wheel has one for each of several minor versions, whose C++ interfaces differ. A
+    build from the sources makes one, for the TensorFlow that it found.
+
+    Args:
+        version: such as `"2.21.0"`.
+        folder: that of the libraries.
+    """
+    major, minor = version.split(".")[:2]
+    of_wheel = folder / f"_keras_mp_ops_tf{major}_{minor}.so"
+    return of_wheel if of_wheel.is_file() else folder / "_keras_mp_ops.so"
+
+
+LIBRARY = library_for(tf.__version__, Path(__file__).parent)
 
 
 class NativeLibraryError(ImportError):
@@ -74,9 +91,10 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
         NativeLibraryError: the file is missing or has no such information.
     """
     if not path.is_file():
+        others = sorted(other.name for other in path.parent.glob("_keras_mp_ops*.so"))
         raise NativeLibraryError(
-            f"The native library of keras_mp is missing. Received: {path}. "
-            f"{HOW_TO_BUILD}"
+            f"The native library of keras_mp for TensorFlow {tf.__version__} is "
+            f"missing. Received: {path}, and beside it {others}. {HOW_TO_BUILD}"
         )
     build = re.search(rb"keras_mp build ({.*?})\0", path.read_bytes())
     try:

@@ -116,6 +116,30 @@ def test_the_other_tensorflow_is_named_beside_this_one(ops_mode, library_at):
     assert tf.__version__ in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.20.1", "_keras_mp_ops_tf2_20.so"),
+        ("2.21.0-dev20260101", "_keras_mp_ops_tf2_21.so"),
+        ("2.2.0", "_keras_mp_ops.so"),
+        ("2.22.0", "_keras_mp_ops.so"),
+    ],
+)
+def test_the_library_of_the_minor_version_is_chosen(version, expected, tmp_path):
+    for minor in ("2_20", "2_21"):
+        (tmp_path / f"_keras_mp_ops_tf{minor}.so").touch()
+    assert native.library_for(version, tmp_path) == tmp_path / expected
+
+
+def test_a_wheel_without_a_fitting_library_names_those_it_has(tmp_path):
+    (tmp_path / "_keras_mp_ops_tf2_20.so").touch()
+    with pytest.raises(native.NativeLibraryError) as error:
+        native.build_facts(tmp_path / "_keras_mp_ops.so")
+    expected = f"TensorFlow {tf.__version__} is missing"
+    for part in (expected, "_keras_mp_ops_tf2_20.so", "pip install", "2.20 or newer"):
+        assert part in str(error.value)
+
+
 @pytest.mark.parametrize("mode", ["cuda", "Native"])
 def test_an_unknown_mode_is_refused(ops_mode, mode):
     ops_mode(mode)

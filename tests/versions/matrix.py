@@ -1,0 +1,239 @@
+"""Tests keras_mp with the versions of TensorFlow, Keras and Python that users have.
+
+    python tests/versions/matrix.py [TENSORFLOW/KERAS ...]
+    python tests/versions/matrix.py next
+
+For each pair it makes an environment in build/versions, with both and what the tests
+need; installs the wheel of dist, which may replace neither; runs examples/quickstart.py
+and a part of the tests; and writes a row of the table in docs/versions.md. The
+interpreters are looked up on PATH. `next` is for pre-releases: it installs the sources,
+runs the contract tests of keras_internals, and writes nothing.
+"""
+
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "versions.md"
+ENVIRONMENTS = ROOT / "build" / "versions"
+TOOLS = ("hypothesis>=6.100", "pytest>=9", "pyyaml>=6")
+CONTRACTS = ("test_keras_internals.py", "layers/test_keras_internals.py")
+# What is private in Keras; each layer and its conversion; each optimizer; penalties,
+# files and whole models.
+PART = (
+    *CONTRACTS,
+    *("layers/test_contract.py", "layers/conversion/test_convert.py"),
+    *("layers/normalization", "layers/test_training.py"),
+    *("optimizer/test_optimizers.py", "optimizer/test_overflow.py"),
+    *("test_package.py", "test_regularizers.py", "test_checkpoints.py"),
+    *("test_saved_models.py", "ops/test_gemm.py"),
+)
+# For the ends of the range: all but programs, pages and the project's own files.
+ALL = ("layers", "optimizer", "ops", "diagnostics", "precision_plan", "test_*.py")
+# Plain TensorFlow alone: what the README promises of a model.
+PLAIN = (
+    *CONTRACTS,
+    *("optimizer/test_optimizers.py", "optimizer/test_overflow.py"),
+    *("layers/conversion/test_convert.py", "layers/test_training.py"),
+    *("test_package.py", "test_regularizers.py", "test_checkpoints.py"),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Versions of TensorFlow and Keras, the Python to use, and the tests to run."""
+
+    tensorflow: str
+    keras: str
+    python: str
+    tests: tuple[str, ...]
+
+    @property
+    def name(self):
+        return f"{self.tensorflow}/{self.keras}"
+
+    @property
+    def is_native(self):
+        """Whether the native library is built for this TensorFlow: see setup.py."""
+        return self.tensorflow == "next" or self.tensorflow >= "2.20"
+
+    @property
+    def requirements(self):
+        if self.tensorflow == "next":
+            return ["--pre", "tensorflow", "keras"]
+        return [f"tensorflow=={self.tensorflow}.*", f"keras=={self.keras}.*"]
+
+
+PAIRS = (
+    Pair("2.21", "3.15", "3.13", ALL),
+    Pair("2.21", "3.14", "3.12", PART),
+    Pair("2.21", "3.13", "3.11", PART),
+    Pair("2.21", "3.12", "3.10", PART),
+    Pair("2.20", "3.13", "3.12", PART),
+    Pair("2.20", "3.12", "3.10", ALL),
+    Pair("2.19", "3.10", "3.12", PLAIN),
+    Pair("2.18", "3.8", "3.10", PLAIN),
+)
+NEXT = Pair("next", "next", "3.13", (*CONTRACTS, "test_package.py"))
+# What surrounds the table in the page.
+MARK = "<!-- table -->\n"
+HEAD = (
+    "| TensorFlow | Keras | Python | native library | quickstart | tests | support |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+class Environment:
+    """A virtual environment with a pair of versions."""
+
+    def __init__(self, pair):
+        self.pair = pair
+        self.folder = ENVIRONMENTS / f"tf{pair.tensorflow}-keras{pair.keras}"
+        self.python = self.folder / "bin" / "python"
+
+    def run(self, *arguments, mode="auto", check=True):
+        """Runs its Python where `import keras_mp` finds what was installed."""
+        settings = {"KERAS_MP_OPS": mode, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(
+            [self.python, *map(str, arguments)],
+            cwd=self.folder,
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with (self.folder / "log").open("a") as log:
+            log.write(f"$ {' '.join(map(str, arguments))}\n{done.stdout}\n")
+        if check and done.returncode:
+            sys.exit(f"{done.stdout[-4000:]}\nThe log is {self.folder / 'log'}.")
+        return done
+
+    def create(self):
+        """Makes it anew, unless it has these versions already."""
+        if (self.folder / "made").exists():
+            return
+        interpreter = shutil.which(f"python{self.pair.python}")
+        if interpreter is None:
+            sys.exit(
+                f"Each Python of the table must be on PATH. Received: no "
+                f"python{self.pair.python}. Install it, or name other pairs."
+            )
+        shutil.rmtree(self.folder, ignore_errors=True)
+        subprocess.run([interpreter, "-m", "venv", self.folder], check=True)
+        self.pip(*self.pair.requirements, *TOOLS)
+        (self.folder / "made").touch()
+
+    def pip(self, *arguments):
+        options = ("--quiet", "--disable-pip-version-check")
+        return self.run("-m", "pip", "install", *options, *arguments)
+
+    def versions(self):
+        """Returns those of TensorFlow and Keras that are installed."""
+        code = (
+            "from importlib.metadata import version as v;"
+            "print(v('tensorflow'), v('keras'))"
+        )
+        return self.run("-c", code).stdout.split()
+
+    def install(self):
+        """Installs keras_mp, which may replace nothing."""
+        before = self.versions()
+        sources = ROOT if self.pair is NEXT else next((ROOT / "dist").glob("*.whl"))
+        self.pip("--force-reinstall", "--no-deps", sources)
+        self.pip(sources)
+        after = self.versions()
+        if before != after:
+            sys.exit(f"pip may replace nothing. Received: {after}, not {before}.")
+        return after
+
+    def route(self):
+        """Returns what the ops run on: `native` or `reference`."""
+        code = "import keras_mp; print(keras_mp.ops.build_info()['route'])"
+        return self.run("-c", code).stdout.split()[-1]
+
+    def quickstart(self):
+        """Tells whether the example runs, and warns once where no library fits."""
+        done = self.run(ROOT / "examples" / "quickstart.py", check=False)
+        warnings = done.stdout.count("KERAS_MP_OPS=reference turns this warning off")
+        expected = 0 if self.pair.is_native else 1
+        trained = "with a master in float32" in done.stdout
+        return done.returncode == 0 and trained and warnings == expected
+
+    def test(self):
+        """Runs the tests; returns how many passed, failed and were skipped."""
+        tests = [
+            path for test in self.pair.tests for path in (ROOT / "tests").glob(test)
+        ]
+        done = self.run(
+            *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-m", "not slow and not full", *tests),
+            mode="native" if self.pair.is_native else "reference",
+            check=False,
+        )
+        print(done.stdout[-6000:])
+        counts = dict.fromkeys(("passed", "failed", "skipped", "error"), 0)
+        summary = done.stdout.strip().splitlines()[-1]
+        counts |= {kind: int(n) for n, kind in re.findall(r"(\d+) (\w+?)s?\b", summary)}
+        return counts, done.returncode == 0
+
+
+def measure(pair):
+    """Returns the row of a pair."""
+    environment = Environment(pair)
+    environment.create()
+    tensorflow, keras = environment.install()
+    route = environment.route()
+    builds = route == ("native" if pair.is_native else "reference")
+    starts = environment.quickstart()
+    counts, passes = environment.test()
+    tests = {ALL: "all", PART: "part", PLAIN: "plain"}.get(pair.tests, "contracts")
+    told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    support = "no"
+    if builds and starts:
+        support = f"tested {datetime.date.today()}" if passes else "builds"
+    cells = (
+        *(tensorflow, keras, pair.python),
+        "yes" if route == "native" else "no",
+        "runs" if starts else "fails",
+        f"{tests}: {told}",
+        support,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def write(rows):
+    """Puts rows into the table of the page, each in the place of its pair."""
+    before, table, after = PAGE.read_text().split(MARK)
+    lines = {key(row): row for row in [*table.splitlines()[len(HEAD) :], *rows]}
+    ordered = [lines[pair.name] for pair in PAIRS if pair.name in lines]
+    PAGE.write_text(MARK.join([before, "\n".join([*HEAD, *ordered, ""]), after]))
+
+
+def key(row):
+    """Returns `2.21/3.15` for the row of TensorFlow 2.21.0 and Keras 3.15.1."""
+    cells = [cell.strip() for cell in row.split("|")]
+    return "/".join(".".join(cell.split(".")[:2]) for cell in cells[1:3])
+
+
+def main(names):
+    """Measures the pairs, by default all; returns whether one is not supported."""
+    known = {pair.name: pair for pair in PAIRS}
+    unknown = set(names) - {*known, "next"}
+    if unknown:
+        sys.exit(f"Pairs must be some of {[*known]}. Received: {sorted(unknown)}.")
+    pairs = [NEXT] if names == ["next"] else [known[name] for name in names or known]
+    rows = [measure(pair) for pair in pairs]
+    print("\n".join([*HEAD, *rows]))
+    if pairs != [NEXT]:
+        write(rows)
+    return not all("| tested " in row for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
