@@ -19,7 +19,8 @@ SINCE = [
     ),
     ((3, 9), r"has no attribute 'RematScope'"),
     ((3, 13), r"`strides > 1` not supported in conjunction with `dilation_rate > 1`"),
-    ((3, 14), r"passed to BatchNormalization: \{'renorm': True\}"),
+    ((3, 14), r"passed to BatchNormalization: \{'renorm': True"),
+    ((3, 15), r"got an unexpected keyword argument 'use_causal_mask'"),
 ]
 
 
@@ -47,6 +48,12 @@ def skip_for(report):
             f"Skipped: needs Keras {version[0]}.{version[1]}",
         )
     return report
+
+
+def needs(*version):
+    """Returns the mark of a case that needs a version of Keras."""
+    reason = "needs Keras {}.{}".format(*version)
+    return pytest.mark.skipif(version > keras_internals.KERAS, reason=reason)
 
 
 @pytest.hookimpl(wrapper=True)

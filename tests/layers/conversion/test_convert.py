@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp import layers
+from keras_mp import keras_internals, layers
 from keras_mp.layers.conversion import counterparts
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
@@ -979,7 +979,10 @@ def test_every_layer_of_keras_is_decided():
         if isinstance(value, type) and issubclass(value, keras.Layer)
     }
     decided = [*(cls.__name__ for cls in COUNTERPARTS), *LEFT, *NOTHING_TO_CONVERT]
-    assert sorted(decided) == sorted(found)  # each of them once
+    assert len(decided) == len(set(decided))
+    assert found <= set(decided)
+    if keras_internals.KERAS >= (3, 15):  # older ones lack some
+        assert set(decided) <= found
 
 
 def test_the_table_has_every_layer():
