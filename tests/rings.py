@@ -319,6 +319,17 @@ IN_MAKE_TEST = {
         "test_the_bound_holds_where_tensor_cores_cut_off_most": ["V100-whole"],
         "test_round": ["Half-sm_80"],
     },
+    "test_ptx_update.py": {
+        "test_a_rule": ["Adam-sm_70"],
+        "test_a_step_that_is_not_finite_writes_nothing": [],
+        "test_check": ["1024-sm_80"],
+        "test_masters_and_weights": ["SyncMastersKernel-sm_80-stochastic"],
+    },
+    "test_ptx_update_mutations.py": {
+        "test_a_mutation_is_noticed": ["check-halves-*", "coded-exponent-*"],
+        "test_fused_multiply_adds_are_noticed": [],
+        "test_without_a_mutation_the_kernel_is_right": [],
+    },
     "test_ptx_mutations.py": {
         "test_a_mutation_is_noticed": ["wmma-other-layout", "mma-barrier-of-a-step"],
         "test_without_a_mutation_the_product_is_right": [],

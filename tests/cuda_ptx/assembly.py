@@ -144,6 +144,12 @@ def count(cubin, log, architecture):
     )
 
 
+def registers_by_kernel(log):
+    """The registers of a thread of each kernel, as `ptxas --verbose` says."""
+    found = re.findall(r"entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
+    return {name: int(registers) for name, registers in found}
+
+
 def spilled_bytes(log):
     """The bytes of registers that kernels store to memory and load again."""
     return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log)))

@@ -9,7 +9,7 @@ from cuda_ptx.faults import check
 
 BASE = 0x7F0000000000
 GUARD = 4096  # bytes around each array
-GRANULE = 2  # bytes, the smallest number that is written
+GRANULE = 1  # bytes, the smallest number that is written
 NOBODY = -1
 
 
@@ -62,7 +62,7 @@ class GlobalMemory:
         return self._numbers(dtype)[at // np.dtype(dtype).itemsize]
 
     def store(self, address, values, threads):
-        """Stores `values`, [threads, count], of 2 bytes or more each."""
+        """Stores `values`, [threads, count]."""
         at = self._locate(address, values.dtype, values.shape[1])
         granules = _granules(at, values.dtype)
         writer = self._writer[granules]
@@ -110,5 +110,4 @@ class GlobalMemory:
 
 def _granules(at, dtype):
     """The granules of each number, [threads, count, granules]."""
-    count = max(1, np.dtype(dtype).itemsize // GRANULE)
-    return at[..., None] // GRANULE + np.arange(count)
+    return at[..., None] // GRANULE + np.arange(np.dtype(dtype).itemsize // GRANULE)

@@ -119,12 +119,23 @@ def relu_source(bits):
     return _instance("relu.cuh", f"ReluKernel<{bits}>(const Problem, {bits})")
 
 
+# The names of the kernels of a rule, as the compiler writes them.
+UPDATE, COMPRESSED_UPDATE = "12UpdateKernel", "22CompressedUpdateKernel"
+
+
 def update_source(rule):
-    """UpdateKernel of one rule, and the other kernels of cuda/update/kernels.cuh."""
+    """UpdateKernel and CompressedUpdateKernel of one rule.
+
+    With them come the other kernels of cuda/update/kernels.cuh, which are no templates.
+    """
+    rule = f"UpdateRule::k{rule}"
     return (
-        '#include "cuda/update/kernels.cuh"\n'
-        "namespace keras_mp::cuda { template __global__ void "
-        f"UpdateKernel<UpdateRule::{rule}>(const UpdateArguments); }}"
+        '#include "cuda/update/compressed_kernel.cuh"\n'
+        "namespace keras_mp::cuda {\n"
+        f"template __global__ void UpdateKernel<{rule}>"
+        "(const UpdateArguments<UpdateEntry>);\n"
+        f"template __global__ void CompressedUpdateKernel<{rule}>"
+        "(const UpdateArguments<Parameter>);\n}"
     )
 
 

@@ -97,6 +97,11 @@ DEFINED = {
         "atom.global.max.u32 %r4, [%d2], %r0;",
         np.where(NUMBERS == 0, 63, 0),
     ),
+    "number-of-another-lane": (
+        "mov.b32 %r5, 31; mov.b32 %r6, -1;"
+        " shfl.sync.bfly.b32 %r4|%p2, %r0, 4, %r5, %r6; @%p2 st.global.u32 [%d3], %r4;",
+        NUMBERS ^ 4,
+    ),
     "transposed-matrices": (
         f"{STAGED} bar.sync 0; and.b32 %r12, %r0, 7; shl.b32 %r12, %r12, 4;"
         f" {MATRICES.replace('x4', 'x4.trans')} and.b32 %r4, %r8, 65535;"
@@ -191,6 +196,14 @@ UNDEFINED = {
         f"setp.lt.u32 %p2, %r0, 16; {STAGED} bar.sync 0; mov.u32 %r12, 0;"
         f" @%p2 {MATRICES}",
         "not all lanes",
+    ),
+    "number-of-a-lane-that-is-elsewhere": (
+        "setp.lt.u32 %p2, %r0, 16; @%p2 shfl.sync.bfly.b32 %r4, %r0, 1, 31, -1;",
+        "not all lanes",
+    ),
+    "shuffle-of-lanes-that-are-not-named": (
+        "shfl.sync.bfly.b32 %r4, %r0, 1, 31, 255;",
+        "not all lanes of a warp are named",
     ),
     "half-a-warp-at-a-barrier": (
         "setp.lt.u32 %p2, %r0, 16; @%p2 bra A; bar.warp.sync -1;"

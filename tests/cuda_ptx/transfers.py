@@ -184,6 +184,30 @@ def load_matrices(instruction, block):
     return run
 
 
+def shuffle(instruction, block):
+    """shfl.sync.bfly of whole warps: a lane gets the number of its lane ^ distance."""
+    if instruction.modifiers != ("sync", "bfly", "b32"):
+        raise Unsupported(instruction.text)
+    to, *sources = instruction.operands
+    to, _, valid = to.partition("|")
+    reads = [block.registers.source(source, "u32") for source in sources]
+    write, write_valid = (block.registers.target(t) for t in (to, valid or "_"))
+
+    def run(active):
+        warps = block.whole_warps(active)
+        values, distance, clamp, members = (
+            np.broadcast_to(read(active), warps * WARP).reshape(warps, WARP)
+            for read in reads
+        )
+        check(members == 0xFFFFFFFF, "not all lanes of a warp are named")
+        check((clamp == WARP - 1) & (distance < WARP), "beyond the lanes of a warp")
+        partners = np.arange(WARP) ^ distance.astype(np.int64)
+        write(active, np.take_along_axis(values, partners, axis=1).ravel())
+        write_valid(active, np.ones(warps * WARP, bool))
+
+    return run
+
+
 def warp_barrier(instruction, block):
     """bar.warp.sync of all lanes."""
     if instruction.operands[0] not in ("-1", "0xffffffff", "4294967295"):
@@ -204,5 +228,6 @@ TABLE = {
     "ldmatrix": load_matrices,
     "mov": move,
     "red": atomic_maximum,
+    "shfl": shuffle,
     "st": store,
 }

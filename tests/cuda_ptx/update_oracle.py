@@ -1,0 +1,248 @@
+"""keras_mp/update.h on arrays: rounded FP32 operations, and codes in float64."""
+
+import numpy as np
+from cuda_ptx.products import element_bits, element_values
+from cuda_ptx.update_arguments import GROUP, MOST_SLOTS, SLOTS
+
+F32 = np.float32
+LARGEST = {"Half": F32(65504), "Bfloat16": F32(2**128 - 2**120)}
+# The least exponent whose ulp is a number of its own, and the bits of fraction.
+GRIDS = {"Half": (-14, 10), "Bfloat16": (-119, 7)}
+LEAST_NORMAL = {"s": -14, "u": -30}  # the exponents of keras_mp/update.h's c
+
+
+def clip(x, limit):
+    """NaN stays."""
+    return np.where(x > limit, limit, np.where(x < -limit, -limit, x))
+
+
+def ulp(x, element):
+    least, bits = GRIDS[element]
+    _, exponent = np.frexp(x)
+    exponent = np.where(x == 0, least, exponent - 1)
+    return np.ldexp(F32(1), np.maximum(exponent, least) - bits)
+
+
+def cast(master, element, uniforms=None):
+    """The bits of the weight of a master."""
+    x = clip(master, LARGEST[element])
+    if uniforms is not None:
+        unit = ulp(x, element)
+        places = x / unit
+        below = np.floor(places)
+        x = (below + (uniforms < places - below)) * unit
+    return element_bits(x, element)
+
+
+def synchronized(master, weight, element, rounding):
+    """The master, or the weight where that is not a rounding of it."""
+    value = element_values(weight, element)
+    if rounding == "nearest":
+        is_rounding = element_values(cast(master, element), element) == value
+        is_rounding &= np.signbit(master) == np.signbit(value)
+    else:
+        x = clip(master, LARGEST[element])
+        unit = ulp(x, element)
+        is_rounding = (value / unit == np.floor(x / unit)) | (
+            value / unit == np.ceil(x / unit)
+        )
+    return np.where(is_rounding, master, value)
+
+
+def join(weight, remainder, element):
+    """The master of a weight and a remainder."""
+    w = element_values(weight, element)
+    moved = (w.view(np.int32) + remainder).view(F32)
+    if element == "Half":
+        fixed = (w + np.ldexp(remainder.astype(np.float64), -40)).astype(F32)
+        moved = np.where(np.abs(w) < 2**-14, fixed, moved)
+    return np.where(np.isfinite(w) & (remainder != 0), moved, w)
+
+
+def split(master, element):
+    """The weight and the remainder of a master."""
+    weight = cast(master, element)
+    w = element_values(weight, element)
+    rest = master.view(np.int32).astype(np.int64) - w.view(np.int32)
+    if element == "Half":
+        fixed = np.rint(np.ldexp(master.astype(np.float64) - w, 40))
+        rest = np.where(np.abs(w) < 2**-14, fixed, rest)
+    rest = np.where(np.isfinite(w), rest, 0)
+    return weight, np.clip(rest, -32768, 32767).astype(np.int16)
+
+
+def random_bits(u, count, stream):
+    """32 bits for each element, in the stream of a slot or, MOST_SLOTS, of weights."""
+    step = int(u["noise_high"]) * 65536 + int(u["noise_low"]) + stream * 0x9E3779B9
+    x = (np.arange(count) + step) & 0xFFFFFFFF
+    x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def uniforms_of(u, count):
+    """The numbers in [0, 1) that round weights without a master."""
+    return np.ldexp((random_bits(u, count, MOST_SLOTS) >> 8).astype(F32), -24)
+
+
+def group_exponents(x):
+    """The exponent of each group of neighbouring numbers."""
+    exponents = (x.view(np.int32) & 0x7FFFFFFF) >> 23
+    starts = np.arange(0, x.size, GROUP)
+    return np.minimum(np.maximum.reduceat(exponents, starts), 253).astype(np.uint8)
+
+
+def decode(codes, exponents, kind):
+    """The numbers of codes of a kind, "s" or "u"."""
+    magnitude = (codes & 0x7F if kind == "s" else codes).astype(np.int64)
+    least = LEAST_NORMAL[kind]
+    power = np.maximum(magnitude // 8 - 1, 0) + least - 3
+    scaled = np.ldexp(magnitude % 8 + np.where(magnitude < 8, 0, 8.0), power)
+    e = np.repeat(exponents.astype(int), GROUP)[: codes.size]
+    x = np.where(e > 0, np.ldexp(scaled, e - 127), 0).astype(F32)
+    return np.where((codes > 0x7F) & (kind == "s"), -x, x)
+
+
+def encode(x, kind, random):
+    """The codes and exponents of numbers, rounded by 32 random bits each."""
+    exponents = group_exponents(x)
+    e = np.repeat(exponents.astype(int), GROUP)[: x.size]
+    scaled = np.ldexp(np.abs(x.astype(np.float64)), 127 - e)
+    t = np.where(scaled < 1.875, scaled, 1.875)
+    least = LEAST_NORMAL[kind]
+    is_small = t < 2.0**least
+    power = np.where(is_small, least, np.frexp(t)[1] - 1)
+    # The place of t on the grid of codes, in units of 2^-20 codes.
+    place = np.where(is_small, 0, (power - least) << 23) + np.rint(
+        np.ldexp(t, 23 - power)
+    ).astype(np.int64)
+    codes = (place + (random >> 12)) >> 20
+    if kind == "u":
+        codes = np.maximum(codes, x > 0)
+    else:
+        codes |= np.where((x < 0) & (codes > 0), 0x80, 0)
+    return np.where(e > 0, codes, 0).astype(np.uint8), exponents
+
+
+def step(rule, u, gradient, master, slots, decays):
+    """The new master and slots of FP32 arrays; `u` has the hyperparameters by name."""
+    g, w = gradient / u["scale"], master
+    if u["clip_value"] != 0:
+        g = clip(g, u["clip_value"])
+    g = g * u["clip_factor"]
+    if decays:
+        w = w - w * u["weight_decay"] * u["learning_rate"]
+    new, *slots = MOVES[rule](u, g, w, *slots[: len(SLOTS[rule])])
+    return new, slots
+
+
+def sgd(u, g, w):
+    return (w - g * u["learning_rate"],)
+
+
+def momentum(u, g, w, m):
+    m = m * u["momentum"] - u["learning_rate"] * g
+    return w + m, m
+
+
+def nesterov(u, g, w, m):
+    rate = u["learning_rate"]
+    m = m * u["momentum"] - rate * g
+    return w + (m * u["momentum"] - rate * g), m
+
+
+def moments(u, g, m, v):
+    m = m + (g - m) * u["one_minus_beta_1"]
+    return m, v + (g * g - v) * u["one_minus_beta_2"]
+
+
+def adam(u, g, w, m, v):
+    m, v = moments(u, g, m, v)
+    return w - m * u["alpha"] / (np.sqrt(v) + u["epsilon"]), m, v
+
+
+def amsgrad(u, g, w, m, v, most):
+    m, v = moments(u, g, m, v)
+    most = larger(most, v)
+    return w - m * u["alpha"] / (np.sqrt(most) + u["epsilon"]), m, v, most
+
+
+def nadam(u, g, w, m, v):
+    m, v = moments(u, g, m, v)
+    n = m * u["m_factor"] / u["m_divisor"] + g * u["g_factor"] / u["g_divisor"]
+    root = np.sqrt(v / u["v_divisor"]) + u["epsilon"]
+    return w - n * u["learning_rate"] / root, m, v
+
+
+def adamax(u, g, w, m, most):
+    m = m + (g - m) * u["one_minus_beta_1"]
+    most = larger(u["beta_2"] * most, np.abs(g))
+    divisor = u["m_divisor"] * (most + u["epsilon"])
+    return w - u["learning_rate"] * m / divisor, m, most
+
+
+def lion(u, g, w, m):
+    direction = np.sign(m * u["beta_1"] + g * u["one_minus_beta_1"])
+    m = m * u["beta_2"] + g * u["one_minus_beta_2"]
+    return w - u["learning_rate"] * direction, m
+
+
+def adagrad(u, g, w, v):
+    v = v + g * g
+    return w - u["learning_rate"] * g / np.sqrt(v + u["epsilon"]), v
+
+
+def adadelta(u, g, w, v, moved):
+    v = u["beta_2"] * v + u["one_minus_beta_2"] * (g * g)
+    delta = np.sqrt(moved + u["epsilon"]) * g / np.sqrt(v + u["epsilon"])
+    moved = u["beta_2"] * moved + u["one_minus_beta_2"] * (delta * delta)
+    return w - u["learning_rate"] * delta, v, moved
+
+
+def ftrl(u, g, w, n, z):
+    rate, total = u["learning_rate"], n + g * g
+    sigma = (np.sqrt(total) - np.sqrt(n)) / rate
+    z = z + ((g + u["l2_shrinkage"] * w) - sigma * w)
+    w = (clip(z, u["l1"]) - z) / (np.sqrt(total) / rate + u["l2"])
+    return w, total, z
+
+
+def rmsprop(centered, has_momentum):
+    def move(u, g, w, v, *others):
+        v = variance = u["beta_2"] * v + u["one_minus_beta_2"] * (g * g)
+        slots = [v]
+        if centered:
+            mean = u["beta_2"] * others[0] + u["one_minus_beta_2"] * g
+            variance = v - mean * mean
+            slots.append(mean)
+        moved = u["learning_rate"] * g / np.sqrt(variance + u["epsilon"])
+        if has_momentum:
+            moved = u["momentum"] * others[-1] + moved
+            slots.append(moved)
+        return w - moved, *slots
+
+    return move
+
+
+def larger(x, y):
+    """The larger of x and y, or x where either is NaN."""
+    return np.where(y > x, y, x)
+
+
+MOVES = {
+    "Sgd": sgd,
+    "Momentum": momentum,
+    "Nesterov": nesterov,
+    "Adam": adam,
+    "Amsgrad": amsgrad,
+    "Nadam": nadam,
+    "Adamax": adamax,
+    "Lion": lion,
+    "Adagrad": adagrad,
+    "Adadelta": adadelta,
+    "Ftrl": ftrl,
+    "Rmsprop": rmsprop(centered=False, has_momentum=False),
+    "RmspropMomentum": rmsprop(centered=False, has_momentum=True),
+    "CenteredRmsprop": rmsprop(centered=True, has_momentum=False),
+    "CenteredRmspropMomentum": rmsprop(centered=True, has_momentum=True),
+}
