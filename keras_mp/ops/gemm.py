@@ -107,7 +107,7 @@ class _Gemm:
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...] = (),
     ) -> tf.Tensor:
-        is_native, attributes = has_gemm_kernel(), vars(self)
+        is_native, attributes = has_gemm_kernel(a.dtype), vars(self)
         if is_native and (b.dtype == a.dtype or not has_accelerator()):
             return native.fp16_gemm(a, b, alpha, biases, **attributes)
 

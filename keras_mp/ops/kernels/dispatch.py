@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.gradients import vjp
-from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels import first_use, native
+from keras_mp.ops.kernels.product_check import product_problem
 
 
 def dispatch(
@@ -71,11 +72,16 @@ def has_cpu_kernels() -> bool:
     return native.library() is not None and not has_accelerator()
 
 
-def has_gemm_kernel() -> bool:
+def has_gemm_kernel(dtype: tf.DType) -> bool:
     """Tells whether the native matrix product runs on every device of this machine.
 
     Without a kernel for the GPU, TensorFlow would copy the matrices to the CPU.
+
+    Args:
+        dtype: `tf.DType` of the matrices, float16 or bfloat16.
     """
     if native.library() is None or devices("TPU"):
         return False
-    return not devices("GPU") or native.has_cuda()
+    if not devices("GPU"):
+        return True
+    return native.has_cuda() and first_use.passes(product_problem, dtype.name)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels import first_use, native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
@@ -28,7 +28,12 @@ def takes_variables(variables: Sequence[Any]) -> bool:
     if len(devices) != 1:
         return False
     kind = tf.DeviceSpec.from_string(devices.pop()).device_type
-    return kind == "CPU" or (kind == "GPU" and native.has_cuda())
+    if kind != "GPU":
+        return kind == "CPU"
+    # It calls the functions below.
+    from keras_mp.ops.kernels.update_check import update_problem
+
+    return native.has_cuda() and first_use.passes(update_problem)
 
 
 def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:

@@ -1,0 +1,180 @@
+"""The known step of the check at first use: a device gives the bits of the CPU."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_mp.ops.kernels import update
+
+# How many slots each rule of update.h has.
+RULES = {
+    "sgd": 0,
+    "momentum": 1,
+    "nesterov": 1,
+    "adam": 2,
+    "amsgrad": 3,
+    "nadam": 2,
+    "adamax": 2,
+    "lion": 1,
+    "adagrad": 1,
+    "adadelta": 2,
+    "ftrl": 2,
+    "rmsprop": 1,
+    "rmsprop_momentum": 2,
+    "centered_rmsprop": 2,
+    "centered_rmsprop_momentum": 3,
+}
+SIZES = (
+    5000,
+    33,
+)  # more than a chunk of 4096, and less than a block of 256 threads has
+SCALE = 1000.0
+HYPERPARAMETERS = {
+    "scale": SCALE,
+    "clip_value": 0.5,
+    "clip_factor": 0.7,
+    "weight_decay": 0.01,
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "alpha": 0.03,
+    "beta_1": 0.9,
+    "one_minus_beta_1": 0.1,
+    "beta_2": 0.999,
+    "one_minus_beta_2": 0.001,
+    "epsilon": 1e-7,
+    "m_factor": 0.7,
+    "m_divisor": 0.6,
+    "g_factor": 0.3,
+    "g_divisor": 0.4,
+    "v_divisor": 0.01,
+    "l1": 0.3,
+    "l2": 0.2,
+    "l2_shrinkage": 0.05,
+    "noise_low": 7.0,
+}
+Tensors = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A slot in 8 bits."""
+
+    codes: tf.Variable
+    exponents: tf.Variable
+
+
+def update_problem(device: str) -> str:
+    """Returns what is wrong with the kernels of the step on a device, or nothing.
+
+    Args:
+        device: str, its name in TensorFlow.
+    """
+    for name, run in CASES.items():
+        on_cpu, found = (_results(run, place) for place in ("CPU:0", device))
+        for expected, result in zip(on_cpu, found, strict=True):
+            if expected.tobytes() != result.tobytes():
+                return f"A step differs from that on the CPU in {name}."
+    return ""
+
+
+def _results(run: Callable[[Any], Tensors], device: str) -> list[np.ndarray]:
+    with tf.device(device):
+        return [tensor.numpy() for tensor in run(np.random.default_rng(0))]
+
+
+def _numbers(random: Any, factor: float = 1.0) -> list[np.ndarray]:
+    return [(factor * random.standard_normal(s)).astype("float32") for s in SIZES]
+
+
+def _variables(arrays: Sequence[np.ndarray], dtype: str = "float32") -> Tensors:
+    return [tf.Variable(tf.cast(array, dtype)) for array in arrays]
+
+
+def _gradients(random: Any) -> Tensors:
+    return [tf.cast(x, "float16") for x in _numbers(random, SCALE)]
+
+
+def _check(random: Any) -> Tensors:
+    """The largest gradients, and the gradients divided by the scale."""
+    gradients, scale = _gradients(random), tf.constant(SCALE)
+    # Devices add up the squares in another order.
+    largest, _ = update.check_gradients(gradients, scale, True)
+    unscaled, again, _ = update.unscale_gradients(gradients, scale, True)
+    return [largest, *unscaled, again]
+
+
+def _synchronized(random: Any) -> Tensors:
+    masters = _variables(_numbers(random))
+    weights = _variables(_numbers(random), "float16")
+    update.sync_masters_from_weights(masters[:1], weights[:1], "nearest")
+    update.cast_masters(masters[1:], weights[1:], [])
+    return [*masters, *weights]
+
+
+def _step(rule: str, slots: int) -> Callable[[Any], Tensors]:
+    """A step on a 16-bit weight with its master, and on an FP32 weight."""
+
+    def run(random: Any) -> Tensors:
+        numbers = _numbers(random)
+        masters = _variables(numbers)
+        weights = _variables(numbers[:1], "float16")
+        of_slots: list[Any] = []
+        for k in range(
+            slots
+        ):  # second moments are positive, and no variance is negative
+            least = 30 if k == 0 else 0
+            of_slots += _variables([np.abs(x) + least for x in _numbers(random)])
+        update.update_variables(
+            tf.constant(True),
+            _gradients(random),
+            masters,
+            of_slots,
+            [*weights, None],
+            [],
+            [True, False],
+            rule=rule,
+            hyperparameters=HYPERPARAMETERS,
+        )
+        return [*masters, *weights, *of_slots]
+
+    return run
+
+
+def _compressed_step(random: Any) -> Tensors:
+    """A step of Adam with masters as remainders and slots of 8 bits."""
+    weights = _variables(_numbers(random), "float16")
+    remainders = [
+        tf.Variable(random.integers(-9, 9, size).astype("int16")) for size in SIZES
+    ]
+    slots = [
+        Codes(
+            tf.Variable(random.integers(0, 100, size).astype("uint8")),
+            tf.Variable(np.full(-(-size // 32), 125, "uint8")),
+        )
+        for _, size in itertools.product(range(2), SIZES)
+    ]
+    update.update_variables(
+        tf.constant(True),
+        _gradients(random),
+        remainders,
+        slots,
+        weights,
+        [],
+        [False, False],
+        rule="adam",
+        hyperparameters=HYPERPARAMETERS,
+    )
+    of_slots = [x for slot in slots for x in (slot.codes, slot.exponents)]
+    return [*weights, *remainders, *of_slots]
+
+
+CASES: dict[str, Callable[[Any], Tensors]] = {
+    "the check of gradients": _check,
+    "masters and their weights": _synchronized,
+    **{f"the rule {rule!r}": _step(rule, slots) for rule, slots in RULES.items()},
+    "masters and slots in fewer bytes": _compressed_step,
+}

@@ -1,0 +1,199 @@
+"""The check at first use: a second CPU takes the place of a GPU, with wrong kernels."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mp
+from keras_mp.ops.kernels import dispatch, first_use, native, update
+from keras_mp.ops.kernels.product_check import product_problem
+from keras_mp.ops.kernels.update_check import CASES, RULES, update_problem
+
+GPU = "/device:CPU:1"
+KIND = "NVIDIA Unknown"
+A = np.full((2, 3), 0.5, "float16")
+
+
+@pytest.fixture(autouse=True)
+def machine_with_a_gpu(monkeypatch, ops_mode):
+    """Kernels for a GPU that are those of the CPU, on a device of its own."""
+    ops_mode("native")
+    monkeypatch.setattr(first_use, "gpus", lambda: {GPU: KIND})
+    monkeypatch.setattr(native, "has_cuda", lambda: True)
+    monkeypatch.setattr(
+        dispatch, "devices", lambda kind: [GPU] if kind == "GPU" else []
+    )
+    monkeypatch.delenv(first_use.SWITCH, raising=False)
+    first_use.passes.cache_clear()
+    yield
+    first_use.passes.cache_clear()
+
+
+def is_on_gpu(tensor):
+    return tensor.device.endswith("CPU:1")
+
+
+@pytest.fixture
+def wrong_product(monkeypatch):
+    """Makes a change to every product that the GPU computes; returns the calls."""
+    right, calls = native.fp16_gemm, []
+
+    def become(change):
+        def fp16_gemm(a, *arguments, **options):
+            c = right(a, *arguments, **options)
+            calls.append(tf.executing_eagerly() and is_on_gpu(c))
+            return change(a, c) if calls[-1] else c
+
+        monkeypatch.setattr(native, "fp16_gemm", fp16_gemm)
+        return calls
+
+    return become
+
+
+def with_fp16_sums(a, c):
+    """What an FP16 accumulator of the products would lose, about 2^-9 of the sum."""
+    return tf.where(c > 1, c * tf.cast(1 - 2**-8, c.dtype), c)
+
+
+def one_column(a, c):
+    """A column that is 0."""
+    return c * tf.cast(tf.range(c.shape[1]) > 0, c.dtype)
+
+
+def fails(a, c):
+    raise tf.errors.InternalError(None, None, "no kernel image")
+
+
+WRONG = {
+    "fp16-sums": (with_fp16_sums, r"float16 product of M, K, N = \(.*\) errs by"),
+    "one-column": (one_column, r"errs by"),
+    "nan": (lambda a, c: c * float("nan"), r"errs by inf times its bound"),
+    "failing": (fails, r"A kernel fails: no kernel image"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_right_products_pass(dtype):
+    assert product_problem(GPU, dtype) == ""
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_product_is_turned_off_with_one_warning(change, message, wrong_product):
+    calls = wrong_product(change)
+    with pytest.warns(UserWarning, match=message) as warned:
+        c = keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+    assert len(warned) == 1
+    text = str(warned[0].message)
+    assert KIND in text and "`keras-mp gpu`" in text and "KERAS_MP_CHECK=0" in text
+    checked = len(calls)
+    assert checked and all(calls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+    assert len(calls) == checked  # TensorFlow computed both
+    for result in (c, again):
+        np.testing.assert_array_equal(result, np.full((2, 2), 0.75, "float16"))
+
+
+def test_a_right_product_is_checked_once_and_used(wrong_product):
+    calls = wrong_product(lambda a, c: c)
+    for _ in range(2):
+        keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+    assert calls.count(False) == 2
+    assert calls.index(False) == calls.count(True) > 0  # all checks came first
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_the_check_runs_while_a_step_is_traced(wrong_product, jit_compile):
+    calls = wrong_product(lambda a, c: c)
+
+    @tf.function(jit_compile=jit_compile)
+    def multiply(a):
+        return keras_mp.ops.fp16_gemm(a, a, transpose_b=True)
+
+    np.testing.assert_array_equal(multiply(A), np.full((2, 2), 0.75, "float16"))
+    assert calls.count(True) > 0
+
+
+def test_no_check_where_it_is_switched_off(monkeypatch, wrong_product):
+    monkeypatch.setenv(first_use.SWITCH, "0")
+    calls = wrong_product(fails)
+    keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+    assert calls == [False]
+
+
+def test_no_check_on_a_gpu_that_was_measured(monkeypatch, wrong_product):
+    monkeypatch.setattr(first_use, "MEASURED_GPUS", {KIND})
+    calls = wrong_product(fails)
+    keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+    assert calls == [False]
+
+
+def test_another_value_of_the_switch_is_an_error(monkeypatch):
+    monkeypatch.setenv(first_use.SWITCH, "no")
+    with pytest.raises(ValueError, match="Received: KERAS_MP_CHECK='no'"):
+        keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
+
+
+class OnGpu:
+    """A variable of a GPU, as far as its place matters."""
+
+    device = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+
+def test_right_steps_pass():
+    assert update_problem(GPU) == ""
+    assert update.takes_variables([OnGpu()])
+
+
+@pytest.mark.parametrize(
+    "case", ["the rule 'adam'", "masters and slots in fewer bytes"]
+)
+def test_a_wrong_step_is_turned_off_with_one_warning(monkeypatch, case):
+    right = CASES[case]
+
+    def one_number_is_wrong(random):
+        """The last bit of the first number of the first variable."""
+        results = right(random)
+        if is_on_gpu(results[0]):
+            bits = results[0].numpy()
+            bits.view(f"u{bits.itemsize}")[0] ^= 1
+            results[0].assign(bits)
+        return results
+
+    monkeypatch.setitem(CASES, case, one_number_is_wrong)
+    with pytest.warns(UserWarning, match=f"differs from that on the CPU in {case}"):
+        assert not update.takes_variables([OnGpu()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not update.takes_variables([OnGpu()])
+    assert dispatch.has_gemm_kernel(tf.float16)  # the products are checked apart
+
+
+def test_a_strategy_and_a_tape_do_not_reach_the_check(strategy):
+    variable = tf.Variable(1.0)
+    with strategy.scope(), tf.device("CPU:0"), tf.GradientTape() as tape:
+        assert update.takes_variables([OnGpu()])
+        y = 2 * variable
+    assert tape.watched_variables() == (variable,)
+    assert float(tape.gradient(y, variable)) == 2
+
+
+def test_every_rule_of_the_op_is_checked():
+    with pytest.raises(tf.errors.InvalidArgumentError, match='"sgd", ') as error:
+        update.update_variables(
+            tf.constant(True),
+            [tf.ones(1)],
+            [tf.Variable([1.0])],
+            [],
+            [None],
+            [],
+            [False],
+            rule="none",
+            hyperparameters={},
+        )
+    first_line, _, _ = str(error.value).partition("\n")
+    assert set(re.findall(r'"(\w+)"', first_line)) == {"none", *RULES}
