@@ -8,16 +8,20 @@ import keras
 from keras_mp.ops import build_info
 
 
-def main() -> None:
-    """Prints versions, and which implementation of the ops this machine uses."""
-    info = {
+def facts() -> dict[str, str]:
+    """Returns versions, and which implementation of the ops this machine uses."""
+    return {
         "keras_mp": importlib.metadata.version("keras_mp"),
         "python": platform.python_version(),
         "keras": keras.__version__,
         "machine": f"{platform.machine()}, {platform.system()}",
         **build_info(),
     }
-    for name, value in info.items():
+
+
+def main() -> None:
+    """Prints the facts."""
+    for name, value in facts().items():
         print(f"{name + ':':14}{value}")
 
 

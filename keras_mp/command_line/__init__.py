@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from keras_mp.command_line import benchmark_options, inspect_options
+from keras_mp.command_line import benchmark_options, gpu_options, inspect_options
 from keras_mp.command_line.errors import CommandError
 
 _EXAMPLES = """\
@@ -13,6 +13,7 @@ examples:
   keras-mp info
   keras-mp inspect model.keras --data batch.npz
   keras-mp benchmark --quick
+  keras-mp gpu
 
 `python -m keras_mp` is the same as `keras-mp`. `keras-mp COMMAND --help` explains a
 command. Exit codes: 0, it was done; 1, it could not be done, and the error says why and
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     for name, command in {
         "inspect": inspect_options,
         "benchmark": benchmark_options,
+        "gpu": gpu_options,
     }.items():
         of_command = commands.add_parser(
             name,

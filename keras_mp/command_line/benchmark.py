@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     titles = ("step, ms", "/ float32", "weights, MiB", "optimizer, MiB")
     print(_ROW.format("block", "recipe", *titles), flush=True)
     measured = {}
-    with _quiet_tensorflow():
+    with quiet_tensorflow():
         for name, block in BLOCKS.items():
             seconds = SECONDS / len(BLOCKS)
             measured[name] = time_recipes(block, sizes[name], steps, seconds)
@@ -81,13 +81,14 @@ def machine() -> dict[str, Any]:
     from keras_mp.ops import build_info  # says which backend it needs
 
     info = build_info()
-    gpu = info.get("gpu")
+    gpu = info["gpu"]
+    has_gpu = not gpu.startswith("none")
     return {
         # TensorFlow runs a step on the first GPU, if it sees one.
-        "device": f"GPU ({gpu})" if gpu else f"CPU ({info['processor']})",
+        "device": f"GPU ({gpu})" if has_gpu else f"CPU ({info['processor']})",
         "processor": info["processor"],
         "cores": os.cpu_count(),
-        "gpu": gpu or "none",
+        "gpu": gpu if has_gpu else "none",
         "kernels": info.get("cpu", info["route"]),
         "tensorflow": info["tensorflow"],
         "keras": keras.__version__,
@@ -144,7 +145,7 @@ def _one_line(info: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_tensorflow() -> Iterator[None]:
+def quiet_tensorflow() -> Iterator[None]:
     """Hides its warning that a function is traced again: each model traces its own."""
     logger = logging.getLogger("tensorflow")
     level = logger.level

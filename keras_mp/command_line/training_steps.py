@@ -118,7 +118,11 @@ BLOCKS = {
 
 
 def time_recipes(
-    block: Callable[[Size], Any], size: Size, steps: int, seconds: float
+    block: Callable[[Size], Any],
+    size: Size,
+    steps: int,
+    seconds: float,
+    recipes: Sequence[Recipe] = RECIPES,
 ) -> list[Timing]:
     """Times training steps of a block in each recipe, in turns.
 
@@ -130,10 +134,11 @@ def time_recipes(
         size: `Size`.
         steps: int, how many steps of each recipe are timed.
         seconds: float, after which no further round begins; three there are at least.
+        recipes: sequence of `Recipe`; default all.
     """
     end = time.monotonic() + seconds
-    trained = [_make_model(block, size, recipe) for recipe in RECIPES]
-    batch = _make_batch(trained[0], size)
+    trained = [make_model(block, size, recipe) for recipe in recipes]
+    batch = make_batch(trained[0], size)
     for model in trained:
         for _ in range(2):  # one that compiles, and one that warms up
             model.train_on_batch(*batch)
@@ -151,11 +156,12 @@ def time_recipes(
             _bytes(model.optimizer.variables),
             len(spent),
         )
-        for recipe, model, spent in zip(RECIPES, trained, times, strict=True)
+        for recipe, model, spent in zip(recipes, trained, times, strict=True)
     ]
 
 
-def _make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any:
+def make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any:
+    """Returns a block with its last layer, compiled as the recipe says."""
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(recipe.policy)
     try:
@@ -172,7 +178,8 @@ def _make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any
     return model
 
 
-def _make_batch(model: Any, size: Size) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(model: Any, size: Size) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random inputs and labels."""
     rng = np.random.default_rng(0)
     shape = (size.batch, *model.inputs[0].shape[1:])
     x = rng.normal(size=shape).astype("float32")

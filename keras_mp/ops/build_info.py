@@ -1,5 +1,6 @@
 """`build_info`: how the ops run on this machine, and why one route is missing."""
 
+import ctypes
 import platform
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def build_info() -> dict[str, str]:
     Returns:
         Dict of str with these keys.
 
-        - `processor`, and `gpu` if TensorFlow sees one: their names
+        - `processor`, `gpu`: their names, or why TensorFlow sees no GPU
         - `tensorflow`: its version
         - `mode`: what `KERAS_MP_OPS` asks for
         - `route`: what `fp16_gemm` takes, `"native"` or `"reference"`
@@ -31,11 +32,14 @@ def build_info() -> dict[str, str]:
     >>> keras_mp.ops.build_info()["route"] in ("native", "reference")
     True
     """
-    info = {"processor": _processor()}
     gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        info["gpu"] = ", ".join(map(_gpu, gpus))
-    info |= {"tensorflow": tf.__version__, "mode": native.mode(), "route": "reference"}
+    info = {
+        "processor": _processor(),
+        "gpu": ", ".join(map(_gpu, gpus)) if gpus else f"none: {_why_no_gpu()}",
+        "tensorflow": tf.__version__,
+        "mode": native.mode(),
+        "route": "reference",
+    }
     try:
         facts = native.build_facts()
         info |= {
@@ -61,6 +65,19 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _why_no_gpu() -> str:
+    if not tf.test.is_built_with_cuda():
+        return "this TensorFlow is built without CUDA"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    return (
+        "TensorFlow sees none. Its CUDA comes with pip install "
+        f"'tensorflow[and-cuda]=={tf.__version__}'; CUDA_VISIBLE_DEVICES may hide GPUs"
+    )
 
 
 def _gpu(device: tf.config.PhysicalDevice) -> str:

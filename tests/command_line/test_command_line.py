@@ -15,7 +15,7 @@ from keras_mp.command_line import main
 from keras_mp.early_help import is_command_line
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("info", "inspect", "benchmark")
+COMMANDS = ("info", "inspect", "benchmark", "gpu")
 
 
 def test_python_m_is_the_command_line():

@@ -1,0 +1,213 @@
+"""`keras-mp gpu`: does it work on this GPU, and how fast?"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mp import info
+from keras_mp.command_line.benchmark import quiet_tensorflow
+from keras_mp.command_line.errors import check_new
+from keras_mp.command_line.gpu_measurements import (
+    error_over_bound,
+    peak_bytes,
+    product_ms,
+)
+from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size, time_recipes
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.first_use import apart, gpus
+from keras_mp.ops.kernels.product_check import product_problem
+from keras_mp.ops.kernels.update_check import update_problem
+
+TRAINED = ("float32", "mixed_float16 of Keras", "float16 of keras_mp")
+DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the problems are.
+
+    Attributes:
+        product: int, M, K and N.
+        products: int, how many are timed at once.
+        models: `Size` of each model.
+        steps: int, how many steps of each model are timed.
+    """
+
+    product: int
+    products: int
+    models: dict[str, Size]
+    steps: int
+
+
+ON_GPU = Sizes(
+    4096,
+    20,
+    {
+        "dense": Size(batch=1024, width=4096),
+        "convolution": Size(batch=64, width=128, length=56),
+        "Transformer": Size(batch=16, width=1024, length=512),
+    },
+    20,
+)
+ON_CPU = Sizes(
+    512,
+    2,
+    {
+        "dense": Size(batch=64, width=512),
+        "convolution": Size(batch=8, width=32, length=32),
+        "Transformer": Size(batch=4, width=128, length=64),
+    },
+    5,
+)
+QUICK = Sizes(64, 1, dict.fromkeys(ON_CPU.models, Size(4, 16, 8)), 3)
+
+
+@dataclass
+class Report:
+    """Lines, printed one by one and kept for the file."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def write(self, text: str = "") -> None:
+        """Adds a line."""
+        self.lines.append(text)
+        print(text, flush=True)
+
+    def value(self, name: str, value: str, good: str) -> None:
+        """Adds a line with a value, and what a good one is."""
+        self.write(f"{name:<42} {value:<11} good: {good}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the report, and writes it.
+
+    Raises:
+        CommandError: the file for the report exists, or its folder does not.
+        ImportError: Keras is on another backend than TensorFlow.
+    """
+    check_new(options.out)
+    devices = gpus()
+    sizes = QUICK if options.quick else ON_GPU if devices else ON_CPU
+    report = Report()
+    sections: dict[str, Callable[[Report, Sizes], None]] = {
+        "Installed": installed,
+        "Kernels": kernels,
+        "Products": products,
+        "Training steps": training_steps,
+        "Memory": memory,
+    }
+    if not devices:
+        report.write("NO GPU: all of this ran on the CPU, and says nothing of a GPU.")
+    with quiet_tensorflow():
+        for title, section in sections.items():
+            report.write(f"\n{title}\n{'-' * len(title)}")
+            try:
+                section(report, sizes)
+            except tf.errors.OpError as error:  # the other sections still say something
+                report.write(f"FAILED: {error.message}")
+    options.out.write_text("\n".join(report.lines) + "\n", encoding="utf-8")
+    print(f"\nwrote {options.out}: please attach it to an issue, also if all is well")
+
+
+def installed(report: Report, sizes: Sizes) -> None:
+    """What is there, and what is missing."""
+    for name, value in info.facts().items():
+        report.write(f"{name + ':':14}{value}")
+    build = tf.sysconfig.get_build_info()
+    report.write(f"{'TF for CUDA:':14}{build.get('cuda_version', 'none')}")
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = details.get("compute_capability", (0, 0))
+        report.value(
+            f"compute capability of {gpu.name[-5:]}",
+            ".".join(map(str, capability)),
+            "7.0 or more: FP16 tensor cores; 8.0: those of bfloat16, too",
+        )
+
+
+def kernels(report: Report, sizes: Sizes) -> None:
+    """The kernels of keras_mp on known problems."""
+    size = sizes.product
+    for dtype, *transposes in itertools.product(DTYPES, (False, True), (False, True)):
+        layout = "".join("T" if t else "N" for t in transposes)
+        report.value(
+            f"{dtype} product of {size}, {layout}, error",
+            f"{error_over_bound(dtype, size, *transposes):.3f}",
+            "at most 1 of the bound, against float64",
+        )
+    devices = gpus()
+    if native.library() is None or (devices and native.cuda_problem()):
+        report.write("no kernels for this device: plain TensorFlow computed these")
+        return
+    for device in devices or ["/device:CPU:0"]:
+        problems = [apart(product_problem, device, dtype) for dtype in DTYPES]
+        for name, problem in zip(
+            [*(f"first use of {dtype} products" for dtype in DTYPES), "update step"],
+            [*problems, apart(update_problem, device)],
+            strict=True,
+        ):
+            report.value(f"{name}, {device[-5:]}", problem or "right", "right")
+
+
+def products(report: Report, sizes: Sizes) -> None:
+    """The time of products beside those of TensorFlow."""
+    for dtype in DTYPES:
+        times = product_ms(dtype, sizes.product, sizes.products)
+        ours = times["fp16_gemm"]
+        for name, milliseconds in times.items():
+            rate = 2 * sizes.product**3 / milliseconds / 1e9
+            report.write(
+                f"{dtype:<9} {name:<24} {milliseconds:9.3f} ms {rate:8.2f} TFLOP/s"
+            )
+        report.value(
+            f"{dtype} fp16_gemm / tf.matmul",
+            f"{ours / times['tf.matmul']:.2f}",
+            "at most 1.1",
+        )
+        report.value(
+            f"{dtype} fp16_gemm / tf.matmul in float32",
+            f"{ours / times['tf.matmul in float32']:.2f}",
+            "at most 0.5 where tensor cores work; beside TF32, 0.7",
+        )
+
+
+def training_steps(report: Report, sizes: Sizes) -> None:
+    """The time of a training step of each model."""
+    for name, size in sizes.models.items():
+        timings = time_recipes(
+            BLOCKS[name], size, sizes.steps, seconds=40, recipes=_recipes()
+        )
+        for timing in timings:
+            ratio = timing.step_ms / timings[0].step_ms
+            report.value(
+                f"{name}, {timing.recipe.name}",
+                f"{timing.step_ms:.1f} ms",
+                "the smaller the better"
+                if timing is timings[0]
+                else f"below 1 of float32; it is {ratio:.2f}",
+            )
+
+
+def memory(report: Report, sizes: Sizes) -> None:
+    """The most memory that training takes."""
+    if not gpus():
+        report.write("TensorFlow counts it on a GPU only")
+        return
+    for name, size in sizes.models.items():
+        peaks = peak_bytes(BLOCKS[name], size, _recipes(), "GPU:0")
+        for recipe, peak in zip(TRAINED, peaks, strict=True):
+            report.value(
+                f"{name}, {recipe}",
+                f"{peak / 2**20:.0f} MiB",
+                "the smaller the better"
+                if recipe == TRAINED[0]
+                else f"below 1 of float32; it is {peak / peaks[0]:.2f}",
+            )
+
+
+def _recipes() -> list[Any]:
+    return [recipe for recipe in RECIPES if recipe.name in TRAINED]

@@ -1,0 +1,89 @@
+"""`keras-mp gpu`: what it prints and writes; here it runs on the CPU."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from keras_mp.command_line import gpu, gpu_measurements, main
+from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size
+
+TINY = Size(batch=2, width=8)
+TITLES = ["Installed", "Kernels", "Products", "Training steps", "Memory"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The smallest products, and one model."""
+    sizes = gpu.Sizes(product=16, products=1, models={"dense": TINY}, steps=1)
+    monkeypatch.setattr(gpu, "QUICK", sizes)
+
+
+def report_of(tmp_path, capsys):
+    """What the command prints, which has to be what it writes."""
+    path = tmp_path / "report.txt"
+    assert main(["gpu", "--quick", "--out", str(path)]) == 0
+    printed, _, end = capsys.readouterr().out.rpartition("\n\nwrote ")
+    assert str(path) in end and "issue" in end
+    assert path.read_text() == printed + "\n"
+    return printed
+
+
+def test_a_report_on_a_cpu(tiny, tmp_path, capsys):
+    report = report_of(tmp_path, capsys)
+    first, *_ = report.splitlines()
+    assert first.startswith("NO GPU")
+    assert re.findall(r"^(.+)\n-+$", report, re.M) == TITLES
+    assert re.search(r"^gpu: +none: \w", report, re.M)
+    errors = re.findall(
+        r"float16 product of 16, [NT]{2}, error +(\S+) +good: at", report
+    )
+    assert len(errors) == 8
+    assert all(0 < float(error) <= 1 for error in errors)
+    steps = re.findall(r"^dense, (.+?) {2,}[\d.]+ ms +good: ", report, re.M)
+    assert steps == list(gpu.TRAINED)
+    assert len(re.findall("fp16_gemm / tf.matmul", report)) == 4
+
+
+def test_a_wrong_kernel_and_one_that_fails(tiny, tmp_path, capsys, monkeypatch):
+
+    def fails(*_):
+        raise tf.errors.InternalError(None, None, "no kernel image")
+
+    monkeypatch.setattr(gpu, "product_problem", lambda device, dtype: "It errs.")
+    monkeypatch.setattr(gpu, "update_problem", fails)
+    monkeypatch.setattr(gpu, "product_ms", fails)
+    report = report_of(tmp_path, capsys)
+    assert len(re.findall(r"first use of \w+ products.* It errs\.", report)) == 2
+    assert re.search(r"update step.* A kernel fails: no kernel image\.", report)
+    assert "\nFAILED: no kernel image\n" in report
+    assert "dense, float16 of keras_mp" in report  # what follows is there
+
+
+def test_a_report_is_not_overwritten(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "report.txt"
+    path.write_text("of another GPU")
+    monkeypatch.setattr(gpu, "installed", None)  # it ends before it begins
+    assert main(["gpu", "--out", str(path)]) == 1
+    assert "Received: " in capsys.readouterr().err
+    assert path.read_text() == "of another GPU"
+
+
+def test_sums_in_fp16_are_beyond_the_bound(monkeypatch):
+    def sums_in_fp16(a, b, transpose_a, transpose_b, output_dtype):
+        total = tf.zeros((a.shape[0], b.shape[1]), a.dtype)
+        for k in range(a.shape[1]):
+            total += a[:, k, None] * b[None, k]
+        return tf.cast(total, output_dtype)
+
+    monkeypatch.setattr(gpu_measurements, "fp16_gemm", sums_in_fp16)
+    assert gpu_measurements.error_over_bound("float16", 32, False, False) > 1
+
+
+def test_memory_is_the_peak_over_what_was_there(monkeypatch):
+    seen = iter([{"current": 10, "peak": 0}, {"current": 0, "peak": 110}])
+    memory = tf.config.experimental
+    monkeypatch.setattr(memory, "get_memory_info", lambda gpu: next(seen))
+    monkeypatch.setattr(memory, "reset_memory_stats", lambda gpu: None)
+    found = gpu_measurements.peak_bytes(BLOCKS["dense"], TINY, RECIPES[:1], "GPU:0")
+    assert found == [100]
