@@ -44,7 +44,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("WmmaMedium", 128, 128, 32, 32, 64, 1),
+        Shape("WmmaMedium", 128, 128, 32, 32, 64, 2),
         Shape("WmmaSmall", 64, 64, 32, 32, 32, 1),
         Shape("MmaLarge", 128, 256, 32, 64, 64, 4),
         Shape("MmaMedium", 128, 128, 32, 64, 64, 4),

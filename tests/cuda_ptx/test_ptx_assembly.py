@@ -19,9 +19,9 @@ SIZES = {"sm_70": 256, "sm_75": 16 * 8 * 8, "sm_80": 16 * 8 * 16, "sm_90": 16 * 
 # The most instructions of a step in any type and layout. ptxas 12.9.86 makes 2% less;
 # of a kernel of CUTLASS with the tile of MmaMedium, 157 to 162.
 MOST_INSTRUCTIONS = {
-    ("sm_70", "WmmaMedium"): 378,
+    ("sm_70", "WmmaMedium"): 412,
     ("sm_70", "WmmaSmall"): 239,
-    ("sm_75", "WmmaMedium"): 172,
+    ("sm_75", "WmmaMedium"): 191,
     ("sm_75", "WmmaSmall"): 125,
     ("sm_80", "MmaLarge"): 192,
     ("sm_80", "MmaMedium"): 209,
@@ -34,6 +34,8 @@ MOST_INSTRUCTIONS = {
     ("sm_90", "MmaNarrow"): 185,
     ("sm_90", "MmaFlat"): 184,
 }
+# Of the two pointers to tiles that change places, not of a fragment.
+MOST_MOVES = {("sm_70", "WmmaMedium"): 3}
 
 HALF_ACCUMULATOR = """
 #include <mma.h>
@@ -64,8 +66,8 @@ def test_products(product):
     of_a_step = shape.warp_m * shape.warp_n * shape.k
     assert counts.products == of_a_step // SIZES[architecture]
     assert counts.spilled_bytes == 0
-    assert counts.moves == 0
-    assert counts.barriers == (2 if shape.is_wmma else 1)
+    assert counts.moves <= MOST_MOVES.get((architecture, name), 0)
+    assert counts.barriers == (2 if shape.stages == 1 else 1)
     assert counts.instructions <= MOST_INSTRUCTIONS[architecture, name]
 
 

@@ -44,15 +44,18 @@ class Subject:
 
 
 WMMA = Subject("sm_70", "WmmaSmall", (True, False), Case(64, 64, 96))
+WMMA_PAIR = Subject("sm_70", "WmmaMedium", (True, False), Case(128, 128, 96))
 # The last of five steps reads the first of four stages, where the strips are written.
 MMA = Subject("sm_80", "MmaSmall", (True, False), Case(64, 64, 64 * 5))
-SUBJECTS = {"wmma": WMMA, "mma": MMA}
+SUBJECTS = {"wmma": WMMA, "wmma-pair": WMMA_PAIR, "mma": MMA}
 
 BAR, WARP_BAR = r"bar\.sync\s+0;", r"bar\.warp\.sync\s+-1;"
 MUTATIONS = {
     "wmma-tile-overwritten-too-early": (WMMA, BAR, 0, "", "race"),
     "wmma-tile-read-too-early": (WMMA, BAR, 1, "", "race"),
     "wmma-strips-over-the-tile": (WMMA, BAR, 2, "", "race"),
+    "wmma-pair-barrier-of-a-step": (WMMA_PAIR, BAR, 0, "", "race"),
+    "wmma-pair-strips-over-the-tile": (WMMA_PAIR, BAR, 1, "", "race"),
     "wmma-strip-read-too-early": (WMMA, WARP_BAR, 0, "", "race"),
     "wmma-strip-overwritten-too-early": (WMMA, WARP_BAR, 1, "", "race"),
     "wmma-other-layout": (

@@ -17,9 +17,11 @@ using MmaSmall = TileShape<64, 64, 64, 32, 32, 4>;
 using MmaNarrow = TileShape<128, 32, 64, 32, 32, 4>;
 using MmaFlat = TileShape<32, 128, 64, 32, 32, 4>;
 
-// sm_70 and sm_75: no asynchronous copies, one tile in shared memory and one in
-// registers.
-using WmmaMedium = TileShape<128, 128, 32, 32, 64, 1>;
+// sm_70 and sm_75: no asynchronous copies, one or two tiles in shared memory and one in
+// registers. One block of Medium fills a multiprocessor with its registers, so that nothing
+// else computes while it waits: with two tiles it waits once in a step. Of Small several
+// blocks take turns, and with two tiles there would be fewer of them.
+using WmmaMedium = TileShape<128, 128, 32, 32, 64, 2>;
 using WmmaSmall = TileShape<64, 64, 32, 32, 32, 1>;
 
 }  // namespace keras_mp::cuda

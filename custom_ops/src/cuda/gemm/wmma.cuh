@@ -42,8 +42,9 @@ template <class Shape, bool kContiguousKA, bool kContiguousKB>
 struct WmmaMemory {
   using TileA = SharedTile<kContiguousKA, Shape::kM, Shape::kK>;
   using TileB = SharedTile<kContiguousKB, Shape::kN, Shape::kK>;
-  static constexpr int kTileBytes =
-      2 * (WmmaTile<TileA>::kElements + WmmaTile<TileB>::kElements);
+  static constexpr int kStage =
+      WmmaTile<TileA>::kElements + WmmaTile<TileB>::kElements;
+  static constexpr int kTileBytes = Shape::kStages * kStage * 2;
   static constexpr int kBytes =
       kTileBytes > Shape::kStripBytes ? kTileBytes : Shape::kStripBytes;
 };
@@ -96,23 +97,20 @@ __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
     for (int j = 0; j < kBlocksN; ++j) wmma::fill_fragment(sum[i][j], 0.0f);
   }
 
-  Bits16* const tile_a = reinterpret_cast<Bits16*>(SharedMemory());
-  Bits16* const tile_b = tile_a + TileA::kElements;
+  Bits16* const tiles = reinterpret_cast<Bits16*>(SharedMemory());
   const int steps = CeilDiv(range.end - range.begin, Shape::kK);
-  if (steps > 0) {
+  const auto fetch = [&](int step) {
+    if (step >= steps) return;
     load_a.Fetch();
     load_b.Fetch();
-  }
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    SyncThreads();  // no thread reads the last tile any more
-    load_a.template Store<TileA::kPitch>(tile_a, thread);
-    load_b.template Store<TileB::kPitch>(tile_b, thread);
-    SyncThreads();
-    if (step + 1 < steps) {
-      load_a.Fetch();
-      load_b.Fetch();
-    }
+  };
+  const auto store = [&](int step, Bits16* stage) {
+    if (step >= steps) return;
+    load_a.template Store<TileA::kPitch>(stage, thread);
+    load_b.template Store<TileB::kPitch>(stage + TileA::kElements, thread);
+  };
+  const auto multiply = [&](const Bits16* tile_a) {
+    const Bits16* const tile_b = tile_a + TileA::kElements;
 #pragma unroll
     for (int k = 0; k < Shape::kK; k += 16) {
       wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, LayoutA> a[kBlocksM];
@@ -136,6 +134,32 @@ __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
           wmma::mma_sync(sum[i][j], a[i], b[j], sum[i][j]);
         }
       }
+    }
+  };
+
+  fetch(0);
+  if constexpr (Shape::kStages == 1) {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      SyncThreads();  // no thread reads the last tile any more
+      store(step, tiles);
+      SyncThreads();
+      fetch(step + 1);
+      multiply(tiles);
+    }
+  } else {
+    Bits16 *now = tiles, *next = tiles + Memory::kStage;
+    store(0, now);
+    fetch(1);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      SyncThreads();  // tile `step` is whole, and no thread reads tile `step` - 1 any
+      store(step + 1, next);  // more, whose memory this overwrites
+      fetch(step + 2);
+      multiply(now);
+      Bits16* const read = now;
+      now = next;
+      next = read;
     }
   }
 
