@@ -49,13 +49,18 @@ def synchronized(master, weight, element, rounding):
     return np.where(is_rounding, master, value)
 
 
+# The least and the most that a remainder of a weight that is not fixed-point counts.
+REMAINDERS = {"Half": (-4096, 4096), "Bfloat16": (-32768, 32767)}
+
+
 def join(weight, remainder, element):
     """The master of a weight and a remainder."""
     w = element_values(weight, element)
-    moved = (w.view(np.int32) + remainder).view(F32)
+    bounded = np.clip(remainder, *REMAINDERS[element]).astype(np.int32)
+    moved = (w.view(np.int32) + bounded).view(F32)
     if element == "Half":
         fixed = (w + np.ldexp(remainder.astype(np.float64), -40)).astype(F32)
-        moved = np.where(np.abs(w) < 2**-14, fixed, moved)
+        moved = np.where(np.abs(w) <= 2**-14, fixed, moved)
     return np.where(np.isfinite(w) & (remainder != 0), moved, w)
 
 
@@ -64,11 +69,12 @@ def split(master, element):
     weight = cast(master, element)
     w = element_values(weight, element)
     rest = master.view(np.int32).astype(np.int64) - w.view(np.int32)
+    rest = np.clip(rest, *REMAINDERS[element])
     if element == "Half":
         fixed = np.rint(np.ldexp(master.astype(np.float64) - w, 40))
-        rest = np.where(np.abs(w) < 2**-14, fixed, rest)
-    rest = np.where(np.isfinite(w), rest, 0)
-    return weight, np.clip(rest, -32768, 32767).astype(np.int16)
+        fixed = np.clip(fixed, -32768, 32767)
+        rest = np.where(np.abs(w) <= 2**-14, fixed, rest)
+    return weight, np.where(np.isfinite(w), rest, 0).astype(np.int16)
 
 
 def random_bits(u, count, stream):
