@@ -231,7 +231,7 @@ def mutations(value):
     if isinstance(value, np.ndarray):
         yield from of_tensor(value)
     elif value == []:
-        yield "with-one", [tf.Variable(tf.ones((2, 3))).handle]
+        return
     elif isinstance(value, bool):
         yield "none", None
     elif isinstance(value, int):
