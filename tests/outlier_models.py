@@ -14,6 +14,7 @@ import numpy as np
 import keras_mp
 
 STEPS = 8
+APPEAR_AT = 50
 WORDS, LENGTH, CHANNELS, BATCH = 40, 8, 16, 8
 STREAM, MELS = 100.0, 8
 
@@ -237,13 +238,38 @@ def compiled(name, outliers, policy, wrap=keras_mp.wrap, **options):
     return model
 
 
-def losses(model, x, y, steps=STEPS, callbacks=()):
-    """Returns the loss before and after some steps on one batch."""
+def losses(model, x, y, steps=STEPS, callbacks=(), eager=False):
+    """Returns the loss before and after some steps on one batch.
+
+    Such models take longer to trace than to run: the loss at the end is computed
+    eagerly, and with `eager` so are the steps.
+    """
+    model.run_eagerly = eager
     options = {"batch_size": BATCH, "verbose": 0}
     history = model.fit(
         x, y, epochs=steps, shuffle=False, callbacks=list(callbacks), **options
     )
-    return history.history["loss"][0], model.evaluate(x, y, **options)
+    after = model.compute_loss(x, y, model(x, training=False), training=False)
+    return history.history["loss"][0], float(after)
+
+
+def losses_after_outliers(model, name, x, y, steps, callbacks=()):
+    """Returns the loss once outliers have appeared in a run, and some steps later.
+
+    They appear after `APPEAR_AT` steps on one batch.
+    """
+    options = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
+
+    def appear(epoch, logs):
+        if epoch + 1 == APPEAR_AT:
+            put_outliers(model.backbone, name, 3e5)
+
+    outliers = keras.callbacks.LambdaCallback(on_epoch_end=appear)
+    history = model.fit(
+        x, y, epochs=APPEAR_AT + steps, callbacks=[*callbacks, outliers], **options
+    )
+    after = model.compute_loss(x, y, model(x, training=False), training=False)
+    return history.history["loss"][APPEAR_AT], float(after)
 
 
 def put_outliers(backbone, name, size):

@@ -149,7 +149,7 @@ IN_MAKE_TEST = {
         "test_the_statistics_alone": [],
     },
     "test_speech_recognition.py": {
-        "test_a_resumed_run_ends_as_one_that_never_stopped": [],
+        "test_a_run": [],
         "test_figure_2b_of_a_run_in_fp32": [],
         "test_padding_changes_nothing": ["float32-training", "float16-inference"],
     },
@@ -160,8 +160,6 @@ IN_MAKE_TEST = {
         "test_beam_of_one_is_greedy": [],
         "test_loss_is_fp32_and_variables_follow_the_policy": [],
         "test_source_padding_changes_nothing": [],
-        "test_step_time": [],
-        "test_train_in_fp32": [],
     },
     "test_pooling.py": {
         "test_where_tensorflow_chooses_what_xla_compiles": [],
@@ -183,7 +181,6 @@ IN_MAKE_TEST = {
         "test_training_is_the_same_to_the_bit": ["graph"],
     },
     "test_object_detection.py": {
-        "test_a_run_that_was_killed_ends_the_same": [],
         "test_every_precision_trains": [],
         "test_figure_3_of_a_run_in_fp32": [],
         "test_learns_two_images_by_heart": [],
@@ -277,7 +274,14 @@ IN_MAKE_TEST = {
     "test_hub_models.py": {
         "test_a_family_is_seen_and_left_as_it_was": ["Gemma3-mixed_float16"],
     },
-    "test_hub_plans.py": {"*": ["OPT-3e+05", "GPT2"]},
+    "test_hub_plans.py": {
+        "test_a_model_without_outliers_gets_an_empty_plan": ["GPT2"],
+        "test_a_planned_model_trains_as_in_fp32": ["OPT"],
+        "test_other_overflows": [],
+        "test_outliers_that_appear_after_50_steps": [],
+        "test_scores_beyond_fp16_are_as_exact_as_fp16_queries_and_keys_allow": [],
+        "test_smaller_outliers": [],
+    },
     "test_inspect.py": {
         "test_models_are_seen_whole_and_left_as_they_were": [
             "nested-float16",

@@ -10,7 +10,10 @@ from unchanged import unchanged
 import keras_mp
 
 pytest.importorskip("keras_hub", reason="needs keras-hub")
-POLICIES = ("float32", "mixed_float16", "float16", "bfloat16")
+OTHER_POLICIES = ("float32", "float16", "bfloat16")
+# Seen in every precision by `make test-all`, one of each kind; the other families, by
+# `make test-slow`.
+OF_EACH_KIND = ("Bert", "CLIP", "Gemma3", "T5")
 # What the model says of itself, in FP16 or in any precision.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Layer .* was passed an input with a mask:UserWarning",
@@ -18,8 +21,15 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("family", FAMILIES)
+def cases():
+    for family in FAMILIES:
+        yield pytest.param(family, "mixed_float16", id=f"{family}-mixed_float16")
+        marks = () if family in OF_EACH_KIND else pytest.mark.slow
+        for policy in OTHER_POLICIES:
+            yield pytest.param(family, policy, marks=marks, id=f"{family}-{policy}")
+
+
+@pytest.mark.parametrize(("family", "policy"), [*cases()])
 def test_a_family_is_seen_and_left_as_it_was(family, policy):
     keras.config.set_dtype_policy(policy)
     model, x, y = make_task(family, keras_mp.wrap("adam", loss_scale=1.0))

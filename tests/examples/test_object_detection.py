@@ -141,8 +141,19 @@ def test_one_step_in_every_precision(
         assert (weight.numpy() != old).any() == (not skipped), weight.path
 
 
+def mixed_or_slow(precisions):
+    """Returns cases: `make test-all` runs mixed precision, `make test-slow` the rest.
+
+    One step in every precision is a test of its own.
+    """
+    return [
+        pytest.param(each, marks=() if each == "mixed" else pytest.mark.slow)
+        for each in precisions
+    ]
+
+
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", mixed_or_slow(PRECISIONS))
 @pytest.mark.parametrize(
     "batch_normalization", [False, True], ids=["paper", "normalized"]
 )
@@ -179,7 +190,7 @@ def test_every_precision_trains(
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+@pytest.mark.parametrize("precision", mixed_or_slow(["fp32", "mixed"]))
 def test_learns_two_images_by_heart(precision, network, images_of_squares):
     """The loss, the boxes and what is counted belong together, in both classes."""
     from object_detection.batches import held_out_batches
@@ -214,6 +225,7 @@ def numbers(result):
     return rows, result["measures"], result["loss_scale"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     from object_detection.train import main
 

@@ -364,17 +364,23 @@ def test_gradients_of_two_dtypes_are_clipped_together():
     assert [w.numpy().dtype for w in weights] == dtypes
 
 
-def test_a_resumed_run_ends_as_one_that_never_stopped(data, tmp_path):
+def test_a_run(data, tmp_path):
     from speech_recognition.train import main
 
-    out = tmp_path / "whole"
-    whole = main([*TINY, data, f"--out={out}"])
-    assert json.loads((out / "result.json").read_text()) == whole
+    whole = main([*TINY, data, f"--out={tmp_path}"])
+    assert json.loads((tmp_path / "result.json").read_text()) == whole
     assert all(math.isfinite(row["loss"] + row["val_loss"]) for row in whole["log"])
     assert [len(texts) for texts in whole["transcripts"].values()] == [2, 2]
     gradients = whole["weight_gradients"]
     counted = gradients["zeros"] + sum(gradients["exponents"].values())
     assert 0 < counted == gradients["elements"] < whole["weights"]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_one_that_never_stopped(data, tmp_path):
+    from speech_recognition.train import main
+
+    whole = main([*TINY, data, f"--out={tmp_path / 'whole'}"])
     flags = [*TINY, data, f"--out={tmp_path / 'parts'}"]
     main([*flags, "--steps=1"])
     parts = main([*flags, "--resume"])

@@ -382,6 +382,7 @@ def translations(folder):
     return json.loads((folder / "translations.json").read_text())
 
 
+@pytest.mark.slow
 def test_train_in_fp32(corpus, tmp_path):
     from translation.train import main
 
@@ -470,6 +471,7 @@ def test_legacy_preset_runs(corpus, tmp_path):
     assert math.isfinite(result["measures"]["held-out perplexity"])
 
 
+@pytest.mark.slow
 def test_step_time(corpus, capsys):
     from translation.step_time import RUNS, main
 
