@@ -10,6 +10,9 @@
 set(kernels_type Kernels)
 set(kernels_name Kernels)
 set(kernels_headers cpu/kernels.h cpu/kernels_simd.h)
+set(attention_type AttentionKernel)
+set(attention_name Attention)
+set(attention_headers cpu/kernels.h cpu/attention/attention_kernel_simd.h)
 set(bfloat16_gemm_type GemmKernel)
 set(bfloat16_gemm_name Bfloat16Gemm)
 set(bfloat16_gemm_headers cpu/kernels.h cpu/gemm/gemm_kernel_simd.h)
@@ -76,12 +79,13 @@ add_isa_kernels(avx512 Avx512
   IF "defined(__AVX512F__) && defined(__FMA__) && defined(__F16C__)"
   X86_FLAGS -mavx512f -mfma -mf16c
   KERNELS kernels update)
-# Its dot products of bfloat16 are of use to the GEMM alone; all else is that of avx512.
+# Its dot products of bfloat16 are of use to the GEMM and to attention; all else is that of
+# avx512.
 add_isa_kernels(avx512_bf16 Avx512Bf16
   IF "defined(__AVX512BF16__)"
   X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
-  KERNELS bfloat16_gemm)
-# So are the tile registers of AMX.
+  KERNELS attention bfloat16_gemm)
+# The tile registers of AMX are of use to the GEMM alone.
 add_isa_kernels(amx_bf16 AmxBf16
   IF "${has_amx_bf16} && defined(__AVX512BF16__)"
   HEADER amx

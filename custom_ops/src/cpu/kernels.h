@@ -4,6 +4,7 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_H_
 #define KERAS_MP_SRC_CPU_KERNELS_H_
 
+#include "cpu/attention/attention_kernel.h"
 #include "cpu/conv/depthwise_conv_kernel.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/histogram/exponent_histogram_kernel.h"
@@ -24,6 +25,7 @@ struct Kernels {
   const AveragePoolKernel* average_pool;
   const DepthwiseConvKernel* depthwise_conv;
   const ExponentHistogramKernel* exponent_histogram;
+  const AttentionKernel* attention;
 };
 
 // Null where the library was built without the instruction set.
@@ -32,6 +34,7 @@ const Kernels* NeonKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
 const GemmKernel* Avx512Bf16Bfloat16Gemm();
+const AttentionKernel* Avx512Bf16Attention();
 const GemmKernel* AmxBf16Bfloat16Gemm();
 const GemmKernel* AmxFp16Bfloat16Gemm();
 const GemmKernel* AmxFp16HalfGemm();

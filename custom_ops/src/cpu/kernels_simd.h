@@ -3,6 +3,7 @@
 #ifndef KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 #define KERAS_MP_SRC_CPU_KERNELS_SIMD_H_
 
+#include "cpu/attention/attention_kernel_simd.h"
 #include "cpu/conv/depthwise_conv_kernel_simd.h"
 #include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/histogram/exponent_histogram_kernel_simd.h"
@@ -19,6 +20,7 @@ constexpr Kernels kKernels = {
     &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
     &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
     &kDepthwiseConvKernel<Simd>, &kExponentHistogramKernel<Simd>,
+    &kAttention<Simd>,
 };
 
 }  // namespace keras_mp

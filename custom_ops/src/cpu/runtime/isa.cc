@@ -67,11 +67,12 @@ Isa NamedIsa(const std::string& name) {
   return Isa::kUnknown;
 }
 
-// The kernels of avx512, except for the GEMM.
+// The kernels of avx512, except for those that multiply bfloat16.
 Kernels Avx512KernelsWith(const GemmKernel* half, const GemmKernel* bfloat16) {
   Kernels kernels = *Avx512Kernels();
   kernels.half_gemm = half;
   kernels.bfloat16_gemm = bfloat16;
+  kernels.attention = Avx512Bf16Attention();
   return kernels;
 }
 

@@ -1,0 +1,489 @@
+// Tests attention_cpu.h against double precision, on every instruction set of this machine.
+
+#include "keras_mp/attention_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/fixture.h"
+
+// The sanitizers are to return null where there is no memory, as the C library does.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
+namespace keras_mp {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kUnit = 0x1p-24;   // FP32 rounds to within this of a number
+constexpr double kExpError = 0x1p-22;
+constexpr double kTiny = 0x1p-120;  // exponentials below e^-87 are 0
+
+// Numbers in one of the formats, with a guard at the end.
+class Tensor {
+ public:
+  static constexpr std::uint16_t kGuard = 0xa5a5;
+  static constexpr float kFloatGuard = -12345;
+
+  Tensor(DataType type, std::int64_t size) : type_(type) {
+    if (type == DataType::kFloat) {
+      floats_.assign(size + 1, kFloatGuard);
+    } else {
+      halves_.assign(size + 1, kGuard);
+    }
+  }
+  Tensor(DataType type, std::int64_t size, float deviation, std::mt19937& random)
+      : Tensor(type, size) {
+    std::normal_distribution<float> normal(0, deviation);
+    for (std::int64_t i = 0; i < size; ++i) Set(i, normal(random));
+  }
+
+  void Set(std::int64_t i, float x) {
+    if (type_ == DataType::kFloat) {
+      floats_[i] = x;
+    } else {
+      halves_[i] = To16(type_, x);
+    }
+  }
+  double operator[](std::int64_t i) const {
+    return type_ == DataType::kFloat ? floats_[i] : From16(type_, halves_[i]);
+  }
+  void* data() {
+    return type_ == DataType::kFloat ? static_cast<void*>(floats_.data())
+                                     : halves_.data();
+  }
+  const void* data() const { return const_cast<Tensor*>(this)->data(); }
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(floats_.size() + halves_.size()) - 1;
+  }
+  bool KeptGuard() const {
+    return type_ == DataType::kFloat ? floats_.back() == kFloatGuard
+                                     : halves_.back() == kGuard;
+  }
+  bool operator==(const Tensor& other) const {
+    return floats_ == other.floats_ && halves_ == other.halves_;
+  }
+
+ private:
+  DataType type_;
+  std::vector<float> floats_;
+  std::vector<std::uint16_t> halves_;
+};
+
+// A number and by how much the result of a kernel may differ from it before it is rounded.
+struct Bounded {
+  double value = 0, error = 0;
+
+  void Add(double term, double error_of_term) {
+    value += term;
+    error += error_of_term;
+  }
+};
+
+enum class Mask { kNone, kKeys, kQueries, kPairs };
+
+struct Shape {
+  std::int64_t batch, queries, keys, heads, key_heads, key_size, value_size;
+};
+
+struct Case {
+  Attention a;
+  Tensor query, key, value, grad;
+  std::vector<std::uint8_t> mask;
+
+  Case(const Shape& s, DataType type, bool is_causal, Mask kind, std::mt19937& random,
+       float deviation = 1)
+      : query(type, s.batch * s.queries * s.heads * s.key_size, deviation, random),
+        key(type, s.batch * s.keys * s.key_heads * s.key_size, deviation, random),
+        value(type, s.batch * s.keys * s.key_heads * s.value_size, 1, random),
+        grad(type, s.batch * s.queries * s.heads * s.value_size, 1, random) {
+    a.batch = s.batch;
+    a.queries = s.queries;
+    a.keys = s.keys;
+    a.heads = s.heads;
+    a.key_heads = s.key_heads;
+    a.key_size = s.key_size;
+    a.value_size = s.value_size;
+    a.type = type;
+    a.scale = 1 / std::sqrt(static_cast<float>(std::max<std::int64_t>(1, s.key_size)));
+    a.is_causal = is_causal;
+    MakeMask(kind, random);
+  }
+
+  void MakeMask(Mask kind, std::mt19937& random) {
+    const auto fill = [&](std::int64_t size) {
+      mask.resize(size);
+      for (auto& one : mask) one = random() % 3 > 0;
+    };
+    if (kind == Mask::kKeys) {  // [batch, 1, 1, keys]
+      fill(a.batch * a.keys);
+      a.mask_strides[0] = a.keys;
+      a.mask_strides[3] = 1;
+    } else if (kind == Mask::kQueries) {  // [1, heads, queries, 1]
+      fill(a.heads * a.queries);
+      a.mask_strides[1] = a.queries;
+      a.mask_strides[2] = 1;
+    } else if (kind == Mask::kPairs) {  // [batch, heads, queries, keys]
+      fill(a.batch * a.heads * a.queries * a.keys);
+      a.mask_strides[0] = a.heads * a.queries * a.keys;
+      a.mask_strides[1] = a.queries * a.keys;
+      a.mask_strides[2] = a.keys;
+      a.mask_strides[3] = 1;
+      // Some queries see no key.
+      for (std::int64_t row = 0; row < a.batch * a.heads * a.queries; row += 5) {
+        std::fill_n(mask.begin() + row * a.keys, a.keys, 0);
+      }
+    }
+  }
+
+  Attention Problem() const {
+    Attention problem = a;
+    problem.query = query.data();
+    problem.key = key.data();
+    problem.value = value.data();
+    problem.mask = mask.empty() ? nullptr : mask.data();
+    return problem;
+  }
+
+  bool Sees(std::int64_t b, std::int64_t n, std::int64_t t, std::int64_t c) const {
+    if (a.is_causal && c > t) return false;
+    const std::int64_t at = b * a.mask_strides[0] + n * a.mask_strides[1] +
+                            t * a.mask_strides[2] + c * a.mask_strides[3];
+    return mask.empty() || mask[at] != 0;
+  }
+};
+
+struct Results {
+  Tensor result, grad_query, grad_key, grad_value;
+  std::vector<float> log_sum_exp;
+
+  explicit Results(const Case& one)
+      : result(one.a.type, one.grad.size()),
+        grad_query(one.a.type, one.query.size()),
+        grad_key(one.a.type, one.key.size()),
+        grad_value(one.a.type, one.value.size()),
+        log_sum_exp(one.a.batch * one.a.heads * one.a.queries + 1,
+                    Tensor::kFloatGuard) {}
+
+  void Run(const Case& one, Isa isa, int threads) {
+    const Parallel parallel = {threads, &threads, RunOnThreads};
+    const Attention problem = one.Problem();
+    const Status forward =
+        AttentionCpu(problem, {result.data(), log_sum_exp.data()}, parallel, isa);
+    EXPECT(forward.ok(), "%s", forward.message);
+    const Status backward = AttentionGradientCpu(
+        problem,
+        {result.data(), log_sum_exp.data(), one.grad.data(), grad_query.data(),
+         grad_key.data(), grad_value.data()},
+        parallel, isa);
+    EXPECT(backward.ok(), "%s", backward.message);
+    EXPECT(result.KeptGuard() && grad_query.KeptGuard() && grad_key.KeptGuard() &&
+               grad_value.KeptGuard() && log_sum_exp.back() == Tensor::kFloatGuard,
+           "wrote behind a result");
+  }
+
+  bool operator==(const Results& other) const {
+    return result == other.result && grad_query == other.grad_query &&
+           grad_key == other.grad_key && grad_value == other.grad_value &&
+           log_sum_exp == other.log_sum_exp;
+  }
+};
+
+// The formulas of keras_mp/attention.h in double precision, with bounds of the errors.
+class Oracle {
+ public:
+  std::vector<Bounded> result, grad_query, grad_key, grad_value;
+
+  explicit Oracle(const Case& one) : one_(one), a_(one.a) {
+    result.resize(one.grad.size());
+    grad_query.resize(one.query.size());
+    grad_key.resize(one.key.size());
+    grad_value.resize(one.value.size());
+    for (std::int64_t b = 0; b < a_.batch; ++b) {
+      for (std::int64_t n = 0; n < a_.heads; ++n) {
+        for (std::int64_t t = 0; t < a_.queries; ++t) AddQuery(b, n, t);
+      }
+    }
+  }
+
+ private:
+  void AddQuery(std::int64_t b, std::int64_t n, std::int64_t t) {
+    const std::int64_t key_head = n / (a_.heads / a_.key_heads);
+    const std::int64_t q = ((b * a_.queries + t) * a_.heads + n) * a_.key_size;
+    const std::int64_t y = ((b * a_.queries + t) * a_.heads + n) * a_.value_size;
+    const auto k = [&](std::int64_t c) {
+      return ((b * a_.keys + c) * a_.key_heads + key_head) * a_.key_size;
+    };
+    const auto v = [&](std::int64_t c) {
+      return ((b * a_.keys + c) * a_.key_heads + key_head) * a_.value_size;
+    };
+
+    std::vector<double> score(a_.keys), p(a_.keys);
+    double most = -HUGE_VAL, error = 0;
+    for (std::int64_t c = 0; c < a_.keys; ++c) {
+      if (!one_.Sees(b, n, t, c)) continue;
+      double sum = 0, magnitude = 0;
+      for (std::int64_t h = 0; h < a_.key_size; ++h) {
+        sum += one_.query[q + h] * one_.key[k(c) + h];
+        magnitude += std::abs(one_.query[q + h] * one_.key[k(c) + h]);
+      }
+      score[c] = a_.scale * sum;
+      most = std::max(most, score[c]);
+      error = std::max(error, (a_.key_size + 2) * kUnit * a_.scale * magnitude);
+    }
+    const bool sees_none = most == -HUGE_VAL;
+    double total = 0;
+    for (std::int64_t c = 0; c < a_.keys; ++c) {
+      p[c] = sees_none                ? 1
+             : one_.Sees(b, n, t, c) ? std::exp(score[c] - most)
+                                     : 0;
+      total += p[c];
+    }
+    for (double& one : p) one /= total;
+    // Of a probability: the score; its difference to the largest, up to 87, and to
+    // log_sum_exp; the exponential, and that of each block by which it is scaled down; and
+    // the sums. Twice, as the numerator and the denominator err.
+    const double blocks = a_.keys / 128 + 1;
+    const double log_sum_exp = sees_none ? 0 : most + std::log(total);
+    const double relative =
+        sees_none ? 2 * (a_.keys + 4) * kUnit
+                  : std::expm1(2 * (error + kExpError * (2 + blocks) +
+                                    kUnit * (90 * blocks + std::abs(log_sum_exp)))) +
+                        2 * (a_.keys + 64) * kUnit;
+
+    double mean = 0, mean_error = 0;
+    for (std::int64_t i = 0; i < a_.value_size; ++i) {
+      double magnitude = 0;
+      for (std::int64_t c = 0; c < a_.keys; ++c) {
+        result[y + i].value += p[c] * one_.value[v(c) + i];
+        magnitude += (p[c] + kTiny) * std::abs(one_.value[v(c) + i]);
+      }
+      result[y + i].error = relative * magnitude;
+      const double g = one_.grad[y + i];
+      mean += g * result[y + i].value;
+      mean_error += std::abs(g) * (WithRounding(result[y + i]) +
+                                   a_.value_size * kUnit * std::abs(result[y + i].value));
+    }
+    const double queries = static_cast<double>(a_.queries) * a_.heads / a_.key_heads;
+    for (std::int64_t c = 0; c < a_.keys; ++c) {
+      double slope = 0, magnitude = 0;
+      for (std::int64_t i = 0; i < a_.value_size; ++i) {
+        const double g = one_.grad[y + i];
+        slope += g * one_.value[v(c) + i];
+        magnitude += std::abs(g * one_.value[v(c) + i]);
+        grad_value[v(c) + i].Add(
+            p[c] * g, (relative + queries * kUnit) * (p[c] + kTiny) * std::abs(g));
+      }
+      // A query that sees no key has no slope.
+      if (sees_none) continue;
+      const double s = p[c] * (slope - mean);
+      const double s_error =
+          relative * (p[c] + kTiny) * (std::abs(slope - mean) + mean_error) +
+          p[c] * ((a_.value_size + 2) * kUnit * magnitude + mean_error);
+      for (std::int64_t h = 0; h < a_.key_size; ++h) {
+        const double key = a_.scale * one_.key[k(c) + h];
+        const double query = a_.scale * one_.query[q + h];
+        grad_query[q + h].Add(
+            s * key, (s_error + (a_.keys + 2) * kUnit * std::abs(s)) * std::abs(key));
+        grad_key[k(c) + h].Add(
+            s * query, (s_error + (queries + 2) * kUnit * std::abs(s)) * std::abs(query));
+      }
+    }
+  }
+
+ public:
+  double WithRounding(const Bounded& one) const {
+    if (a_.type != DataType::kFloat) return Rounded(a_.type, one.value, one.error);
+    return one.error + kUnit * (std::abs(one.value) + one.error) + 0x1p-126;
+  }
+
+  void Check(const Results& found, Isa isa, const std::string& what) const {
+    Check(found.result, result, isa, what + " result");
+    Check(found.grad_query, grad_query, isa, what + " grad_query");
+    Check(found.grad_key, grad_key, isa, what + " grad_key");
+    Check(found.grad_value, grad_value, isa, what + " grad_value");
+  }
+
+ private:
+  void Check(const Tensor& found, const std::vector<Bounded>& expected, Isa isa,
+             const std::string& what) const {
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const bool right = std::abs(found[i] - expected[i].value) <= WithRounding(expected[i]);
+      EXPECT(right, "%s %s [%zu]: %.9g, expected %.9g within %.3g", Name(isa), what.c_str(),
+             i, found[i], expected[i].value, WithRounding(expected[i]));
+    }
+  }
+
+  const Case& one_;
+  const Attention& a_;
+};
+
+std::string Describe(const Case& one, Mask mask) {
+  const Attention& a = one.a;
+  std::string text = "type " + std::to_string(static_cast<int>(a.type)) + " mask " +
+                     std::to_string(static_cast<int>(mask)) +
+                     (a.is_causal ? " causal" : "") + " [";
+  for (std::int64_t size : {a.batch, a.queries, a.keys, a.heads, a.key_heads, a.key_size,
+                            a.value_size}) {
+    text += " " + std::to_string(size);
+  }
+  return text + " ]";
+}
+
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 1, 1, 1, 1},      {2, 7, 16, 2, 2, 17, 7},    {1, 16, 7, 4, 2, 16, 16},
+    {2, 17, 17, 3, 1, 7, 33},   {1, 64, 64, 2, 2, 64, 64},  {1, 111, 111, 2, 1, 64, 17},
+    {1, 1, 300, 2, 2, 16, 16},  {1, 300, 1, 1, 1, 16, 16},  {1, 217, 130, 2, 1, 20, 40},
+    {1, 130, 217, 1, 1, 32, 8}, {1, 9, 20, 1, 1, 300, 270}, {1, 5, 6, 1, 1, 0, 3},
+    {1, 5, 0, 1, 1, 3, 3},      {2, 0, 5, 1, 1, 3, 3},      {1, 5, 6, 2, 2, 3, 0},
+};
+constexpr DataType kAllTypes[] = {DataType::kHalf, DataType::kBfloat16, DataType::kFloat};
+
+void TestSizes() {
+  std::mt19937 random(1);
+  for (const Shape& shape : kShapes) {
+    for (DataType type : kAllTypes) {
+      for (Mask mask : {Mask::kNone, Mask::kKeys, Mask::kQueries, Mask::kPairs}) {
+        for (bool is_causal : {false, true}) {
+          const Case one(shape, type, is_causal, mask, random);
+          const Oracle oracle(one);
+          for (Isa isa : SupportedIsas()) {
+            Results found(one);
+            found.Run(one, isa, 1 + random() % 3);
+            oracle.Check(found, isa, Describe(one, mask));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Far beyond 65,504 and far apart: one key takes all the attention.
+void TestLargeScores() {
+  std::mt19937 random(2);
+  for (DataType type : kAllTypes) {
+    for (float deviation : {30.0f, 3000.0f}) {
+      const Case one({1, 40, 150, 1, 1, 64, 8}, type, false, Mask::kNone, random,
+                     deviation);
+      const Oracle oracle(one);
+      for (Isa isa : SupportedIsas()) {
+        Results found(one);
+        found.Run(one, isa, 1);
+        oracle.Check(found, isa, "large scores");
+      }
+    }
+  }
+}
+
+// The largest score comes last, or is hidden first.
+void TestOrders(Isa isa) {
+  std::mt19937 random(3);
+  Case one({1, 3, 300, 1, 1, 1, 1}, DataType::kHalf, false, Mask::kKeys, random);
+  for (std::int64_t c = 0; c < 300; ++c) {
+    one.key.Set(c, 0.1f * static_cast<float>(c));
+    one.mask[c] = c >= 140;
+  }
+  for (std::int64_t t = 0; t < 3; ++t) one.query.Set(t, static_cast<float>(t) - 1);
+  const Oracle oracle(one);
+  Results found(one);
+  found.Run(one, isa, 1);
+  oracle.Check(found, isa, "orders");
+}
+
+void TestQueriesThatSeeNoKey(Isa isa) {
+  std::mt19937 random(4);
+  Case one({1, 2, 200, 1, 1, 2, 1}, DataType::kHalf, true, Mask::kKeys, random);
+  std::fill(one.mask.begin(), one.mask.end(), 0);
+  for (std::int64_t c = 0; c < 200; ++c) one.value.Set(c, c % 2 ? 1.0f : 2.0f);
+  Results found(one);
+  found.Run(one, isa, 1);
+  for (std::int64_t t = 0; t < 2; ++t) {
+    EXPECT(found.result[t] == 1.5, "%s: %g", Name(isa), found.result[t]);
+    EXPECT(found.log_sum_exp[t] == -HUGE_VALF, "%s", Name(isa));
+    EXPECT(found.grad_query[t] == 0, "%s", Name(isa));
+  }
+}
+
+void TestSpecialValues(Isa isa) {
+  for (float special : {kNan, HUGE_VALF}) {
+    std::mt19937 random(5);
+    Case one({1, 20, 20, 1, 1, 16, 16}, DataType::kHalf, true, Mask::kNone, random);
+    one.query.Set(7 * 16 + 3, special);
+    Results found(one);
+    found.Run(one, isa, 1);
+    for (std::int64_t t = 0; t < 20; ++t) {
+      EXPECT(std::isnan(found.result[t * 16]) == (t == 7), "%s, query %ld of %g",
+             Name(isa), t, special);
+    }
+    // A key that is hidden from all but the last query.
+    one.query.Set(7 * 16 + 3, 0);
+    one.key.Set(19 * 16 + 3, kNan);
+    found.Run(one, isa, 1);
+    for (std::int64_t t = 0; t < 20; ++t) {
+      EXPECT(std::isnan(found.result[t * 16]) == (t == 19), "%s, key, query %ld",
+             Name(isa), t);
+    }
+  }
+}
+
+// 8 threads are more than the heads, so that the gradients are computed by the other route.
+void TestThreadsDoNotChangeBits(Isa isa) {
+  std::mt19937 random(6);
+  for (Mask mask : {Mask::kNone, Mask::kPairs}) {
+    const Case one({2, 300, 260, 4, 2, 40, 24}, DataType::kHalf, true, mask, random);
+    Results alone(one), two(one), eight(one);
+    alone.Run(one, isa, 1);
+    two.Run(one, isa, 2);
+    eight.Run(one, isa, 8);
+    EXPECT(alone == two && alone == eight, "%s", Name(isa));
+  }
+}
+
+void TestNoMemory() {
+  Attention a;
+  a.batch = a.queries = a.keys = a.heads = a.key_heads = a.value_size = 1;
+  a.key_size = std::int64_t{1} << 48;
+  EXPECT(AttentionCpu(a, {}).code == StatusCode::kOutOfMemory, "forward");
+  EXPECT(AttentionGradientCpu(a, {}).code == StatusCode::kOutOfMemory, "backward");
+}
+
+void TestErrors() {
+  Attention a;
+  EXPECT(AttentionCpu(a, {}).ok(), "nothing to do");
+  EXPECT(AttentionGradientCpu(a, {}).ok(), "nothing to do");
+  a.heads = 3;
+  EXPECT(AttentionCpu(a, {}).code == StatusCode::kInvalidArgument, "no heads of keys");
+  a.key_heads = 2;
+  EXPECT(AttentionCpu(a, {}).code == StatusCode::kInvalidArgument, "no multiple");
+  a.key_heads = 3;
+  a.keys = -1;
+  EXPECT(AttentionGradientCpu(a, {}).code == StatusCode::kInvalidArgument, "negative");
+  a.keys = 0;
+  const std::uint8_t mask = 1;
+  a.mask = &mask;
+  a.mask_strides[3] = 2;
+  EXPECT(AttentionCpu(a, {}).code == StatusCode::kInvalidArgument, "stride");
+}
+
+}  // namespace
+}  // namespace keras_mp
+
+int main() {
+  using namespace keras_mp;
+  TestErrors();
+  TestNoMemory();
+  TestSizes();
+  TestLargeScores();
+  for (Isa isa : SupportedIsas()) {
+    TestOrders(isa);
+    TestQueriesThatSeeNoKey(isa);
+    TestSpecialValues(isa);
+    TestThreadsDoNotChangeBits(isa);
+  }
+  return Report();
+}
