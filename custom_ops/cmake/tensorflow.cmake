@@ -19,6 +19,7 @@ message(STATUS
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
+  tensorflow/attention/attention_cpu.cc
   tensorflow/common/status.cc
   tensorflow/conv/depthwise_conv_cpu.cc
   tensorflow/gemm/cpu_op_kernel.cc
@@ -36,6 +37,8 @@ set(op_sources
   tensorflow/update/locked_variables.cc
   tensorflow/update/op_definitions.cc)
 set(xla_sources
+  tensorflow/attention/attention_xla.cc
+  tensorflow/attention/attention_xla_ffi.cc
   tensorflow/conv/depthwise_conv_xla.cc
   tensorflow/conv/depthwise_conv_xla_ffi.cc
   tensorflow/gemm/xla_op_kernel.cc

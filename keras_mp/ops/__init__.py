@@ -16,6 +16,7 @@ from keras_mp.ops import (
     pooling,  # noqa: F401
     row_normalization,  # noqa: F401
 )
+from keras_mp.ops.attention import dot_product_attention
 from keras_mp.ops.build_info import build_info
 from keras_mp.ops.exponent_histogram import exponent_histogram
 from keras_mp.ops.exponentials import log_softmax, logsumexp, softmax
@@ -26,6 +27,7 @@ from keras_mp.ops.statistics import moments
 __all__ = [
     "build_info",
     "cumsum",
+    "dot_product_attention",
     "exponent_histogram",
     "fp16_gemm",
     "log_softmax",

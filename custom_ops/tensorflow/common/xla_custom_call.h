@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,13 @@ class CustomCall {
 
 inline std::string Attribute(const char* name, bool value) {
   return absl::StrCat(name, " = ", value ? "true" : "false");
+}
+
+// As its bits, which say infinities too.
+inline std::string Attribute(const char* name, float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return absl::StrCat(name, " = 0x", absl::Hex(bits, absl::kZeroPad8), " : f32");
 }
 
 inline std::string Attribute(const char* name, const std::vector<std::int64_t>& values) {

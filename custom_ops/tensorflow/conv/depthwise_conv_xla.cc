@@ -8,10 +8,10 @@
 
 #include "common/lowering.h"
 #include "common/xla_custom_call.h"
+#include "common/xla_dynamic_batch.h"
 #include "conv/arguments.h"
 #include "conv/xla_call_names.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
-#include "xla/hlo/builder/lib/constants.h"
 
 namespace keras_mp {
 namespace {
@@ -42,19 +42,8 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
     xla::XlaOp dynamic_batch;
     for (int i = first; i < ctx->num_inputs(); ++i) {
       xla::XlaOp operand = ctx->Input(i);
-      const auto shape = ctx->builder()->GetShape(operand);
-      OP_REQUIRES_OK(ctx, shape.status());
-      const int first_static = batches.count(i) > 0 ? 1 : 0;
-      for (int d = first_static; d < static_cast<int>(shape->dimensions().size()); ++d) {
-        OP_REQUIRES(ctx, shape->is_static_dimension(d),
-                    absl::UnimplementedError(
-                        "of a depthwise convolution XLA may find the size of the batch "
-                        "at run time, but no other size"));
-      }
-      if (shape->is_dynamic()) {
-        dynamic_batch = xla::GetDimensionSize(operand, 0);
-        operand = WithZeros(operand, *shape, dynamic_batch);
-      }
+      OP_REQUIRES_OK(ctx, MakeStatic("a depthwise convolution", batches.count(i) > 0,
+                                     &operand, &dynamic_batch));
       call.AddOperand(operand);
     }
     xla::PrimitiveType type;
@@ -68,23 +57,11 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
         Attribute("is_same", attributes_.is_same)};
     const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
     OP_REQUIRES_OK(ctx, results.status());
-    const bool is_dynamic = has_batch && dynamic_batch.valid();
-    ctx->SetOutput(0, is_dynamic
-                          ? xla::SetDimensionSize((*results)[0], dynamic_batch, 0)
-                          : (*results)[0]);
+    ctx->SetOutput(0, has_batch ? MakeDynamic((*results)[0], dynamic_batch)
+                                : (*results)[0]);
   }
 
  private:
-  // A handler takes static shapes: the batch has its largest size, with zeros at the end.
-  static xla::XlaOp WithZeros(xla::XlaOp x, const xla::Shape& shape, xla::XlaOp size) {
-    auto* builder = x.builder();
-    const xla::XlaOp all = xla::RemoveDynamicDimension(x, 0);
-    xla::Shape indices = xla::ShapeUtil::ChangeElementType(shape, xla::S32);
-    indices.clear_dynamic_dimensions();
-    const xla::XlaOp is_given = xla::Lt(xla::Iota(builder, indices, 0), size);
-    return xla::Select(is_given, all, xla::ZerosLike(all));
-  }
-
   ConvAttributes attributes_;
 };
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/types/span.h"
 #include "common/xla_ffi.h"
+#include "common/xla_ffi_buffers.h"
 #include "common/xla_threads.h"
 #include "conv/arguments.h"
 #include "conv/xla_call_names.h"
@@ -20,20 +20,9 @@ using Integers = ffi::Span<const std::int64_t>;
 
 bool Is16Bit(ffi::DataType type) { return type == ffi::F16 || type == ffi::BF16; }
 
-DataType TypeOf(const ffi::AnyBuffer& buffer) {
-  if (buffer.element_type() == ffi::F16) return DataType::kHalf;
-  if (buffer.element_type() == ffi::BF16) return DataType::kBfloat16;
-  return DataType::kFloat;
-}
-
 // Whether a buffer has the type of x, or FP32.
 bool HasTypeOf(const ffi::AnyBuffer& x, const ffi::AnyBuffer& buffer) {
   return buffer.element_type() == x.element_type() || buffer.element_type() == ffi::F32;
-}
-
-tensorflow::TensorShape ShapeOf(const ffi::AnyBuffer& buffer) {
-  const auto sizes = buffer.dimensions();
-  return tensorflow::TensorShape(absl::MakeConstSpan(sizes.begin(), sizes.size()));
 }
 
 ConvAttributes MakeAttributes(Integers strides, Integers dilations, bool is_same) {

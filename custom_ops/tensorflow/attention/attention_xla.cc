@@ -1,0 +1,105 @@
+// The XlaOpKernels of KerasMp>Attention and its gradient for a CPU: each compiles to one
+// XLA custom call of a handler in attention/attention_xla_ffi.cc, which runs the same
+// kernel as the op outside of XLA. XLA itself would make a tensor of the scores.
+
+#include <string>
+#include <vector>
+
+#include "attention/arguments.h"
+#include "attention/xla_call_names.h"
+#include "common/lowering.h"
+#include "common/xla_custom_call.h"
+#include "common/xla_dynamic_batch.h"
+#include "tensorflow/compiler/tf2xla/type_util.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::TensorShape;
+using tensorflow::XlaOpKernelContext;
+
+class AttentionXla : public tensorflow::XlaOpKernel {
+ public:
+  explicit AttentionXla(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetAttentionAttributes(ctx, &attributes_));
+  }
+
+ protected:
+  // Makes the problem of the inputs that both ops have; the masks are those from
+  // `first_mask` on.
+  absl::Status Make(XlaOpKernelContext* ctx, int first_mask, Attention* a) const {
+    std::vector<TensorShape> shapes(ctx->num_inputs());
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      TF_RETURN_IF_ERROR(GetShape(ctx, i, &shapes[i]));
+    }
+    return MakeAttention(shapes[0], shapes[1], shapes[2],
+                         {shapes.begin() + first_mask, shapes.end()}, attributes_,
+                         ctx->input_type(0), a);
+  }
+
+  // Calls the handler with all inputs, and sets all outputs.
+  void Call(XlaOpKernelContext* ctx, const char* target,
+            const std::vector<TensorShape>& outputs) const {
+    CustomCall call(ctx->builder());
+    xla::XlaOp dynamic_batch;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      xla::XlaOp operand = ctx->Input(i);
+      OP_REQUIRES_OK(ctx, MakeStatic("an attention", /*has_batch=*/true, &operand,
+                                     &dynamic_batch));
+      call.AddOperand(operand);
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      xla::PrimitiveType type;
+      OP_REQUIRES_OK(ctx, tensorflow::DataTypeToPrimitiveType(
+                              ctx->expected_output_dtype(static_cast<int>(i)), &type));
+      const auto sizes = outputs[i].dim_sizes();
+      call.AddResult(type, {sizes.begin(), sizes.end()});
+    }
+    const std::vector<std::string> attributes = {
+        Attribute("scale", attributes_.scale),
+        Attribute("is_causal", attributes_.is_causal)};
+    const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
+    OP_REQUIRES_OK(ctx, results.status());
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      ctx->SetOutput(static_cast<int>(i), MakeDynamic((*results)[i], dynamic_batch));
+    }
+  }
+
+ private:
+  AttentionAttributes attributes_;
+};
+
+class AttentionXlaOp : public AttentionXla {
+ public:
+  using AttentionXla::AttentionXla;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    Attention a;
+    OP_REQUIRES_OK(ctx, Make(ctx, /*first_mask=*/3, &a));
+    std::vector<TensorShape> results(2);
+    OP_REQUIRES_OK(ctx, ResultShapes(a, &results[0], &results[1]));
+    Call(ctx, kAttentionCall, results);
+  }
+};
+
+class AttentionGradientXlaOp : public AttentionXla {
+ public:
+  using AttentionXla::AttentionXla;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    Attention a;
+    OP_REQUIRES_OK(ctx, Make(ctx, /*first_mask=*/6, &a));
+    std::vector<TensorShape> shapes(6);
+    for (int i = 0; i < 6; ++i) OP_REQUIRES_OK(ctx, GetShape(ctx, i, &shapes[i]));
+    OP_REQUIRES_OK(ctx, CheckResults(a, shapes[3], shapes[4], shapes[5]));
+    Call(ctx, kAttentionGradientCall, {shapes[0], shapes[1], shapes[2]});
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Attention").Device("XLA_CPU_JIT"), AttentionXlaOp);
+REGISTER_KERNEL_BUILDER(Name("KerasMp>AttentionGradient").Device("XLA_CPU_JIT"),
+                        AttentionGradientXlaOp);
+
+}  // namespace
+}  // namespace keras_mp

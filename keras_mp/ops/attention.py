@@ -1,0 +1,242 @@
+"""`dot_product_attention`: 16 bits in and out, FP32 between, in one pass."""
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_mp.ops.checks import to_float_tensor
+from keras_mp.ops.exponentials import softmax
+from keras_mp.ops.gradients import vjp
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import dispatch, has_cpu_kernels
+from keras_mp.ops.reductions import accumulator_dtype
+from keras_mp.ops.symbolic import symbolic
+
+# The score of a hidden key: half of the lowest number, so that its difference to any
+# score is finite, and that a query that sees no key attends to all of them.
+_HIDDEN = float(np.finfo("float32").min) / 2
+_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+@symbolic("query", "key", "value", "bias", "mask")
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: Any = None,
+    is_causal: bool = False,
+) -> tf.Tensor:
+    """Computes `round(softmax(scale * query @ key.T + bias) @ value)` in FP32.
+
+    `keras.ops.dot_product_attention` with the same arguments rounds the scores, and the
+    weights, to 16 bits. Here scores, softmax and sums are FP32, and only the result is
+    rounded.
+
+    On a CPU one native kernel goes over blocks of keys (flash attention), forward and
+    backward, so that no tensor of all scores is in memory: for the backward pass it
+    keeps its inputs, the result, and an FP32 number for each query and head. Where
+    there is no kernel, or with a bias, with a scale that is a tensor or with float64,
+    the formula runs in TensorFlow: then the scores are in memory while it runs, and the
+    backward pass, for which only the inputs are kept, computes them again.
+
+    A key that the mask hides has weight 0. A query that sees no key attends to all of
+    them equally, as in Keras; without keys the result is 0.
+
+    Args:
+        query: float16, bfloat16 or float32, `[batch, queries, heads, size]`. With
+            float64, all is float64.
+        key: the dtype of `query`, `[batch, keys, key_heads, size]`. `heads` is a
+            multiple of `key_heads`: with fewer of them, consecutive heads of the query
+            share one (grouped-query attention).
+        value: the dtype of `query`, `[batch, keys, key_heads, value_size]`.
+        bias: added to the scores, in FP32; default None. It broadcasts to `[batch,
+            heads, queries, keys]`.
+        mask: bool, which broadcasts to the same; default None. False hides a key.
+        scale: a number, or a scalar tensor; default None: `size**-0.5`.
+        is_causal: bool, default False. If True, query `t` does not see the keys after
+            the `t`-th.
+
+    Returns:
+        A tensor of the dtype of `query`, `[batch, queries, heads, value_size]`.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit.
+
+    Example:
+
+    >>> query = np.full((1, 1, 1, 2), 300.0, "float16")
+    >>> key = np.float16([[[[300, 300]], [[150, 150]]]])    # scores: 180000, 90000
+    >>> value = np.float16([[[[1]], [[2]]]])
+    >>> keras_mp.ops.dot_product_attention(query, key, value).numpy().item()
+    1.0
+
+    Reference: Mixed Precision Training, section 3.3.
+    """
+    query, key, value = (
+        to_float_tensor(x, name)
+        for x, name in ((query, "query"), (key, "key"), (value, "value"))
+    )
+    _check(query, key, value)
+    biases = (
+        () if bias is None else (_at_scores(to_float_tensor(bias, "bias"), "bias"),)
+    )
+    masks = () if mask is None else (_at_scores(_to_bool(mask), "mask"),)
+    if scale is None:
+        scale = _default_scale(query)
+    has_kernel = has_cpu_kernels() and query.dtype in _KERNEL_DTYPES
+    if has_kernel and not biases and isinstance(scale, Real):
+        result, _ = native.library().keras_mp_attention(
+            query=query,
+            key=key,
+            value=value,
+            mask=masks,
+            scale=float(scale),
+            is_causal=is_causal,
+        )
+        return result  # its gradient is registered
+    wide = tf.cast(scale, accumulator_dtype(query))
+    formula = _Formula(tuple(masks), is_causal)
+    return dispatch(formula, None, query, key, value, wide, *biases)
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """The attention in TensorFlow.
+
+    Args:
+        masks: one bool tensor of four dimensions, or none.
+        is_causal: as in `dot_product_attention`.
+    """
+
+    masks: tuple[tf.Tensor, ...]
+    is_causal: bool
+
+    def __call__(
+        self,
+        query: tf.Tensor,
+        key: tf.Tensor,
+        value: tf.Tensor,
+        scale: tf.Tensor,
+        *biases: tf.Tensor,
+    ) -> tf.Tensor:
+        group = tf.shape(query)[2] // tf.maximum(tf.shape(key)[2], 1)
+        q, k, v = (
+            tf.transpose(tf.cast(x, scale.dtype), [0, 2, 1, 3])
+            for x in (query, key, value)
+        )
+        k, v = (tf.repeat(x, group, axis=1) for x in (k, v))
+        scores = scale * tf.matmul(q, k, transpose_b=True)
+        for bias in biases:
+            scores += tf.cast(bias, scores.dtype)
+        result = tf.matmul(softmax(self.hide(scores)), v)
+        result = tf.cast(tf.transpose(result, [0, 2, 1, 3]), query.dtype)
+        return tf.ensure_shape(result, [*query.shape[:3], value.shape[3]])
+
+    def hide(self, scores: tf.Tensor) -> tf.Tensor:
+        """Returns the scores, and a low number for each pair that is not seen."""
+        for mask in self.masks:
+            scores = tf.where(mask, scores, tf.cast(_HIDDEN, scores.dtype))
+        if self.is_causal:
+            queries, keys = tf.shape(scores)[2], tf.shape(scores)[3]
+            sees = tf.range(keys) <= tf.range(queries)[:, tf.newaxis]
+            scores = tf.where(sees, scores, tf.cast(_HIDDEN, scores.dtype))
+        return scores
+
+
+def _default_scale(query: tf.Tensor) -> Any:
+    """Returns `size**-0.5`; 1 without elements, whose scores are 0."""
+    size = query.shape[-1]
+    if size is None:
+        return tf.math.rsqrt(tf.cast(tf.maximum(tf.shape(query)[-1], 1), tf.float32))
+    return float(max(size, 1)) ** -0.5
+
+
+def _to_bool(mask: Any) -> tf.Tensor:
+    mask = tf.convert_to_tensor(mask)
+    if mask.dtype == tf.bool:
+        return mask
+    raise ValueError(
+        "`mask` must be of dtype bool. Received: "
+        f"mask.dtype={mask.dtype.name}, shape {mask.shape}. Cast it; numbers that are "
+        "added to the scores are a `bias`."
+    )
+
+
+def _at_scores(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns a mask or bias with four dimensions, as the scores have."""
+    rank = x.shape.rank
+    if rank is None or rank > 4:
+        raise ValueError(
+            f"`{name}` must broadcast to [batch, heads, queries, keys]. Received: "
+            f"{name}.shape={x.shape}."
+        )
+    for _ in range(4 - rank):
+        x = tf.expand_dims(x, 0)
+    return x
+
+
+def _check(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> None:
+    if any(x.dtype != query.dtype for x in (key, value)):
+        raise ValueError(
+            "`query`, `key` and `value` must have the same dtype. Received: "
+            f"{query.dtype.name}, {key.dtype.name} and {value.dtype.name}. Cast two of "
+            "them."
+        )
+    shapes = [x.shape for x in (query, key, value)]
+    fits = all(shape.rank == 4 for shape in shapes)
+    if fits:
+        (batch, _, heads, size), of_key, of_value = shapes
+        expected = [batch, of_value[1], of_value[2], size]
+        fits = (
+            of_key.is_compatible_with(expected)
+            and of_value[:1].is_compatible_with([batch])
+            and not (heads and of_key[2] and heads % of_key[2])
+        )
+    if not fits:
+        raise ValueError(
+            "`query` must be [batch, queries, heads, size], `key` [batch, keys, "
+            "key_heads, size] and `value` [batch, keys, key_heads, any size], where "
+            "heads is a multiple of key_heads. Received: "
+            f"query.shape={query.shape}, key.shape={key.shape}, "
+            f"value.shape={value.shape}."
+        )
+
+
+@tf.RegisterGradient("KerasMp>Attention")
+def _attention_grad(op: Any, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    """No gradient flows through the second output, which is not public."""
+    query, key, value, *masks = op.inputs
+    result, log_sum_exp = op.outputs
+    grads = native.library().keras_mp_attention_gradient(
+        query=query,
+        key=key,
+        value=value,
+        result=result,
+        log_sum_exp=log_sum_exp,
+        grad=grad,
+        mask=masks,
+        scale=op.get_attr("scale"),
+        is_causal=op.get_attr("is_causal"),
+    )
+    return [*grads, *(None for _ in masks)]
+
+
+# The result and its log_sum_exp are functions of the other inputs, through which their
+# gradients flow here.
+@tf.RegisterGradient("KerasMp>AttentionGradient")
+def _attention_grad_grad(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    query, key, value, _, _, grad, *masks = op.inputs
+    formula = _Formula(tuple(masks), op.get_attr("is_causal"))
+    scale = tf.constant(op.get_attr("scale"))
+
+    def slopes(*tensors: tf.Tensor) -> tuple[Any, ...]:
+        *given, grad = tensors
+        return tuple(vjp(lambda *x: formula(*x, scale), given, [grad]))
+
+    *grads, grad_grad = vjp(slopes, [query, key, value, grad], upstream)
+    return [*grads, None, None, grad_grad, *(None for _ in masks)]
