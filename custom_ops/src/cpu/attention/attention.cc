@@ -76,19 +76,23 @@ Status ForTasks(const Parallel& parallel, std::int64_t count, const Bytes& bytes
   return {};
 }
 
-// Equal parts of up to kAttentionBlock queries or keys.
+// Consecutive parts of the queries or keys.
 struct Parts {
-  std::int64_t size, count, part;
+  std::int64_t size, part, count;
 
-  explicit Parts(std::int64_t size)
-      : size(size),
-        count(CeilDiv(size, kAttentionBlock)),
-        part(count == 0 ? 0 : CeilDiv(size, count)) {}
+  Parts(std::int64_t size, std::int64_t part)
+      : size(size), part(part), count(CeilDiv(size, part)) {}
 
   Span operator[](std::int64_t i) const {
     return {i * part, std::min(part, size - i * part)};
   }
 };
+
+// Parts of equal size, up to kAttentionBlock.
+Parts EqualParts(std::int64_t size) {
+  const std::int64_t count = std::max<std::int64_t>(1, CeilDiv(size, kAttentionBlock));
+  return {size, std::max<std::int64_t>(1, CeilDiv(size, count))};
+}
 
 Parallel ThreadsFor(const Attention& a, const Parallel& parallel) {
   return IsForThreads(a) ? parallel : Parallel{};
@@ -101,7 +105,7 @@ Status AttentionCpu(const Attention& a, const AttentionResult& result,
   const Status status = Check(a, isa);
   if (!status.ok() || IsEmpty({a.batch, a.queries, a.heads})) return status;
   const AttentionKernel& kernel = *KernelsOf(isa)->attention;
-  const Parts queries(a.queries);
+  const Parts queries = EqualParts(a.queries);
   const auto bytes = [&](std::int64_t) { return kernel.workspace_bytes(a); };
   return ForTasks(
       ThreadsFor(a, parallel), a.batch * a.heads * queries.count, bytes,
@@ -144,7 +148,8 @@ Status AttentionGradientCpu(const Attention& a, const AttentionGradient& gradien
           i / a.key_heads, i % a.key_heads, all_queries, all_keys, true, true};
     });
   }
-  const Parts queries(a.queries), keys(a.keys);
+  // The same blocks as those that a task for all of them meets.
+  const Parts queries(a.queries, kAttentionBlock), keys(a.keys, kAttentionBlock);
   const Status of_queries = run(queries.count, [&](std::int64_t i) {
     const std::int64_t head = i / queries.count;
     return AttentionGradientTask{head / a.key_heads, head % a.key_heads,

@@ -6,9 +6,9 @@
 // larger one comes. The gradient computes the scores of each block again, from the
 // logarithm of the sum that is known by then.
 //
-// Products of two tensors, query * key and gradient * value, take the steps of the GEMM
-// for their format, which may be dot products of bfloat16. The others have an operand in
-// FP32, which is not rounded, and so FP32 multiply-adds.
+// Products take the steps of the GEMM for the format of the tensors, which may be dot
+// products of bfloat16: p and g are rounded then, as operands of the sums of the
+// gradients. Not in the result, whose sums are of FP32 multiply-adds.
 //
 //   cmake --build build/cpp-plain --target attention_cpu_test &&
 //     build/cpp-plain/attention_cpu_test
@@ -20,6 +20,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include "common/ceil_div.h"
 #include "cpu/attention/attention_kernel.h"
@@ -54,8 +56,14 @@ template <class Simd, class Format>
 class AttentionIn {
   using Float = typename Simd::Float;
   using Element = typename Format::Element;
-  using Tensors = BlockProduct<Simd, typename VectorStepFor<Simd, Format>::Type>;
+  using Step = typename VectorStepFor<Simd, Format>::Type;
+  using Tensors = BlockProduct<Simd, Step>;
   using Floats = BlockProduct<Simd, MultiplyAdd<Simd>>;
+  // How the tensors, and a tile of FP32 numbers, are read as an operand of Tensors.
+  static constexpr bool kRounds = Step::kElements > 1;
+  using Stored = StoredSource<Simd, Format>;
+  using FromTile = std::conditional_t<kRounds, RoundedSource<Simd, Format>,
+                                      StoredSource<Simd, Single<Simd>>>;
   using Packed = typename Tensors::Packed;
   using Pieces = PiecesOf<Simd>;
   using Row = Scores<Simd>;
@@ -136,14 +144,14 @@ class AttentionIn {
     std::fill_n(largest, rows, kHiddenScore);
     std::fill_n(sum, rows, 0.0f);
     std::fill_n(workspace.result, rows * result_row, 0.0f);
-    Tensors::template PackRows<Format>(Query(a, task.batch, task.head, first), rows,
+    Tensors::template PackRows<Stored>(Query(a, task.batch, task.head, first), rows,
                                        a.key_size, workspace.queries);
     for (std::int64_t key = 0; key < a.keys; key += kBlock) {
       // Beyond the causal limit only queries that see no key have anything to sum.
       const bool is_beyond = a.is_causal && key >= first + rows;
       if (is_beyond && !Has(largest, rows, kHiddenScore)) break;
       const std::int64_t columns = std::min(kBlock, a.keys - key);
-      Tensors::template PackPanels<Format>(Key(a, task.batch, key_head, key).Transposed(),
+      Tensors::template PackPanels<Stored>(Key(a, task.batch, key_head, key).Transposed(),
                                            a.key_size, columns, workspace.keys);
       Tensors::Multiply(workspace.queries, rows, workspace.keys, a.key_size, columns,
                         /*accumulate=*/false, workspace.scores, kBlockStride);
@@ -156,7 +164,7 @@ class AttentionIn {
         sum[r] = sum[r] * factor + Row::Exponentials(scores, columns, largest[r]);
         if (factor != 1) Scale(workspace.result + r * result_row, result_row, factor);
       }
-      Floats::template PackPanels<Format>(Value(a, task.batch, key_head, key), columns,
+      Floats::template PackPanels<Stored>(Value(a, task.batch, key_head, key), columns,
                                           a.value_size, workspace.values);
       Floats::Multiply(workspace.scores, rows, workspace.values, columns, a.value_size,
                        /*accumulate=*/true, workspace.result, result_row);
@@ -197,8 +205,8 @@ class AttentionIn {
 
   struct GradientWorkspace {
     Packed *queries, *grads, *keys_across, *values_across;
-    float *query_panels, *grad_panels, *key_panels;
-    float *scores, *slopes, *transposed;
+    Packed *query_panels, *grad_panels, *key_panels, *packed;
+    float *scores, *slopes;
     float *grad_query, *grad_key, *grad_value, *means;
 
     GradientWorkspace(const Attention& a, const AttentionGradientTask& task,
@@ -208,10 +216,11 @@ class AttentionIn {
       pieces.Take(Tensors::SizeOfRows(a.value_size), &grads);
       pieces.Take(Tensors::SizeOfPanels(a.key_size, kBlock), &keys_across);
       pieces.Take(Tensors::SizeOfPanels(a.value_size, kBlock), &values_across);
-      pieces.Take(Floats::SizeOfPanels(kBlock, a.key_size), &query_panels);
-      pieces.Take(Floats::SizeOfPanels(kBlock, a.value_size), &grad_panels);
-      pieces.Take(Floats::SizeOfPanels(kBlock, a.key_size), &key_panels);
-      for (float** tile : {&scores, &slopes, &transposed}) pieces.Take(kTile, tile);
+      pieces.Take(Tensors::SizeOfPanels(kBlock, a.key_size), &query_panels);
+      pieces.Take(Tensors::SizeOfPanels(kBlock, a.value_size), &grad_panels);
+      pieces.Take(Tensors::SizeOfPanels(kBlock, a.key_size), &key_panels);
+      pieces.Take(Tensors::SizeOfRows(kBlock), &packed);
+      for (float** tile : {&scores, &slopes}) pieces.Take(kTile, tile);
       pieces.Take(Queries(a, task) * key_row, &grad_query);
       pieces.Take(kBlock * key_row, &grad_key);
       pieces.Take(kBlock * RoundUp(a.value_size, kWidth), &grad_value);
@@ -305,13 +314,13 @@ class AttentionIn {
     void MeetKeys(Span keys) const {
       const MatrixView key = Key(a, task.batch, task.key_head, keys.first);
       const MatrixView value = Value(a, task.batch, task.key_head, keys.first);
-      Tensors::template PackPanels<Format>(key.Transposed(), a.key_size, keys.count,
+      Tensors::template PackPanels<Stored>(key.Transposed(), a.key_size, keys.count,
                                            workspace.keys_across);
-      Tensors::template PackPanels<Format>(value.Transposed(), a.value_size, keys.count,
+      Tensors::template PackPanels<Stored>(value.Transposed(), a.value_size, keys.count,
                                            workspace.values_across);
       if (task.computes_query) {
-        Floats::template PackPanels<Format>(key, keys.count, a.key_size,
-                                            workspace.key_panels);
+        Tensors::template PackPanels<Stored>(key, keys.count, a.key_size,
+                                             workspace.key_panels);
       }
       if (task.computes_key) {
         std::fill_n(workspace.grad_key, keys.count * key_row(), 0.0f);
@@ -335,9 +344,9 @@ class AttentionIn {
     // scores = p, and slopes = g / scale.
     void ComputeScores(std::int64_t head, Span queries, Span keys,
                        std::int64_t at) const {
-      Tensors::template PackRows<Format>(Query(a, task.batch, head, queries.first),
+      Tensors::template PackRows<Stored>(Query(a, task.batch, head, queries.first),
                                          queries.count, a.key_size, workspace.queries);
-      Tensors::template PackRows<Format>(ResultLike(gradient.grad, head, queries.first),
+      Tensors::template PackRows<Stored>(ResultLike(gradient.grad, head, queries.first),
                                          queries.count, a.value_size, workspace.grads);
       Tensors::Multiply(workspace.queries, queries.count, workspace.keys_across,
                         a.key_size, keys.count, /*accumulate=*/false, workspace.scores,
@@ -356,32 +365,42 @@ class AttentionIn {
     }
 
     void AddToGradQuery(Span queries, Span keys, std::int64_t at) const {
-      Floats::Multiply(workspace.slopes, queries.count, workspace.key_panels, keys.count,
-                       a.key_size, /*accumulate=*/true,
-                       workspace.grad_query + at * key_row(), key_row());
+      const MatrixView slopes = {workspace.slopes, DataType::kFloat, kBlockStride, 1};
+      AddProduct(slopes, queries.count, keys.count, workspace.key_panels, a.key_size,
+                 workspace.grad_query + at * key_row());
     }
 
     void AddToGradKeyAndValue(std::int64_t head, Span queries, Span keys) const {
-      Floats::template PackPanels<Format>(ResultLike(gradient.grad, head, queries.first),
-                                          queries.count, a.value_size,
-                                          workspace.grad_panels);
-      Floats::template PackPanels<Format>(Query(a, task.batch, head, queries.first),
-                                          queries.count, a.key_size,
-                                          workspace.query_panels);
-      AddTransposed(workspace.scores, queries, keys, workspace.grad_panels, a.value_size,
-                    workspace.grad_value);
-      AddTransposed(workspace.slopes, queries, keys, workspace.query_panels, a.key_size,
-                    workspace.grad_key);
+      const MatrixView query = Query(a, task.batch, head, queries.first);
+      const MatrixView grad = ResultLike(gradient.grad, head, queries.first);
+      const MatrixView scores = {workspace.scores, DataType::kFloat, 1, kBlockStride};
+      const MatrixView slopes = {workspace.slopes, DataType::kFloat, 1, kBlockStride};
+      Tensors::template PackPanels<Stored>(grad, queries.count, a.value_size,
+                                           workspace.grad_panels);
+      AddProduct(scores, keys.count, queries.count, workspace.grad_panels, a.value_size,
+                 workspace.grad_value);
+      Tensors::template PackPanels<Stored>(query, queries.count, a.key_size,
+                                           workspace.query_panels);
+      AddProduct(slopes, keys.count, queries.count, workspace.query_panels, a.key_size,
+                 workspace.grad_key);
     }
 
-    // sums += the transposed tile times packed panels of `size` columns.
-    void AddTransposed(const float* tile, Span queries, Span keys, const float* panels,
-                       std::int64_t size, float* sums) const {
-      const MatrixView transposed = {tile, DataType::kFloat, 1, kBlockStride};
-      Floats::template PackRows<Single<Simd>>(transposed, keys.count, queries.count,
-                                              workspace.transposed);
-      Floats::Multiply(workspace.transposed, keys.count, panels, queries.count, size,
-                       /*accumulate=*/true, sums, RoundUp(size, kWidth));
+    // sums += a tile [rows, depth], or its transpose, times packed panels of `size`
+    // columns.
+    void AddProduct(const MatrixView& tile, std::int64_t rows, std::int64_t depth,
+                    const Packed* panels, std::int64_t size, float* sums) const {
+      Tensors::Multiply(Pack(tile, rows, depth), rows, panels, depth, size,
+                        /*accumulate=*/true, sums, RoundUp(size, kWidth));
+    }
+
+    const Packed* Pack(const MatrixView& tile, std::int64_t rows,
+                       std::int64_t depth) const {
+      if constexpr (!kRounds) {
+        // It is packed already where its rows are those of A.
+        if (tile.column == 1) return static_cast<const Packed*>(tile.data);
+      }
+      Tensors::template PackRows<FromTile>(tile, rows, depth, workspace.packed);
+      return workspace.packed;
     }
 
     void WriteGradKeyAndValue(Span keys) const {

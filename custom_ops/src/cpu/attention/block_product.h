@@ -45,10 +45,10 @@ struct BlockProduct {
     return Chunks(depth) * SizeOfPanelChunk(columns);
   }
 
-  template <class Format>
+  // `Source` reads the matrix, as in cpu/gemm/multiply_accumulate.h.
+  template <class Source>
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
                        Packed* to) {
-    using Source = StoredSource<Simd, Format>;
     for (std::int64_t p = 0; p < depth; p += kChunk) {
       Packer<Simd, Step, Source>::Rows(a.At(0, p), rows, std::min(kChunk, depth - p), to,
                                        kBlockStride);
@@ -56,10 +56,9 @@ struct BlockProduct {
     }
   }
 
-  template <class Format>
+  template <class Source>
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                          Packed* to) {
-    using Source = StoredSource<Simd, Format>;
     for (std::int64_t p = 0; p < depth; p += kChunk) {
       Packer<Simd, Step, Source>::template Panels<kPanel>(
           b.At(p, 0), std::min(kChunk, depth - p), columns, to);
