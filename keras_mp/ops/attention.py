@@ -18,7 +18,11 @@ from keras_mp.ops.symbolic import symbolic
 # The score of a hidden key: half of the lowest number, so that its difference to any
 # score is finite, and that a query that sees no key attends to all of them.
 _HIDDEN = float(np.finfo("float32").min) / 2
-_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+def has_kernel(dtype: str) -> bool:
+    """Tells whether a kernel computes the attention of tensors of a dtype."""
+    return dtype in ("float16", "bfloat16", "float32") and has_cpu_kernels()
 
 
 @symbolic("query", "key", "value", "bias", "mask")
@@ -88,8 +92,7 @@ def dot_product_attention(
     masks = () if mask is None else (_at_scores(_to_bool(mask), "mask"),)
     if scale is None:
         scale = _default_scale(query)
-    has_kernel = has_cpu_kernels() and query.dtype in _KERNEL_DTYPES
-    if has_kernel and not biases and isinstance(scale, Real):
+    if has_kernel(query.dtype.name) and not biases and isinstance(scale, Real):
         result, _ = native.library().keras_mp_attention(
             query=query,
             key=key,

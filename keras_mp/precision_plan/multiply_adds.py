@@ -45,6 +45,8 @@ def _multiply_adds(operation: Any) -> int:
         kernel = operation.inputs[1].shape
         channels = kernel[-1] if kind.startswith("Conv") else kernel[-1] * kernel[-2]
         return _size(operation.outputs[0]) * _elements(kernel) // max(channels, 1)
+    if kind == "KerasMp>Attention":
+        return _of_attention(operation)
     inner = _inner_axis(operation)
     if inner is None:
         return 0
@@ -73,6 +75,13 @@ def _of_einsum(operation: Any) -> int:
         labels = term.replace("...", "0123456789"[: rank - len(term) + 3])
         sizes |= {k: n or 1 for k, n in zip(labels, tensor.shape, strict=True)}
     return math.prod(sizes.values()) if len(operation.inputs) > 1 else 0
+
+
+def _of_attention(operation: Any) -> int:
+    query, key, value = (tensor.shape for tensor in operation.inputs[:3])
+    # A score and its share of the result, for each pair of a query and a key.
+    of_a_pair = (key[3] or 1) + (value[3] or 1)
+    return _elements(query[:3]) * (key[1] or 1) * of_a_pair
 
 
 def _is_in_fp16(operation: Any) -> bool:

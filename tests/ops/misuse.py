@@ -119,6 +119,25 @@ def calls():
             "kernel_size": [2, 2],
             **CONV,
         },
+        "attention": {
+            "query": half(2, 3, 4, 5),
+            "key": half(2, 6, 2, 5),
+            "value": half(2, 6, 2, 7),
+            "mask": [np.ones((2, 4, 3, 6), bool)],
+            "scale": 0.5,
+            "is_causal": True,
+        },
+        "attention_gradient": {
+            "query": half(2, 3, 4, 5),
+            "key": half(2, 6, 2, 5),
+            "value": half(2, 6, 2, 7),
+            "result": half(2, 3, 4, 7),
+            "log_sum_exp": single(2, 4, 3),
+            "grad": half(2, 3, 4, 7),
+            "mask": [np.ones((2, 4, 3, 6), bool)],
+            "scale": 0.5,
+            "is_causal": True,
+        },
         "sum": {"x": half(2, 3, 4)},
         "exponent_histogram": {"x": half(2, 3)},
         "check_gradients": {
@@ -260,6 +279,7 @@ GRADIENT = {
     f"with-{change}" for change in (*SIZES, "one-rank-more", "scalar", "vector")
 }
 POOLS = {"window": {"with-2"}, "strides": {"with-2"}}
+SCALES = {"as--1.0", "as-nan", "as-inf"}
 FITS = {
     "fp16_gemm": {
         "a": {"one-rank-more"},
@@ -290,6 +310,12 @@ FITS = {
     },
     "depthwise_conv_grad_x": {"strides": {"with-2"}},
     "depthwise_conv_grad_kernel": {"kernel_size": {"with-2"}, "strides": {"with-2"}},
+    "attention": {
+        "value": {"longer", "shorter"},
+        "mask": {"none", "too-few"},
+        "scale": SCALES,
+    },
+    "attention_gradient": {"mask": {"none", "too-few"}, "scale": SCALES},
     "sum": {"x": SIZES},
     "exponent_histogram": {"x": {*SIZES, "one-rank-more", "scalar", "vector"}},
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},

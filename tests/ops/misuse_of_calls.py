@@ -19,6 +19,7 @@ DTYPES = {
 }
 
 SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
+QUERY_KEY_VALUE = ["3x4x4x5xf16", "3x6x2x5xf16", "3x6x2x7xf16"]
 
 # Name: the types of the operands and of the results, the attributes, and the operand
 # whose memory the first result has: each result that of the next one.
@@ -81,7 +82,22 @@ CALLS = {
         f"{SPACING}, is_same = false",
         None,
     ),
+    "attention": (
+        [*QUERY_KEY_VALUE, "3x1x4x6xi1"],
+        ["3x4x4x7xf16", "3x4x4xf32"],
+        "scale = 5.0e-01 : f32, is_causal = true",
+        None,
+    ),
+    "attention_gradient": (
+        [*QUERY_KEY_VALUE, "3x4x4x7xf16", "3x4x4xf32", "3x4x4x7xf16", "3x1x4x6xi1"],
+        QUERY_KEY_VALUE,
+        "scale = 5.0e-01 : f32, is_causal = true",
+        None,
+    ),
 }
+
+# The last operand of these is optional.
+WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv"}
 
 ATTRIBUTES = {
     "rule": ("rule = 1", "rule = 99"),
@@ -197,7 +213,7 @@ def mistakes(name):
             changed = [*results[:i], other, *results[i + 1 :]]
             yield f"result {i} {other}", (operands, changed, attributes)
     yield "no operands", ([], results, attributes)
-    if name != "depthwise_conv":  # whose last operand is optional
+    if name not in WITH_OPTION:
         yield "too few operands", (operands[:-1], results, attributes)
     yield "too many operands", ([*operands, "3xf32"], results, attributes)
     yield "too few results", (operands, results[:-1], attributes)

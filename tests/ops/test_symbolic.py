@@ -13,6 +13,7 @@ from keras_mp.ops.symbolic import FP32Reduction
 
 X = np.random.default_rng(1).normal(4, 2, (5, 7)).astype("float16")
 MASK = np.arange(35).reshape(5, 7) % 3 != 0
+HEADS = X[:, :4].reshape(5, 2, 2, 1).repeat(2, axis=3) - 4
 IDS = np.int32([0, 2, 0, 1, 1])
 
 # Name: the function of KerasTensors or arrays, what it gets, and the shapes of the
@@ -50,6 +51,11 @@ CALLS = {
         [(None, 7)],
     ),
     "log_softmax": (ops.log_softmax, [X], [(None, 7)]),
+    "dot_product_attention": (
+        lambda x, mask: ops.dot_product_attention(x, x, x, mask=mask, scale=0.5),
+        [HEADS, HEADS > 0],
+        [(None, 2, 2, 2)],
+    ),
     "logsumexp": (lambda x: ops.logsumexp(x, axis=1), [X], [(None,)]),
 }
 EACH = pytest.mark.parametrize("name", CALLS)

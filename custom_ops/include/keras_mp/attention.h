@@ -18,13 +18,13 @@
 // its p is 0. A query that sees no key has p = 1 / keys for all of them, as the softmax of
 // equal numbers, and its g is 0; without keys, the result is 0.
 //
-// Accumulator: FP32 for s, p, g and the sums; nothing is rounded to 16 bits but the
-// results, and of bfloat16 what is said below. Where s errs by at most e before the softmax, (key_size + 2) * 2^-24 * scale *
-// sum |query| |key|, p errs by at most 2 e + (keys + 64) * 2^-24 of itself, and the result
-// by twice that of sum p |value|. The gradients compute p again from log_sum_exp, which
-// errs by 2^-24 of itself, and read the rounded result. On avx512_bf16, amx_bf16 and
-// amx_fp16, bfloat16 is multiplied by dot products: they flush numbers and sums below
-// 2^-126 to 0, and p and g are rounded to bfloat16 as operands of the gradients' sums.
+// Accumulator: FP32 for s, p, g and the sums. Where s errs by at most e before the softmax,
+// (key_size + 2) * 2^-24 * scale * sum |query| |key|, p errs by at most 2 e + (keys + 64) *
+// 2^-24 of itself, and the result by twice that of sum p |value|. The gradients compute p
+// again from log_sum_exp, which errs by 2^-24 of itself, and read the rounded result. On
+// avx512_bf16, amx_bf16 and amx_fp16, bfloat16 is multiplied by dot products: they flush
+// numbers and sums below 2^-126 to 0, and p and g are rounded to bfloat16 as operands of
+// the sums of the gradients.
 // Rounding: once, to nearest even. NaN and inf make the rows that see them NaN. Scores are
 // above -1.7e38.
 

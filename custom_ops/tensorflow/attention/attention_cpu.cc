@@ -50,7 +50,7 @@ REGISTER_OP("KerasMp>Attention")
     .Attr("T: {half, bfloat16, float}")
     .Attr("num_mask: int >= 0 = 0")
     .Attr("scale: float")
-    .Attr("is_causal: bool = false")
+    .Attr("is_causal: bool")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, key, value;
       TF_RETURN_IF_ERROR(MergeShapes(c, &query, &key, &value));
@@ -82,7 +82,7 @@ REGISTER_OP("KerasMp>AttentionGradient")
     .Attr("T: {half, bfloat16, float}")
     .Attr("num_mask: int >= 0 = 0")
     .Attr("scale: float")
-    .Attr("is_causal: bool = false")
+    .Attr("is_causal: bool")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, key, value;
       TF_RETURN_IF_ERROR(MergeShapes(c, &query, &key, &value));

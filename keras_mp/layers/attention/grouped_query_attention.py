@@ -7,6 +7,10 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.one_pass import (
+    attend_in_one_pass,
+    can_attend_in_one_pass,
+)
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_products_policy import KeepsPolicy
@@ -21,8 +25,9 @@ class GroupedQueryAttention(
 ):
     """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
 
-    As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, and
-    the projections are layers of the class `keras_mp.layers.EinsumDense`.
+    As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, the
+    projections are layers of the class `keras_mp.layers.EinsumDense`, and on a CPU no
+    tensor of the scores is made.
 
     Args: those of `keras.layers.GroupQueryAttention`.
 
@@ -50,6 +55,13 @@ class GroupedQueryAttention(
             return super()._compute_attention(
                 query, key, value, attention_mask, training
             )
+        returns_scores = keras_internals.returns_attention_scores(self)
+        if not returns_scores and can_attend_in_one_pass(
+            self, query, key, value, attention_mask, training
+        ):
+            scale = keras_internals.grouped_query_scores_scale(self)
+            outputs = attend_in_one_pass(self, query, key, value, attention_mask, scale)
+            return outputs, None
         scores = contract(
             self,
             *parse(keras_internals.scores_equation(self), 4),
@@ -64,7 +76,6 @@ class GroupedQueryAttention(
                 mask = ops.expand_dims(mask, -3)
             mask = ops.cast(mask, "bool")
         weights = masked_softmax(scores, mask, dtype=self.compute_dtype)
-        returns_scores = keras_internals.returns_attention_scores(self)
         if mask is not None and (self.dropout > 0.0 or returns_scores):
             # On this path, unlike that without dropout and returned scores, Keras lets
             # a query whose keys are all masked attend to nothing.

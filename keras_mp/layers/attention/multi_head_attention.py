@@ -7,6 +7,10 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.one_pass import (
+    attend_in_one_pass,
+    can_attend_in_one_pass,
+)
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_products_policy import KeepsPolicy
@@ -21,6 +25,10 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
     scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
     softmax NaN, stays finite. The projections are layers of the class
     `keras_mp.layers.EinsumDense`.
+
+    On a CPU, `keras_mp.ops.dot_product_attention` computes the attention without a
+    tensor of the scores: in 16 bits, where the scores are not returned and no dropout
+    is active.
 
     Args: those of `keras.layers.MultiHeadAttention`.
 
@@ -57,6 +65,14 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
                 # Keras 3.12 does not have this argument, nor does it pass it.
                 **({"use_causal_mask": True} if use_causal_mask else {}),
             )
+        if not return_attention_scores and can_attend_in_one_pass(
+            self, query, key, value, attention_mask, training, use_causal_mask
+        ):
+            scale = keras_internals.scores_scale(self)
+            outputs = attend_in_one_pass(
+                self, query, key, value, attention_mask, scale, use_causal_mask
+            )
+            return outputs, None
         rank = len(query.shape)
         scores = contract(
             self,

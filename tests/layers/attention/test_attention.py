@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp import layers
+from keras_mp.ops.attention import has_kernel
 
 
 def attend(package, policy, jit):
@@ -52,19 +53,55 @@ def test_masked_scores_beyond_65504(hidden):
     assert weights.dtype == tf.float16
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("scores", [False, True])
-def test_a_query_without_keys_is_what_it_is_in_keras(scores):
+def test_a_query_without_keys_is_what_it_is_in_keras(scores, dropout):
     x = np.float16([[[1, 0], [0, 1]]])
     mask = np.array([[[0, 0], [1, 1]]], bool)
     results = []
     for package in (keras.layers, layers):
-        layer = package.MultiHeadAttention(1, 2, dtype="mixed_float16")
+        layer = package.MultiHeadAttention(1, 2, dropout=dropout, dtype="mixed_float16")
         layer.build(x.shape, x.shape)
         layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
         found = layer(x, x, attention_mask=mask, return_attention_scores=scores)
         results.append(found[0] if scores else found)
     # Numbers of few bits: nothing is rounded.
     np.testing.assert_array_equal(*results)
+
+
+HEADS = {
+    "heads": ("MultiHeadAttention", {"num_heads": 2, "key_dim": 4}),
+    "groups": (
+        "GroupQueryAttention",
+        {"head_dim": 4, "num_query_heads": 4, "num_key_value_heads": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", HEADS)
+def test_the_kernel_makes_no_tensor_of_the_scores(name, dropout):
+    kind, arguments = HEADS[name]
+    layer = getattr(layers, kind)(dropout=dropout, dtype="float16", **arguments)
+
+    @tf.function
+    def slopes(query, value, **more):
+        with tf.GradientTape() as tape:
+            y = layer(query, value, **more)
+            y = y[0] if isinstance(y, tuple) else y
+        return tape.gradient(y, layer.trainable_variables)
+
+    def has_scores(**more):
+        specs = [tf.TensorSpec([1, length, 6], "float16") for length in (33, 35)]
+        graph = slopes.get_concrete_function(*specs, **more).graph
+        shapes = [x.shape for op in graph.get_operations() for x in op.outputs]
+        return any({33, 35} <= set(shape) for shape in shapes)
+
+    layer.build((1, 33, 6), (1, 35, 6))
+    is_plain = not has_kernel("float16")
+    assert has_scores(training=False) == is_plain
+    assert has_scores(training=True) == (is_plain or dropout > 0)
+    assert has_scores(training=False, return_attention_scores=True)
 
 
 def attend_inside(dtype, mask, **options):

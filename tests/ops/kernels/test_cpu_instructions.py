@@ -53,6 +53,14 @@ calls = {
         padding="valid",
         Tout="float16",
     ),
+    "attention": lambda: ops.keras_mp_attention(
+        query=x[None, None],
+        key=x[None, None],
+        value=x[None, None],
+        mask=[],
+        scale=1.0,
+        is_causal=False,
+    ),
     "histogram": lambda: ops.keras_mp_exponent_histogram(x=x),
     "update": lambda: ops.keras_mp_unscale_gradients(
         scale=1.0, gradients=[x], count=1, compute_sum_of_squares=False

@@ -1,0 +1,104 @@
+"""Attention of many heads by the op that makes no tensor of the scores."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_mp import keras_internals
+from keras_mp.layers.precision import uses_ops
+
+# The einsums of scores and outputs that Keras builds for [batch, length, heads, size].
+_EQUATIONS = (
+    ("aecd,abcd->acbe", "acbe,aecd->abcd"),  # MultiHeadAttention: key and query
+    ("bquh,bkuh->buqk", "buqk,bkuh->bquh"),  # GroupQueryAttention: query and key
+)
+
+
+def can_attend_in_one_pass(
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    training: bool | None,
+    is_causal: bool = False,
+) -> bool:
+    """Tells whether `attend_in_one_pass` computes what a layer is to compute.
+
+    It does in 16 bits, without active dropout, where the kernel of the op runs.
+
+    Args: those of `attend_in_one_pass`; `training`, as the layer is called.
+    """
+    if not uses_ops(layer, query, key, value) or (training and layer.dropout > 0.0):
+        return False
+    equations = (
+        keras_internals.scores_equation(layer),
+        keras_internals.outputs_equation(layer),
+    )
+    if equations not in _EQUATIONS or (query.shape[0] is None) != (
+        key.shape[0] is None
+    ):
+        return False
+    # `_zero_without_keys` knows of one kind of mask.
+    if is_causal and mask is not None and layer.dropout > 0.0:
+        return False
+    from keras_mp.ops.attention import has_kernel
+
+    return has_kernel(layer.compute_dtype)
+
+
+def attend_in_one_pass(
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    scale: float,
+    is_causal: bool = False,
+) -> Any:
+    """Returns the outputs of an attention.
+
+    Args:
+        layer: a multi-head or grouped-query attention.
+        query: projected, `[batch, queries, heads, size]`.
+        key: `[batch, keys, heads, size]`.
+        value: `[batch, keys, heads, value_size]`.
+        mask: `[batch, queries, keys]`, `[batch, heads, queries, keys]`, or None.
+        scale: factor of the scores.
+        is_causal: bool, whether later keys are hidden too.
+    """
+    from keras_mp.ops import dot_product_attention
+
+    query, key, value = _with_equal_batches(query, key, value)
+    if mask is not None:
+        for _ in range(4 - len(mask.shape)):
+            mask = ops.expand_dims(mask, -3)
+        mask = ops.cast(mask, "bool")
+    outputs = dot_product_attention(
+        query, key, value, mask=mask, scale=scale, is_causal=is_causal
+    )
+    if mask is not None and layer.dropout > 0.0:
+        return _zero_without_keys(outputs, mask)
+    return outputs
+
+
+def _with_equal_batches(*tensors: Any) -> list[Any]:
+    """Repeats a batch of one, as the einsums of Keras do; its gradient sums in FP32."""
+    batch = next((x.shape[0] for x in tensors if x.shape[0] != 1), 1)
+
+    def repeated(x: Any) -> Any:
+        if x.shape[0] == batch:
+            return x
+        wide = ops.broadcast_to(ops.cast(x, "float32"), (batch, *x.shape[1:]))
+        return ops.cast(wide, x.dtype)
+
+    return [repeated(x) for x in tensors]
+
+
+def _zero_without_keys(outputs: Any, mask: Any) -> Any:
+    """Returns 0 for a query whose keys are all masked.
+
+    Where a layer has dropout, Keras lets it attend to nothing; else to all equally.
+    """
+    sees_any = ops.transpose(ops.any(mask, axis=-1, keepdims=True), (0, 2, 1, 3))
+    return ops.where(sees_any, outputs, ops.zeros((), outputs.dtype))
