@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-
 from keras_mp import info
 from keras_mp.command_line.benchmark import quiet_tensorflow
 from keras_mp.command_line.errors import check_new
@@ -89,6 +87,8 @@ def run(options: argparse.Namespace) -> None:
         CommandError: the file for the report exists, or its folder does not.
         ImportError: Keras is on another backend than TensorFlow.
     """
+    import tensorflow as tf
+
     check_new(options.out)
     devices = gpus()
     sizes = QUICK if options.quick else ON_GPU if devices else ON_CPU
@@ -115,6 +115,8 @@ def run(options: argparse.Namespace) -> None:
 
 def installed(report: Report, sizes: Sizes) -> None:
     """What is there, and what is missing."""
+    import tensorflow as tf
+
     for name, value in info.facts().items():
         report.write(f"{name + ':':14}{value}")
     build = tf.sysconfig.get_build_info()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_mp.command_line.training_steps import (
     Recipe,
@@ -34,6 +33,8 @@ def error_over_bound(
         transpose_a: bool.
         transpose_b: bool.
     """
+    import tensorflow as tf
+
     random = np.random.default_rng(0)
     a, b = (
         tf.cast(random.standard_normal((size, size), "float32"), dtype) for _ in "ab"
@@ -54,6 +55,8 @@ def product_ms(dtype: str, size: int, products: int) -> dict[str, float]:
         size: int, M, K and N.
         products: int, how many are computed between two looks at the clock.
     """
+    import tensorflow as tf
+
     a = tf.random.normal((size, size))
     half = tf.cast(a, dtype)
     functions: dict[str, Callable[[], Any]] = {
@@ -85,6 +88,8 @@ def peak_bytes(
         recipes: sequence of `Recipe`.
         gpu: str, such as `"GPU:0"`.
     """
+    import tensorflow as tf
+
     found = []
     for recipe in recipes:
         before = tf.config.experimental.get_memory_info(gpu)["current"]

@@ -36,10 +36,11 @@ def packages():
     pytest.skip("needs NVRTC 12.9: pip install 'keras_mp[volta]'")
 
 
-def compile_ptx(source, architecture, *options):
-    """The PTX of CUDA C++."""
+def compile_ptx(source, architecture, *options, headers=None):
+    """The PTX of CUDA C++; `headers` are added to those of the host."""
     nvrtc = ctypes.CDLL(str(packages() / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"))
-    headers = [(name.encode(), text.encode()) for name, text in HOST_HEADERS.items()]
+    known = HOST_HEADERS | (headers or {})
+    headers = [(name.encode(), text.encode()) for name, text in known.items()]
     program = ctypes.c_void_p()
     handle = ctypes.byref(program)
     status = nvrtc.nvrtcCreateProgram(

@@ -68,6 +68,24 @@ PROMISES = {
             "test_stored_state.py::test_replicas_store_what_one_process_does[both]"
         ],
     },
+    "docs/guides/on_a_gpu.md": {
+        "compute a small known problem, once in a process": [
+            "test_first_use.py::test_a_right_product_is_checked_once_and_used"
+        ],
+        "If a kernel errs, it is not used, and one warning says so": [
+            "test_first_use.py::test_a_wrong_product_is_turned_off_with_one_warning[fp16-sums]",
+            "test_first_use.py::test_a_wrong_step_is_turned_off_with_one_warning[adam]",
+        ],
+        "`KERAS_MP_CHECK=0` skips the check": [
+            "test_first_use.py::test_no_check_where_it_is_switched_off"
+        ],
+        "Without a GPU it runs on the CPU, and its first line says so": [
+            "test_gpu_command.py::test_a_report_on_a_cpu"
+        ],
+        "`none:` and why: no driver": [
+            "test_native.py::test_build_info_says_why_there_is_no_gpu"
+        ],
+    },
     "docs/guides/models_that_overflow.md": {
         "A model that FP16 suits gets an empty plan": [
             "test_plan_precision.py::test_a_model_that_fp16_suits_gets_an_empty_plan[mixed_float16]"

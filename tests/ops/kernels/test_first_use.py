@@ -149,9 +149,10 @@ def test_right_steps_pass():
     assert update.takes_variables([OnGpu()])
 
 
-@pytest.mark.parametrize(
-    "case", ["the rule 'adam'", "masters and slots in fewer bytes"]
-)
+STEPS = {"adam": "the rule 'adam'", "coded": "masters and slots in fewer bytes"}
+
+
+@pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_a_wrong_step_is_turned_off_with_one_warning(monkeypatch, case):
     right = CASES[case]
 

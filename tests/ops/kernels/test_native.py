@@ -191,6 +191,33 @@ def test_build_info_names_processor_and_gpu(monkeypatch):
     assert build_info()["gpu"] == "NVIDIA H100, GPU"
 
 
+# Whether TensorFlow has CUDA, whether there is a driver, and what is said.
+WITHOUT_GPU = {
+    "cpu-build": (False, True, "built without CUDA"),
+    "no-driver": (True, False, "no NVIDIA driver"),
+    "hidden": (True, True, "tensorflow[and-cuda]"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GPU)
+def test_build_info_says_why_there_is_no_gpu(monkeypatch, name):
+    has_cuda, has_driver, reason = WITHOUT_GPU[name]
+
+    def load(library):
+        assert library == "libcuda.so.1"
+        if not has_driver:
+            raise OSError
+
+    # The module, which the function of its name hides.
+    module = sys.modules["keras_mp.ops.build_info"]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [])
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: has_cuda)
+    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    monkeypatch.setenv("KERAS_MP_OPS", "reference")
+    gpu = build_info()["gpu"]
+    assert gpu.startswith("none: ") and reason in gpu
+
+
 def test_build_info_with_the_reference(ops_mode):
     ops_mode("reference")
     info = build_info()
