@@ -452,6 +452,14 @@ def set_policy(layer: Any, policy: Any) -> None:
     layer._dtype_policy = policy
 
 
+def set_input_dtype(layer: keras.layers.InputLayer, dtype: str) -> None:
+    """Sets the dtype to which a functional or Sequential model casts an input.
+
+    `InputLayer._dtype` and `KerasTensor._dtype`: they are set when the model is made.
+    """
+    layer._dtype = layer.output._dtype = dtype
+
+
 def own_variables(layer: Any) -> list[tuple[Any, bool]]:
     """Returns the variables of a layer itself, each with True if listed as trainable.
 

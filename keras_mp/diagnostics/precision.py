@@ -9,7 +9,7 @@ import keras
 
 from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.dtypes import is_half
-from keras_mp.layers.conversion.ways import ReturnsDtype
+from keras_mp.layers.conversion.ways import ReturnsDtype, casts_left_to_layers
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 
 # TensorFlow has one setting for all threads: whether functions run eagerly.
@@ -37,7 +37,7 @@ def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
     policies = {None: _own, "float32": _in_float32, "float16": _in_float16}
     with having_policies(policies[dtype](layers)):
         if dtype == "float32":
-            with _returning_float32(layers):
+            with _returning_float32(layers), casts_left_to_layers(model):
                 yield
         else:
             yield

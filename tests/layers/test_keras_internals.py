@@ -136,6 +136,19 @@ def set_policy():
     yield one.dtype_policy is policies, True
 
 
+def set_input_dtype():
+    model = keras.Sequential([keras.layers.Identity(dtype="mixed_float16")])
+    x = np.full((1, 1), 1e5, "float32")
+    yield model(x).dtype.name, "float16"  # built by this call
+    layer = model.inputs[0]._keras_history.operation
+    yield layer.dtype, "float16"
+    model.layers[0].dtype_policy = "float32"
+    yield float(model(x)[0, 0]), np.inf
+    keras_internals.set_input_dtype(layer, "float32")
+    yield float(model(x)[0, 0]), 1e5
+    yield layer.get_config()["dtype"], "float32"
+
+
 def own_variables():
     layer = built(keras.layers.BatchNormalization())
     layer.gamma.trainable = False

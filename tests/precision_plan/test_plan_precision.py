@@ -282,6 +282,37 @@ def test_normalizations_whose_weights_are_stored_in_fp16(name, mean, ways):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_a_sequential_model_that_was_built_when_it_was_called(policy, tmp_path):
+    """It casts its inputs to FP16, whatever its layers compute in."""
+    keras.config.set_dtype_policy(policy)
+    norm = keras.layers.LayerNormalization(name="norm")
+    inner = keras.Sequential([norm, keras.layers.Dense(4, name="dense")], name="inner")
+    inputs = keras.Input((4,))
+    x = keras.layers.Rescaling(1e6, name="large")(inputs)
+    model = keras.Model(inputs, inner(x))
+    model.compile(keras_mp.wrap("sgd", loss_scale=1.0), "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    before = [state_of(model), inner(1e6 * x).dtype, inner.autocast]
+    plan = keras_mp.plan_precision(model, x, x)
+    assert [state_of(model), inner(1e6 * x).dtype, inner.autocast] == before
+    assert plan.ways == {"large": "float32", "inner/norm": "float32"}
+    assert not plan.notes
+    found = plan.verify(model, x, x)
+    assert found.after.gradient_error <= 0.02
+    assert found.after.loss == pytest.approx(found.loss, rel=1e-3)
+    plan.apply(model).fit(x, x, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0
+    assert keras_mp.plan_precision(model, x, x).ways == plan.ways
+    expected = model(x)
+    assert np.all(np.isfinite(expected))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(x), expected)
+    keras_mp.to_keras(model)
+    assert not np.all(np.isfinite(model(x)))
+
+
 def test_several_batches_are_measured():
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")])

@@ -76,6 +76,8 @@ def set_policies(model: Any, ways: Mapping[int, str]) -> None:
                 _set_policy(each, _policy(each, way))
         elif not has_halves and layer.compute_dtype == "float32":
             _set_policy(layer, "mixed_float16")
+    if ways:
+        _leave_casts_to_layers(model)
 
 
 def return_dtypes(model: Any) -> None:
@@ -99,8 +101,8 @@ def forget_ways(model: Any) -> None:
             del layer.returned_dtype
         if hasattr(layer, "policy_before_ways"):
             keras_internals.set_policy(layer, layer.policy_before_ways)
-            layer.autocast = layer.autocast_before_ways
-            del layer.policy_before_ways, layer.autocast_before_ways
+            del layer.policy_before_ways
+    _cast_as_before(every_layer(model))
 
 
 def ways_of(model: Any) -> dict[int, str]:
@@ -124,6 +126,48 @@ def ways_of(model: Any) -> dict[int, str]:
     }
 
 
+@contextmanager
+def casts_left_to_layers(model: Any) -> Iterator[None]:
+    """Has the models inside a model cast no input inside a `with` block."""
+    changed = _leave_casts_to_layers(model)
+    try:
+        yield
+    finally:
+        _cast_as_before(changed)
+
+
+def _leave_casts_to_layers(model: Any) -> list[Any]:
+    """Has functional and Sequential models give their layers inputs as they are.
+
+    A Sequential model that is built when it is called casts its inputs to what its
+    first layer computes in then, and with weights stored in FP16 any one does.
+
+    Returns:
+        The layers that were changed, for `_cast_as_before`.
+    """
+    changed = []
+    for layer in every_layer(model):
+        if isinstance(layer, keras.layers.InputLayer) and is_half(layer.dtype):
+            layer.dtype_before_ways = layer.dtype
+            keras_internals.set_input_dtype(layer, "float32")
+            changed.append(layer)
+        elif isinstance(layer, keras.Sequential) and layer.autocast:
+            layer.autocast_before_ways = True
+            layer.autocast = False
+            changed.append(layer)
+    return changed
+
+
+def _cast_as_before(layers: list[Any]) -> None:
+    for layer in layers:
+        if hasattr(layer, "autocast_before_ways"):
+            layer.autocast = layer.autocast_before_ways
+            del layer.autocast_before_ways
+        if hasattr(layer, "dtype_before_ways"):
+            keras_internals.set_input_dtype(layer, layer.dtype_before_ways)
+            del layer.dtype_before_ways
+
+
 def class_without_ways(layer: Any) -> Any:
     """Returns the class of a layer as it was before `return_dtypes`."""
     cls = type(layer)
@@ -139,6 +183,7 @@ def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
         (layer, type(layer), layer.dtype_policy, _attributes(layer, names))
         for layer in layers
     ]
+    inputs = [x for x in every_layer(model) if hasattr(x, "dtype_before_ways")]
     try:
         forget_ways(model)
         for layer in layers:
@@ -153,6 +198,9 @@ def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
             keras_internals.set_policy(layer, policy)
             for name, value in attributes.items():
                 setattr(layer, name, value)
+        for layer in inputs:
+            layer.dtype_before_ways = layer.dtype
+            keras_internals.set_input_dtype(layer, "float32")
 
 
 def every_layer_and_cell(model: Any) -> list[Any]:
