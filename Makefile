@@ -229,7 +229,7 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
 	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
 	@echo "(600 MB) and takes 1 to 10 minutes; later runs skip this step."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation -e '.[$*]' || { \
+	  --no-build-isolation -e '.[newest,$*]' || { \
 	  echo >&2; \
 	  echo "error: pip could not install keras_mp[$*]; its reason is above." >&2; \
 	  echo "If it could not reach a package index: check the network, set HTTPS_PROXY" >&2; \

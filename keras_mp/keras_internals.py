@@ -520,3 +520,14 @@ def replicas_scope(variable: keras.Variable) -> Any:
     if not isinstance(variable.value, tf.distribute.DistributedValues):
         return nullcontext()
     return variable.value.distribute_strategy.scope()
+
+
+def synchronization_argument(variable: keras.Variable) -> dict[str, Any]:
+    """Returns what makes `keras.Variable` synchronize a new variable as another one.
+
+    `Variable.synchronization` is public; before Keras 3.10 there is neither attribute
+    nor argument.
+    """
+    if KERAS < (3, 10):
+        return {}
+    return {"synchronization": variable.synchronization}

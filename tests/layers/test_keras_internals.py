@@ -211,6 +211,15 @@ def replicas_scope():
             yield tf.distribute.get_strategy(), expected
 
 
+def synchronization_argument():
+    variable = keras.Variable(0.0)
+    has_argument = keras_internals.KERAS >= (3, 10)
+    yield hasattr(variable, "synchronization"), has_argument
+    argument = keras_internals.synchronization_argument(variable)
+    yield set(argument), {"synchronization"} if has_argument else set()
+    keras.Variable(0.0, **argument)
+
+
 # For each function a generator of pairs: what it returns, and what keras_mp relies on.
 CONTRACTS = (
     uses_flash_attention,
@@ -231,6 +240,7 @@ CONTRACTS = (
     remove_variable,
     autocasts,
     replicas_scope,
+    synchronization_argument,
 )
 
 

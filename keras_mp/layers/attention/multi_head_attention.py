@@ -55,15 +55,19 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
     ) -> tuple[Any, Any]:
         is_flash = keras_internals.uses_flash_attention(self)
         if is_flash or not multiplies(self, query, key, value):
+            # Keras 3.8 has neither argument, Keras 3.14 not the second. It passes no
+            # argument that it does not have.
+            options = {
+                "return_attention_scores": return_attention_scores,
+                "use_causal_mask": use_causal_mask,
+            }
             return super()._compute_attention(
                 query,
                 key,
                 value,
                 attention_mask,
                 training,
-                return_attention_scores,
-                # Keras 3.12 does not have this argument, nor does it pass it.
-                **({"use_causal_mask": True} if use_causal_mask else {}),
+                **{name: True for name, is_asked in options.items() if is_asked},
             )
         if not return_attention_scores and can_attend_in_one_pass(
             self, query, key, value, attention_mask, training, use_causal_mask

@@ -270,8 +270,8 @@ def _fp32_copy(old: Any) -> Any:
             dtype="float32",
             autocast=keras_internals.autocasts(old),
             aggregation=old.aggregation,
-            synchronization=old.synchronization,
             name=name,
+            **keras_internals.synchronization_argument(old),
         )
     for attribute in ("regularizer", "constraint", "overwrite_with_gradient"):
         setattr(new, attribute, getattr(old, attribute))
