@@ -32,8 +32,7 @@ def round_nearest(x: Any, dtype: str) -> Any:
     Returns:
         Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
     """
-    largest, _, _ = _FORMATS[dtype]
-    return ops.cast(ops.clip(x, -largest, largest), dtype)
+    return ops.cast(_saturate(x, dtype), dtype)
 
 
 def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
@@ -62,8 +61,7 @@ def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
         dtype: `"float16"` or `"bfloat16"`.
         uniforms: float32 tensor of the shape of `x`, from [0, 1).
     """
-    largest, _, _ = _FORMATS[dtype]
-    x = ops.clip(x, -largest, largest)
+    x = _saturate(x, dtype)
     spacing = _spacing(x, dtype)
     steps = x / spacing
     down = ops.floor(steps)
@@ -95,12 +93,18 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
     if rounding == "nearest":
         rounded = round_nearest(master, dtype)
         return ops.not_equal(bits_of(rounded, "int16"), bits_of(weight, "int16"))
-    largest, _, _ = _FORMATS[dtype]
-    master = ops.clip(master, -largest, largest)
+    master = _saturate(master, dtype)
     spacing = _spacing(master, dtype)
     steps = master / spacing
     found = ops.cast(weight, "float32") / spacing
     return ops.logical_and(found != ops.floor(steps), found != ops.ceil(steps))
+
+
+def _saturate(x: Any, dtype: str) -> Any:
+    """Returns `x` within the finite values of `dtype`, and NaN where it is NaN."""
+    largest, _, _ = _FORMATS[dtype]
+    # XLA of TensorFlow 2.20 compiles a clip that makes a NaN one of the bounds.
+    return ops.where(ops.isnan(x), x, ops.clip(x, -largest, largest))
 
 
 def _spacing(x: Any, dtype: str) -> Any:
