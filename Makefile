@@ -219,7 +219,7 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis $(NATIVE)
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis keras_mp/ops/kernels/_keras_mp_ops*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
