@@ -313,6 +313,22 @@ def test_a_sequential_model_that_was_built_when_it_was_called(policy, tmp_path):
     assert not np.all(np.isfinite(model(x)))
 
 
+def test_the_cell_of_a_recurrent_layer_computes_as_that_does(policy):
+    inputs = keras.Input((3, 2))
+    x = keras.layers.Rescaling(1e5, name="large")(inputs)
+    x = keras.layers.GRU(2, name="gru")(x)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="dense")(x))
+    model.compile(keras_mp.wrap("sgd", loss_scale=1.0), "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("float32")
+    plan = keras_mp.plan_precision(model, x, x[:, 0, :1])
+    assert plan.ways == {"large": "float32", "gru": "float32"} and not plan.notes
+    gru = plan.apply(model).get_layer("gru")
+    assert gru.compute_dtype == gru.cell.compute_dtype == "float32"
+    assert model.get_layer("dense").compute_dtype == "float16"
+    model.fit(x, x[:, 0, :1], verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0
+
+
 def test_several_batches_are_measured():
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")])
