@@ -74,9 +74,10 @@ def set_policies(model: Any, ways: Mapping[int, str]) -> None:
         if way != FLOAT16:
             for each in _computed_with(layer):
                 _set_policy(each, _policy(each, way))
+        elif hasattr(layer, "policy_before_ways"):  # a cell, with its recurrent layer
+            continue
         elif not has_halves and layer.compute_dtype == "float32":
-            if not hasattr(layer, "policy_before_ways"):  # a cell has one by now
-                _set_policy(layer, "mixed_float16")
+            _set_policy(layer, "mixed_float16")
     if ways:
         _leave_casts_to_layers(model)
 
