@@ -1,7 +1,6 @@
 """The precisions that every experiment trains in, under the names of the flag."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -20,36 +19,25 @@ class Precision:
         computes_in_fp32: whether plain TensorFlow computes FP16 numbers in FP32 and
             rounds the result, the "pseudo FP16" of the paper's section 4.3, in the
             place of kernels that multiply FP16 numbers.
-        forms: arguments of `keras_mp.wrap` that say how masters and optimizer state are
-            stored.
     """
 
     dtype_policy: str
     loss_scale: Any = None
     computes_in_fp32: bool = False
-    forms: Mapping[str, Any] = field(default_factory=dict)
 
     def wrap(self, optimizer: keras.optimizers.Optimizer) -> Any:
         """Returns the optimizer with masters and loss scaling, or as it is."""
         if self.loss_scale is None:
             return optimizer
-        return keras_mp.wrap(optimizer, loss_scale=self.loss_scale, **self.forms)
+        return keras_mp.wrap(optimizer, loss_scale=self.loss_scale)
 
 
-# 8 bits for all state but that of biases and other small variables.
-_INT8 = {"state": keras_mp.Int8State(least_size=256, excluded=())}
-_REMAINDERS = {"masters": "remainders"}
-_ALONE = {"masters": None, "rounding": "stochastic"}
 PRECISIONS = {
     "fp32": Precision("float32"),
     "mixed": Precision("float16", loss_scale="dynamic"),
     "mixed-no-scaling": Precision("float16", loss_scale=1.0),
     "fp16-no-master": Precision("float16"),
     "pseudo-fp16": Precision("float16", loss_scale="dynamic", computes_in_fp32=True),
-    "mixed-remainders": Precision("float16", "dynamic", forms=_REMAINDERS),
-    "mixed-int8": Precision("float16", "dynamic", forms=_INT8),
-    "mixed-8-bytes": Precision("float16", "dynamic", forms={**_REMAINDERS, **_INT8}),
-    "stochastic-no-master": Precision("float16", "dynamic", forms=_ALONE),
 }
 
 

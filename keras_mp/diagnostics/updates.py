@@ -9,6 +9,9 @@ import numpy as np
 from keras_mp.diagnostics.paths import numbered
 from keras_mp.optimizer.master_weights import create_master
 
+# What rounds to infinity.
+_BEYOND_FP16 = 65520.0
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -80,13 +83,16 @@ def _rounding_noise(half_weight: Any, update: Any) -> float:
     """Returns `sqrt(sum(s**2 f (1 - f))) / |update|`, of the spacing s of FP16.
 
     A number that lies the fraction f of the spacing above its lower neighbor is rounded
-    up with the probability f.
+    up with the probability f. Infinite where FP16 cannot hold the new weight.
     """
     size = np.linalg.norm(update.astype(np.float64))
     if size == 0:
         return 0.0
     new = half_weight.astype(np.float64) + update
-    spacing = np.abs(np.spacing(np.abs(new).astype(np.float16))).astype(np.float64)
+    if not np.all(np.abs(new) < _BEYOND_FP16):  # NaN, too
+        return float("inf")
+    _, exponent = np.frexp(new)
+    spacing = np.ldexp(1.0, np.maximum(exponent - 1, -14) - 10)
     steps = new / spacing
     fraction = steps - np.floor(steps)
     return float(np.linalg.norm(spacing * np.sqrt(fraction * (1 - fraction))) / size)

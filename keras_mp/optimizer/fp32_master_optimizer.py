@@ -155,8 +155,6 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         check_values_to_copy(self.inner_optimizer, variables)
         masters = create_masters(variables, self.masters)
         in_eight_bits = self._masters_in_eight_bits(masters)
-        others = [m for m in masters if id(m) not in in_eight_bits]
-        self.inner_optimizer.build([reference_of(master) for master in others])
         self._master_weights = MasterWeights(
             variables,
             masters,
@@ -172,6 +170,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         exclude_masters_from_weight_decay(
             self.inner_optimizer, self._master_weights.references
         )
+        others = [m for m in masters if id(m) not in in_eight_bits]
+        self.inner_optimizer.build([reference_of(master) for master in others])
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 

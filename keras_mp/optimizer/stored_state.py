@@ -95,7 +95,7 @@ def create_slots(
     """Returns new slots in 8 bits, by the `id` of their master.
 
     Args:
-        optimizer: the inner `keras.optimizers.Optimizer`, built.
+        optimizer: the inner `keras.optimizers.Optimizer`.
         masters: the masters that get them.
     """
     kinds = _kinds_of(optimizer) or ()

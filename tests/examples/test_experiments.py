@@ -14,7 +14,6 @@ import tensorflow as tf
 from experiments import report
 from experiments.compare import Comparison, slug
 from experiments.flags import parse
-from experiments.precision import precision_of
 from experiments.run import Run
 
 import keras_mp
@@ -92,23 +91,6 @@ def test_precisions(folder, tmp_path, flags, policy, scale, route):
     if scale is not None:
         optimizer.build([])
         assert float(optimizer.loss_scale) == scale
-
-
-@pytest.mark.parametrize(
-    ("precision", "masters", "bits", "rounding"),
-    [
-        ("mixed", "float32", 32, "nearest"),
-        ("mixed-remainders", "remainders", 32, "nearest"),
-        ("mixed-int8", "float32", 8, "nearest"),
-        ("mixed-8-bytes", "remainders", 8, "nearest"),
-        ("stochastic-no-master", None, 32, "stochastic"),
-    ],
-)
-def test_forms_of_optimizer_state(precision, masters, bits, rounding):
-    optimizer = precision_of(precision, "dynamic").wrap(keras.optimizers.Adam())
-    is_fp32 = optimizer.state == "float32"
-    assert (optimizer.masters, optimizer.rounding) == (masters, rounding)
-    assert is_fp32 == (bits == 32)
 
 
 def train(folder, out, *flags, precision="mixed"):

@@ -25,7 +25,7 @@ PROMISES = {
             "test_experiments.py::test_precisions",
             "test_translation.py::test_train_in_mixed_precision_and_resume",
         ],
-        "the installation stops with the reason if that fails": [
+        "The installation stops with the reason if the native library": [
             "test_build.py::test_a_build_that_fails_is_an_error",
             "test_build.py::test_without_what_it_needs_the_package_has_no_library",
         ],
@@ -416,7 +416,7 @@ PROMISES = {
 # the others, and their code blocks are run by tests/docs/test_code_blocks.py.
 WITHOUT_PROMISES = [
     *("changelog.md", "convert.md", "faq.md", "gallery.md", "loss_scale.md"),
-    *("quickstart.md", "recipes.md", "reliability.md"),
+    *("quickstart.md", "recipes.md", "reliability.md", "versions.md"),
 ]
 # Tables whose rows promise something each: the page, and the words before it.
 TABLES = [
