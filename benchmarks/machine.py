@@ -18,8 +18,8 @@ def processor():
 
 def gpus():
     """Returns the names of the GPUs."""
-    names = keras_mp.ops.build_info().get("gpu")
-    return names.split(", ") if names else []
+    names = keras_mp.ops.build_info()["gpu"]
+    return [] if names.startswith("none: ") else names.split(", ")
 
 
 def instruction_set():

@@ -15,7 +15,7 @@ def machine() -> dict[str, str | int]:
     return {
         "processor": info["processor"],
         "cores": os.cpu_count() or 1,
-        "gpu": info.get("gpu", "none"),
+        "gpu": info["gpu"].partition(": ")[0],
         "kernels": info.get("cpu", info["route"]),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
