@@ -12,9 +12,11 @@
 
 #include "common/fixture.h"
 
-// The sanitizers are to return null where there is no memory, as the C library does.
-extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
-extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+// The sanitizers, which ask for these functions, are to return null where there is no
+// memory, as the C library does.
+#define VISIBLE extern "C" __attribute__((visibility("default")))
+VISIBLE const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+VISIBLE const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
 
 namespace keras_mp {
 namespace {
