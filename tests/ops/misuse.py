@@ -436,9 +436,11 @@ def try_together(name, op, count):
     choose = random.Random(name)
     for _ in range(count):
         arguments = calls()[name]
+        changes = {key: list(mutations(value)) for key, value in arguments.items()}
+        changing = [key for key, listed in changes.items() if listed]
         chosen = {
-            argument: choose.choice(list(mutations(arguments[argument])))
-            for argument in choose.sample(list(arguments), min(2, len(arguments)))
+            argument: choose.choice(changes[argument])
+            for argument in choose.sample(changing, min(2, len(changing)))
         }
 
         def run(arguments=arguments, chosen=chosen):
