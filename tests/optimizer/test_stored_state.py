@@ -104,7 +104,9 @@ def test_remainders_of_bfloat16(rule, mode):
         )
         for forms in ({}, {"masters": "remainders"})
     )
-    assert np.max(np.abs(found.view("int32") - expected.view("int32"))) <= 1
+    ulps = np.abs(found.view("int32") - expected.view("int32"))
+    assert np.max(ulps) <= 1
+    assert np.count_nonzero(ulps) <= 1  # of 77 masters, in four steps
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -136,11 +138,16 @@ def train_without_a_kernel(inner, mode="eager", **forms):
     return train(inner, mode=mode, weights=weights, **forms)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "form"),
+    [
+        (rule, form)
+        for rule in RULES
+        for form in FORMS
+        if rule not in NOT_IN_8_BITS or "state" not in FORMS[form]
+    ],
+)
 def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
-    if rule in NOT_IN_8_BITS and "state" in FORMS[form]:
-        return
     kernel = train(RULES[rule](), **FORMS[form])
     plain = train_without_a_kernel(RULES[rule](), **FORMS[form])
     assert_same(plain, kernel)
