@@ -1,13 +1,11 @@
 """Callbacks that log, set and monitor the loss scale, and swap averaged weights."""
 
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_mp import keras_internals
 from keras_mp.arguments import folder, whole_number
@@ -15,6 +13,7 @@ from keras_mp.diagnostics.collapsed_run import describe_overflow
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.gradient_norm import check_can_keep_norm
+from keras_mp.optimizer.moving_average import keeps_average
 from keras_mp.optimizer.penalties import check_penalties
 from keras_mp.step_log import StepLog
 from keras_mp.watched_optimizers import (
@@ -206,8 +205,9 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     """Keras's `SwapEMAWeights`, for models whose weights are stored in 16 bits too.
 
     Keras's callback swaps the variables that the inner optimizer updates, here the
-    FP32 masters, with their moving averages. This one rounds those into the weights,
-    too.
+    masters, with their moving averages. This one keeps a copy of the masters, has
+    `finalize_variable_values` overwrite masters and weights with the averages, and puts
+    the copy back. So neither is rounded, whatever form the masters are stored in.
 
     Args:
         swap_on_epoch: bool, also swap between epochs, so that a checkpoint holds the
@@ -225,49 +225,70 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__(swap_on_epoch=swap_on_epoch)
+        self._masters: list[np.ndarray] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Swaps back after an epoch, if asked to."""
-        with self._weights_following():
+        if not self._is_wrapped:
             super().on_epoch_begin(epoch, logs)
+        elif self.swap_on_epoch:
+            self._put_masters_back()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Swaps between epochs, if asked to."""
-        with self._weights_following():
+        if not self._is_wrapped:
             super().on_epoch_end(epoch, logs)
+        elif self.swap_on_epoch:
+            self._show_averages()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Forgets the masters: `fit` has made the averages the weights."""
+        self._masters = None
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Swaps for an evaluation."""
-        with self._weights_following():
+        if self._is_wrapped:
+            self._show_averages()
+        else:
             super().on_test_begin(logs)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Swaps back."""
-        with self._weights_following():
+        if self._is_wrapped:
+            self._put_masters_back()
+        else:
             super().on_test_end(logs)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Swaps for a prediction."""
-        with self._weights_following():
-            super().on_predict_begin(logs)
+        self.on_test_begin(logs)
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Swaps back, which Keras 3.15 forgets after a prediction."""
         self.on_test_end(logs)
 
-    @contextlib.contextmanager
-    def _weights_following(self) -> Iterator[None]:
-        model, optimizer = self.model, self.model.optimizer
-        if not isinstance(optimizer, FP32MasterOptimizer):
-            yield
+    @property
+    def _is_wrapped(self) -> bool:
+        return isinstance(self.model.optimizer, FP32MasterOptimizer)
+
+    def _show_averages(self) -> None:
+        optimizer = self.model.optimizer
+        if not keeps_average(optimizer.inner_optimizer):
+            raise ValueError(
+                "SwapEMAWeights needs an optimizer that keeps moving averages. "
+                f"Received: {optimizer}. Give the inner optimizer use_ema=True."
+            )
+        if self._masters is not None:
             return
-        # Before Keras 3.15 it is the model's variables that are swapped.
-        of_masters = SimpleNamespace(
-            optimizer=optimizer, trainable_variables=optimizer.master_weights
-        )
         with optimizer.changing_masters():
-            self.set_model(of_masters)
-            try:
-                yield
-            finally:
-                self.set_model(model)
+            self._masters = [np.array(master) for master in optimizer.master_weights]
+        optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    def _put_masters_back(self) -> None:
+        masters, self._masters = self._masters, None
+        if masters is None:
+            return
+        optimizer = self.model.optimizer
+        with optimizer.changing_masters():
+            for master, value in zip(optimizer.master_weights, masters, strict=True):
+                master.assign(value)

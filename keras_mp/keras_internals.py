@@ -136,6 +136,32 @@ def applied_steps(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
+def moving_averages(optimizer: Any) -> list[Any]:
+    """Returns the moving averages of a built optimizer, in the order of its variables.
+
+    `Optimizer._model_variables_moving_average`, which `use_ema` makes: the public
+    `finalize_variable_values` only overwrites variables with them.
+    """
+    return optimizer._model_variables_moving_average
+
+
+def accumulated_gradients(optimizer: Any) -> list[Any]:
+    """Returns the sums of gradients of a built optimizer, by the order of variables.
+
+    `Optimizer._accumulated_gradients`, which `gradient_accumulation_steps` makes:
+    `optimizer.variables` has them among all others.
+    """
+    return optimizer._accumulated_gradients
+
+
+def clip_by_norm(optimizer: Any, gradient: Any) -> Any:
+    """Returns a gradient clipped to the norm `optimizer.clipnorm`.
+
+    `Optimizer._clip_by_norm`: Keras has no public function for it.
+    """
+    return optimizer._clip_by_norm(gradient)
+
+
 def slots(optimizer: Any, *names: str) -> list[list[Any]]:
     """Returns lists of the slots of a built optimizer, in the order of its variables.
 

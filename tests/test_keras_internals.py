@@ -461,6 +461,37 @@ def test_the_next_batch_is_looked_at_and_trained_on(steps):
     assert not isinstance(model.train_function, keras_internals.NextBatches)
 
 
+@contract(keras_internals.moving_averages)
+def test_moving_averages(variables):
+    optimizer = optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    optimizer.build(variables)
+    found = keras_internals.moving_averages(optimizer)
+    assert [v.shape for v in found] == [(2, 3), (4,)]
+    gradients = [keras.ops.ones_like(v) for v in variables]
+    optimizer.apply(gradients, variables)
+    for average, variable in zip(found, variables, strict=True):
+        np.testing.assert_array_equal(average.numpy(), variable.numpy())
+
+
+@contract(keras_internals.accumulated_gradients)
+def test_accumulated_gradients(variables):
+    optimizer = optimizers.SGD(gradient_accumulation_steps=3)
+    optimizer.build(variables)
+    found = keras_internals.accumulated_gradients(optimizer)
+    assert [v.shape for v in found] == [(2, 3), (4,)]
+    for _ in range(2):
+        optimizer.apply([keras.ops.ones_like(v) for v in variables], variables)
+    assert [np.unique(v.numpy()).tolist() for v in found] == [[2.0], [2.0]]
+
+
+@contract(keras_internals.clip_by_norm)
+def test_clip_by_norm():
+    """The norm of (3, 4) is 5."""
+    optimizer = optimizers.SGD(clipnorm=2.5)
+    found = keras_internals.clip_by_norm(optimizer, keras.ops.array([3.0, 4.0]))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), [1.5, 2.0])
+
+
 @contract(keras_internals.applied_steps)
 def test_applied_steps_counts_those_that_accumulate():
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)

@@ -18,11 +18,7 @@ from keras_mp.optimizer.inner_optimizer import (
     exclude_masters_from_weight_decay,
     leaves,
 )
-from keras_mp.optimizer.master_weights import (
-    MasterWeights,
-    create_masters,
-    reference_of,
-)
+from keras_mp.optimizer.master_weights import MasterWeights, create_masters
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.saved_state import Saved, saved_entries
 from keras_mp.optimizer.scalar_variable import add_scalar
@@ -32,6 +28,8 @@ from keras_mp.optimizer.shared_loss_scale import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.state.int8_state import Int8State
+from keras_mp.optimizer.state.kept import create_kept
+from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.step_notes import step_notes
 from keras_mp.optimizer.stored_state import check_state, create_slots
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
@@ -172,6 +170,10 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         )
         others = [m for m in masters if id(m) not in in_eight_bits]
         self.inner_optimizer.build([reference_of(master) for master in others])
+        if self._master_weights.are_compressed:
+            self._master_weights.kept = create_kept(
+                self.inner_optimizer, masters, in_eight_bits
+            )
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 

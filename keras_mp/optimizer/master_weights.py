@@ -22,6 +22,7 @@ from keras_mp.optimizer.rounding import (
     round_nearest,
     round_stochastic,
 )
+from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.state.masters import (
     RemainderMaster,
     StoredMaster,
@@ -61,11 +62,6 @@ def _new_master(weight: Any, form: str | None) -> Any:
     if form == "remainders":
         return RemainderMaster(weight, create_master(weight, "int16"))
     return WeightAsMaster(weight) if form is None else create_master(weight)
-
-
-def reference_of(master: Any) -> Any:
-    """Returns what the inner optimizer knows a master by: a variable is itself."""
-    return master.reference if isinstance(master, StoredMaster) else master
 
 
 def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
@@ -124,6 +120,7 @@ class MasterWeights:
             is an FP32 variable.
         stored: list of the other masters of weights stored in 16 bits.
         slots: as the argument.
+        kept: `Kept`, where masters or slots are compressed.
     """
 
     def __init__(
@@ -143,6 +140,7 @@ class MasterWeights:
         self.stored = [m for _, m in others if isinstance(m, StoredMaster)]
         self._weight_of = {id(master): weight for weight, master in self.pairs}
         self.slots = slots or {}
+        self.kept = Kept()
         self.rounding = rounding
         self.seed = seed
         self.strategy = strategy

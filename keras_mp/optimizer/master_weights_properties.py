@@ -93,7 +93,9 @@ class MasterWeightsProperties(LossScaleProperties):
         if not keeps_average(self.inner_optimizer):
             return
         with self.changing_masters():
-            overwrite_with_average(self.inner_optimizer, self._masters_of(var_list))
+            overwrite_with_average(
+                self.inner_optimizer, self._master_weights, self._masters_of(var_list)
+            )
 
     def exclude_from_weight_decay(
         self,

@@ -10,10 +10,19 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.master_weights import MasterWeights, reference_of
-from keras_mp.optimizer.state.masters import RemainderMaster, WeightAsMaster
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.state.kept import create_kept
+from keras_mp.optimizer.state.masters import (
+    RemainderMaster,
+    WeightAsMaster,
+    reference_of,
+)
 from keras_mp.optimizer.state.slots import EightBitSlot
-from keras_mp.optimizer.update.fused_rules import FusedRule, rule_of
+from keras_mp.optimizer.update.fused_rules import (
+    AROUND_A_RULE,
+    FusedRule,
+    rule_of,
+)
 
 
 class Saved(NamedTuple):
@@ -78,32 +87,32 @@ def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:
     probe = type(optimizer).from_config(optimizer.get_config())
     masters = master_weights.all
     probe.build([keras.Variable(0.0, name=f"v{i}") for i in range(len(masters))])
+    kept = master_weights.kept.variables
     of_probe = {
-        id(slot): (number, i)
-        for number, of_all in enumerate(_rule(probe).slots)
-        for i, slot in enumerate(of_all)
+        id(each): _of(own)
+        for each, own in zip(
+            create_kept(probe, masters, ()).variables, kept, strict=True
+        )
     }
     own_slots = _rule(optimizer).slots
-    in_fp32 = {id(slot) for of_all in own_slots for slot in of_all}
-    others = iter(v for v in optimizer.variables if id(v) not in in_fp32)
-    entries = []
-    for each in probe.variables:
-        if id(each) not in of_probe:
-            entries.append(_of(next(others)))
-            continue
-        number, i = of_probe[id(each)]
-        master = masters[i]
-        if id(master) in master_weights.slots:
-            slot = master_weights.slots[id(master)][number]
-            entries.append(_of_slot(slot))
-        else:
-            index = keras_internals.variable_index(optimizer, reference_of(master))
-            entries.append(_of(own_slots[number][index]))
-    return entries
+    for number, of_all in enumerate(_rule(probe).slots):
+        for each, master in zip(of_all, masters, strict=True):
+            if id(master) in master_weights.slots:
+                slot = _of_slot(master_weights.slots[id(master)][number])
+            else:
+                index = keras_internals.variable_index(optimizer, reference_of(master))
+                slot = _of(own_slots[number][index])
+            of_probe[id(each)] = slot
+    known = {id(v) for v in (*kept, *(slot for of_all in own_slots for slot in of_all))}
+    counters = iter(v for v in optimizer.variables if id(v) not in known)
+    return [
+        of_probe[id(each)] if id(each) in of_probe else _of(next(counters))
+        for each in probe.variables
+    ]
 
 
 def _rule(optimizer: Any) -> FusedRule:
-    rule = rule_of(optimizer)
+    rule = rule_of(optimizer, AROUND_A_RULE)
     if rule is None:
         raise ValueError(
             "Optimizer state in 8 bits is saved by the rule of its optimizer. "

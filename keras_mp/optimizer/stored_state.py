@@ -8,7 +8,7 @@ import keras
 from keras_mp.arguments import short_repr
 from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.optimizer.state.slots import EightBitSlot, SlotKind, create_slot
-from keras_mp.optimizer.update.fused_rules import what_has_no_rule
+from keras_mp.optimizer.update.fused_rules import AROUND_A_RULE, what_has_no_rule
 
 _MASTERS = ("float32", "remainders", None)
 
@@ -72,13 +72,13 @@ def _as_int8_state(state: Any) -> Int8State | None:
 
 
 def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
-    missing = what_has_no_rule(optimizer)
+    missing = what_has_no_rule(optimizer, AROUND_A_RULE)
     if missing:
         raise ValueError(
             "Compressed optimizer state is for the optimizers that have a kernel: SGD, "
             "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl and RMSprop, "
-            "with learning_rate, weight_decay, clipvalue, global_clipnorm and their "
-            f"own options. Received: {missing}. Leave out what was received, or choose "
+            "with the options of all of Keras's optimizers and their own. Received: "
+            f"{missing}. Leave out what was received, or choose "
             'masters="float32" and state="float32".'
         )
     if eight_bit is not None and _kinds_of(optimizer) is None:

@@ -26,10 +26,20 @@ FORMS = {
 COMPILED = 5 * 20 * 2.0**-24 * 4
 
 
-def train(mode, **forms):
+# Two updates, each of the mean of two steps, and averages that are written to masters.
+OPTIONS = {
+    "gradient_accumulation_steps": 2,
+    "use_ema": True,
+    "ema_momentum": 0.5,
+    "ema_overwrite_frequency": 2,
+}
+
+
+def train(mode, options=None, **forms):
     """Five steps, the third of which overflows."""
     weights = make_weights("float16")
-    optimizer = keras_mp.wrap(keras.optimizers.Adam(0.01), 64, **forms)
+    inner = keras.optimizers.Adam(0.01, **(options or {}))
+    optimizer = keras_mp.wrap(inner, 64, **forms)
     optimizer.scale_loss(0.0)
     step = make_step(optimizer, weights, mode)
     for seed in range(5):
@@ -45,9 +55,11 @@ def masters_of(optimizer):
     return [np.asarray(master) for master in optimizer.master_weights]
 
 
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "options"])
 @pytest.mark.parametrize("mode", MODES)
-def test_remainders_are_masters(mode):
-    (expected, _), (found, weights) = train(mode), train(mode, **FORMS["remainders"])
+def test_remainders_are_masters(mode, options):
+    expected, _ = train(mode, options)
+    found, weights = train(mode, options, **FORMS["remainders"])
     atol = COMPILED if mode == "jit" else 2.0**-22
     for one, other in zip(masters_of(found), masters_of(expected), strict=True):
         assert one.dtype == np.float32

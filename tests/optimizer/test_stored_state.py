@@ -1,13 +1,14 @@
 """Masters as remainders, slots in 8 bits, and weights without masters."""
 
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from keras import optimizers
+from keras import ops, optimizers
 
 import keras_mp
 
@@ -94,6 +95,91 @@ def test_remainders_are_fp32_masters_to_the_bit(rule, mode):
     assert kinds == {"int16"}
 
 
+# Options that Keras implements around every rule.
+AROUND = {
+    "clipnorm": {"clipnorm": 0.5},
+    "ema": {"use_ema": True, "ema_momentum": 0.5},
+    "overwriting": {
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+    },
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "accumulation, clipped": {
+        "gradient_accumulation_steps": 2,
+        "global_clipnorm": 0.5,
+    },
+    "accumulation, ema": {
+        "gradient_accumulation_steps": 2,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+    },
+}
+WITH_AND_WITHOUT_OPTIONS = pytest.mark.parametrize(
+    "options", [{}, AROUND["accumulation, ema"]], ids=["plain", "options"]
+)
+OPTIMIZERS = {
+    "momentum": lambda **options: optimizers.SGD(0.1, momentum=0.9, **options),
+    "adamw": lambda **options: optimizers.AdamW(0.1, weight_decay=0.1, **options),
+    "nadam": lambda **options: optimizers.Nadam(0.1, **options),
+}
+CONSTRAINTS = {"kernel": None, "plain": lambda x: x * 0.875}
+
+
+def train_without_a_kernel(inner, constraint=ops.copy, **kwargs):
+    """A constraint, which no kernel has, makes the step take the plain route."""
+    weights = oracle.make_weights("float16", SHAPES)
+    weights[0].constraint = constraint
+    return train(inner, weights=weights, **kwargs)
+
+
+def saved_arrays(optimizer):
+    store = {}
+    optimizer.save_own_variables(store)
+    return store
+
+
+@pytest.mark.parametrize("route", CONSTRAINTS)
+@pytest.mark.parametrize("options", AROUND)
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_remainders_are_fp32_masters_with_options(rule, options, route):
+    """With Keras's own code for the options, and for the step where FP32 needs it."""
+    (masters, _), (found, _) = (
+        train_without_a_kernel(
+            OPTIMIZERS[rule](**AROUND[options]),
+            CONSTRAINTS[route],
+            steps=7,
+            masters=form,
+        )
+        for form in ("float32", "remainders")
+    )
+    expected = saved_arrays(masters)
+    arrays = saved_arrays(found)
+    assert arrays.keys() == expected.keys()
+    for key, array in expected.items():
+        oracle.assert_same_bits(arrays[key], array, key)
+    steps = AROUND[options].get("gradient_accumulation_steps", 1)
+    assert int(found.iterations) == int(masters.iterations) == 6 // steps
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("form", ["both", "no masters, int8"])
+@pytest.mark.parametrize("options", AROUND)
+def test_options_are_those_of_keras(options, form, mode):
+    """Near FP32: Adam moves at most 0.1 a step, and 8 bits change a fourth of that."""
+    inner = OPTIMIZERS["adamw"]
+    masters, _ = train(inner(**AROUND[options]), steps=7, mode=mode)
+    found, weights = train(inner(**AROUND[options]), steps=7, mode=mode, **FORMS[form])
+    for mine, exact in zip(found.master_weights, masters.master_weights, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(mine), np.asarray(exact), rtol=0, atol=6 * (0.1 / 4 + 2.0**-10)
+        )
+    for weight, master in zip(weights, found.master_weights, strict=True):
+        rounded = np.asarray(master).astype("float16")
+        oracle.assert_same_bits(oracle.value(weight), rounded)
+
+
 @MODES
 @pytest.mark.parametrize("rule", ["sgd", "adam", "rmsprop_momentum"])
 def test_remainders_of_bfloat16(rule, mode):
@@ -129,13 +215,6 @@ def test_a_thousand_steps_with_remainders(rule, dtype):
     # Of a million masters one in 2**17 is half-way above an even bfloat16 weight, and
     # moves by an ulp, at most 2**-23 of it.
     np.testing.assert_allclose(others, masters, rtol=2.0**-20)
-
-
-def train_without_a_kernel(inner, mode="eager", **forms):
-    """A constraint, which no kernel has, makes the step take the plain route."""
-    weights = oracle.make_weights("float16", SHAPES)
-    weights[0].constraint = lambda x: x
-    return train(inner, mode=mode, weights=weights, **forms)
 
 
 @pytest.mark.parametrize(
@@ -224,21 +303,25 @@ def test_bytes_per_parameter():
     }
 
 
+SAVED = {name: RULES[name] for name in ("momentum", "adam", "rmsprop_momentum")}
+SAVED |= {
+    "adamw with options": lambda: OPTIMIZERS["adamw"](**AROUND["accumulation, ema"])
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["momentum", "adam", "rmsprop_momentum"])
-def test_a_saved_form_is_loaded_into_every_other(rule, form, tmp_path):
-    saved, weights = train(RULES[rule](), **FORMS[form])
-    store = {}
-    saved.save_own_variables(store)
+@pytest.mark.parametrize("rule", SAVED)
+def test_a_saved_form_is_loaded_into_every_other(rule, form):
+    saved, weights = train(SAVED[rule](), **FORMS[form])
+    store = saved_arrays(saved)
     for name, forms in {"masters": {}, **FORMS}.items():
         others = oracle.make_weights("float16", SHAPES)
         for mine, other in zip(weights, others, strict=True):
             other.assign(mine)
-        loaded = wrap(RULES[rule](), **forms)
+        loaded = wrap(SAVED[rule](), **forms)
         loaded.build(others)
         loaded.load_own_variables(store)
-        again = {}
-        loaded.save_own_variables(again)
+        again = saved_arrays(loaded)
         assert again.keys() == store.keys()
         if name in (form, "masters"):
             for key, array in store.items():
@@ -250,8 +333,9 @@ def test_a_saved_form_is_loaded_into_every_other(rule, form, tmp_path):
             np.testing.assert_allclose(np.asarray(other), np.asarray(mine), rtol=2e-3)
 
 
+@WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_goes_on_from_a_file_to_the_bit(form, tmp_path):
+def test_a_model_goes_on_from_a_file_to_the_bit(form, options, tmp_path):
     x = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
 
     def fit(model, epochs):
@@ -265,7 +349,7 @@ def test_a_model_goes_on_from_a_file_to_the_bit(form, tmp_path):
             keras.layers.Dense(1, dtype="float32"),
         ]
     )
-    model.compile(keras_mp.wrap("adam", **FORMS[form]), "mse")
+    model.compile(keras_mp.wrap(optimizers.Adam(**options), **FORMS[form]), "mse")
     fit(model, 1)
     model.save(tmp_path / "model.keras")
     fit(model, 2)
@@ -331,11 +415,12 @@ def test_rows_of_an_embedding():
     oracle.assert_same_bits(oracle.value(table[0]), oracle.value(dense[0]))
 
 
+@WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
-def test_replicas_store_what_one_process_does(strategy, form):
+def test_replicas_store_what_one_process_does(strategy, form, options):
     with strategy.scope():
         weights = oracle.make_weights("float16", SHAPES[:2])
-        optimizer = wrap(optimizers.Adam(0.1), **FORMS[form])
+        optimizer = wrap(optimizers.Adam(0.1, **options), **FORMS[form])
         optimizer.build(weights)
     gradients = oracle.make_gradients(weights, seed=0)
     replicas = strategy.num_replicas_in_sync
@@ -348,9 +433,9 @@ def test_replicas_store_what_one_process_does(strategy, form):
         )
 
     alone = oracle.make_weights("float16", SHAPES[:2])
-    expected = wrap(optimizers.Adam(0.1), **FORMS[form])
+    expected = wrap(optimizers.Adam(0.1, **options), **FORMS[form])
     expected.build(alone)
-    for _ in range(2):
+    for _ in range(4):
         step()
         expected.apply([tf.constant(g) for g in gradients])
     for mine, others in zip(weights, alone, strict=True):
@@ -404,10 +489,10 @@ def test_the_config_makes_the_same_optimizer(form):
             "Received: Lamb",
         ),
         "an option": (
-            optimizers.Adam(use_ema=True),
+            optimizers.Ftrl(learning_rate_power=-0.25),
             {"masters": "remainders"},
             ValueError,
-            "use_ema=True",
+            "learning_rate_power=-0.25",
         ),
         "amsgrad": (
             optimizers.Adam(amsgrad=True),
@@ -435,11 +520,56 @@ def test_mistakes(inner, arguments, error, message):
     assert "Received: " in str(caught.value)
 
 
-def test_an_option_set_later():
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("use_ema", True),
+        ("gradient_accumulation_steps", 2),
+        ("weight_decay", tf.constant(0.5)),
+    ],
+    ids=["average", "sum", "rule"],
+)
+def test_an_option_set_later(name, value):
     optimizer, weights = train(optimizers.Adam(), masters="remainders", steps=1)
-    optimizer.inner_optimizer.use_ema = True
-    with pytest.raises(ValueError, match="use_ema=True"):
+    setattr(optimizer.inner_optimizer, name, value)
+    with pytest.raises(ValueError, match=f"Received: {name}="):
         optimizer.apply([tf.ones(w.shape, "float16") for w in weights], weights)
+
+
+def test_a_missing_gradient_forgets_its_sum_as_in_keras():
+    arrays = []
+    for form in ("float32", "remainders"):
+        weights = oracle.make_weights("float16", SHAPES[:2])
+        inner = optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        optimizer = wrap(inner, masters=form)
+        optimizer.build(weights)
+        first, second = (tf.ones(w.shape, "float16") for w in weights)
+        optimizer.apply([first, second])
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            optimizer.apply([first, None])
+        arrays.append(saved_arrays(optimizer))
+    for mine, others in zip(*(each.values() for each in arrays), strict=True):
+        oracle.assert_same_bits(mine, others)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_averages_are_shown_and_masters_put_back(form):
+    """Training goes on as if nobody had looked, and the average is the model's."""
+    options = {"use_ema": True, "ema_momentum": 0.5}
+    (optimizer, weights), (undisturbed, _) = (
+        train(optimizers.Adam(0.1, **options), **FORMS[form]) for _ in range(2)
+    )
+    model = SimpleNamespace(optimizer=optimizer, trainable_variables=weights)
+    swap = keras_mp.SwapEMAWeights()
+    swap.set_model(model)
+    swap.on_test_begin()
+    averages = optimizer._master_weights.kept.averages
+    for weight, average in zip(weights, averages, strict=True):
+        distance = np.abs(oracle.value(weight) - oracle.value(average))
+        assert np.max(distance, initial=0) <= 2.0**-10  # an ulp of FP16 below 2
+    swap.on_test_end()
+    for mine, others in zip(optimizer.variables, undisturbed.variables, strict=True):
+        oracle.assert_same_bits(oracle.value(mine), oracle.value(others), mine.path)
 
 
 def test_int8_state_mistakes():

@@ -55,6 +55,10 @@ PROMISES = {
             "test_stored_state.py::test_remainders_are_fp32_masters_to_the_bit[adam-xla]",
             "test_remainders.py::test_random_masters[float16]",
         ],
+        "Accumulated gradients and averages are FP32": [
+            "test_stored_state.py::test_remainders_are_fp32_masters_with_options[adamw-ema-kernel]",
+            "test_stored_state.py::test_remainders_are_fp32_masters_with_options[adamw-accumulation-kernel]",
+        ],
         "no update was larger than four times": [
             "test_long_run.py::test_no_update_is_out_of_proportion[adam-200]"
         ],
@@ -62,10 +66,10 @@ PROMISES = {
             "test_stored_state.py::test_a_saved_form_is_loaded_into_every_other[adam-both]"
         ],
         "A run that is": [
-            "test_stored_state.py::test_a_model_goes_on_from_a_file_to_the_bit[both]"
+            "test_stored_state.py::test_a_model_goes_on_from_a_file_to_the_bit[both-plain]"
         ],
         "On several replicas the first one updates compressed state": [
-            "test_stored_state.py::test_replicas_store_what_one_process_does[both]"
+            "test_stored_state.py::test_replicas_store_what_one_process_does[both-plain]"
         ],
     },
     "docs/guides/on_a_gpu.md": {

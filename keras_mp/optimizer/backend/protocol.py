@@ -124,6 +124,17 @@ class Backend(Protocol):
             variables: list of those that `act` may change.
         """
 
+    def cond(
+        self, predicate: Any, act: Callable[[], None], variables: list[Any]
+    ) -> None:
+        """Runs `act` if `predicate` holds, inside an update of `cond_on_all_replicas`.
+
+        Args:
+            predicate: scalar bool tensor.
+            act: function that assigns to variables.
+            variables: list of those that it may change.
+        """
+
     def assign_on_all_replicas(
         self,
         strategy: Any,

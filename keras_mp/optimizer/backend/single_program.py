@@ -77,9 +77,14 @@ class SingleProgramBackend(Backend):
         grads: list[Any],
         variables: list[Any],
     ) -> None:
+        self.cond(predicate, lambda: run(None, act, grads), variables)
+
+    def cond(
+        self, predicate: Any, act: Callable[[], None], variables: list[Any]
+    ) -> None:
         if not _is_traced(predicate):
             if predicate:
-                run(None, act, grads)
+                act()
             return
         # `jax.lax.cond` takes pure functions: the new values are results of a branch.
         before = [variable.value for variable in variables]
@@ -87,7 +92,7 @@ class SingleProgramBackend(Backend):
         def changed() -> list[Any]:
             mapping = list(zip(variables, before, strict=True))
             with keras.StatelessScope(mapping) as scope:
-                run(None, act, grads)
+                act()
             return [scope.get_current_value(variable) for variable in variables]
 
         after = ops.cond(predicate, changed, lambda: before)

@@ -150,6 +150,11 @@ class TensorFlowBackend(Backend):
         context = tf.distribute.get_replica_context()
         context.merge_call(across, args=(predicate, grads))
 
+    def cond(
+        self, predicate: Any, act: Callable[[], None], variables: list[Any]
+    ) -> None:
+        ops.cond(predicate, act, lambda: None)
+
     def assign_on_all_replicas(
         self,
         strategy: Any,

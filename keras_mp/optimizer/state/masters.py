@@ -179,3 +179,8 @@ class WeightAsMaster(StoredMaster):
 
     def _store_nearest(self, value: Any) -> None:
         self.weight.assign(round_nearest(value, self._half))
+
+
+def reference_of(master: Any) -> Any:
+    """Returns what the inner optimizer knows a master by: a variable is itself."""
+    return master.reference if isinstance(master, StoredMaster) else master

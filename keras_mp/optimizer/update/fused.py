@@ -9,12 +9,8 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import (
-    MasterWeights,
-    are_distinct,
-    reference_of,
-)
-from keras_mp.optimizer.state.masters import StoredMaster
+from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
+from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.state.noise import halves_of
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import (
@@ -22,6 +18,7 @@ from keras_mp.optimizer.update.gradient_check import (
     Wanted,
     check_of_kernel,
 )
+from keras_mp.optimizer.update.unscaled_update import variables_of
 
 
 def fused_part(
@@ -61,12 +58,6 @@ def _variables_written(
     codes = [slot.codes for slot in master_weights.eight_bit_slots]
     weights = [weight for weight, _ in master_weights.pairs]
     return [*variables_of(masters), *weights, *slots, *codes]
-
-
-def variables_of(masters: Sequence[Any]) -> list[Any]:
-    """Returns the variables that masters are stored in."""
-    stored = [m.variables if isinstance(m, StoredMaster) else [m] for m in masters]
-    return [variable for each in stored for variable in each]
 
 
 def hyperparameters_of(
@@ -179,13 +170,19 @@ class FusedUpdate:
         """
         if self.master_weights.draws_uniforms:
             # A skipped step must not advance the generator of random numbers.
-            ops.cond(finite, lambda: self._update(True), lambda: None)
+            ops.cond(finite, lambda: self.update(True, self._norm), lambda: None)
         else:
-            self._update(finite)
+            self.update(finite, self._norm)
         if self.counts_the_step:
             count_step(self.optimizer, finite)
 
-    def _update(self, finite: Any) -> None:
+    def update(self, finite: Any, norm: Any) -> None:
+        """Updates slots, masters and weights, and counts nothing.
+
+        Args:
+            finite: bool or scalar bool tensor, whether anything is to change.
+            norm: as for `hyperparameters_of`.
+        """
         from keras_mp.ops.kernels import update
 
         parts = [self.master_weights.parts(master) for master in self.masters]
@@ -205,7 +202,7 @@ class FusedUpdate:
             [applies_weight_decay(self.optimizer, master) for master in self.masters],
             rule=self.rule.name,
             hyperparameters={
-                **hyperparameters_of(self.optimizer, self.rule, self.scale, self._norm),
+                **hyperparameters_of(self.optimizer, self.rule, self.scale, norm),
                 **self._noise(),
             },
         )

@@ -1,6 +1,6 @@
 """The optimizers that a kernel implements, with their options and slots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,22 +30,24 @@ class FusedRule:
     hyperparameters: Callable[[Any], dict[str, Any]]
 
 
-def rule_of(optimizer: Any) -> FusedRule | None:
+def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None:
     """Returns the rule of an optimizer, None if the kernel lacks one of its options.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, built.
+        besides: set of names of options that the caller implements.
     """
-    if what_has_no_rule(optimizer):
+    if what_has_no_rule(optimizer, besides):
         return None
     return _KNOWN[type(optimizer)][1](optimizer)
 
 
-def what_has_no_rule(optimizer: Any) -> str | None:
+def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
     """Names what the kernel lacks of an optimizer: its class, or options in use.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, which need not be built.
+        besides: set of names of options that the caller implements.
 
     Returns:
         str, or None where the kernel implements all of it.
@@ -54,7 +56,7 @@ def what_has_no_rule(optimizer: Any) -> str | None:
     known = _KNOWN.get(type(optimizer))
     if known is None or "update_step" in vars(optimizer):
         return type(optimizer).__name__
-    used = options_in_use(optimizer, {*_OF_ALL, *known[0]})
+    used = options_in_use(optimizer, {*_OF_ALL, *known[0], *besides})
     numbers = {name: getattr(optimizer, name) for name in _NUMBERS}
     used |= {name: x for name, x in numbers.items() if not _is_number(x)}
     return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
@@ -67,11 +69,21 @@ def count_step(optimizer: Any, finite: Any) -> None:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
         finite: scalar bool tensor.
     """
+    count_update(optimizer, finite)
+    iterations = optimizer.iterations
+    iterations.assign_add(ops.cast(finite, iterations.dtype))
+
+
+def count_update(optimizer: Any, finite: Any) -> None:
+    """Advances what counts the updates besides `iterations`, if `finite` is true.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has a rule.
+        finite: scalar bool tensor.
+    """
     if type(optimizer) is keras.optimizers.Nadam:
         product = nadam_momentum_product(optimizer)
         product.assign(ops.where(finite, _next_product(optimizer), product))
-    iterations = optimizer.iterations
-    iterations.assign_add(ops.cast(finite, iterations.dtype))
 
 
 def _is_number(option: Any) -> bool:
@@ -237,6 +249,16 @@ _OF_ALL = {
     "global_clipnorm",
     "name",
 }
+# Options of every optimizer that `RuleWithOptions` implements around any rule.
+AROUND_A_RULE = frozenset(
+    {
+        "clipnorm",
+        "gradient_accumulation_steps",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+    }
+)
 # Those whose value decides what is computed. That of a tensor is not known in a graph.
 _NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
 _BETAS = {"beta_1", "beta_2", "epsilon"}

@@ -10,14 +10,19 @@ from keras_mp.optimizer.backend import Runner, backend
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
 from keras_mp.optimizer.update.fused_rules import (
-    FusedRule,
+    AROUND_A_RULE,
     rule_of,
     what_has_no_rule,
+)
+from keras_mp.optimizer.update.rule_with_options import (
+    RuleWithOptions,
+    check_what_is_kept,
+    has_options_around,
 )
 from keras_mp.optimizer.update.stored import StoredUpdate
 from keras_mp.optimizer.update.unfused import InnerUpdate
 
-Update = FusedUpdate | InnerUpdate | StoredUpdate
+Update = FusedUpdate | InnerUpdate | RuleWithOptions | StoredUpdate
 
 
 def plan(
@@ -43,10 +48,10 @@ def plan(
     Returns:
         List of one or two parts, with the methods `check` and `apply`.
     """
-    rule = rule_of(optimizer)
     if master_weights.are_compressed:
         step = (gradients, masters, scale, replicas, run)
-        return [_of_compressed_state(optimizer, rule, master_weights, *step)]
+        return [_of_compressed_state(optimizer, master_weights, *step)]
+    rule = rule_of(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # This warns of missing gradients, which the inner optimizer would do itself.
@@ -81,23 +86,24 @@ def plan(
 
 def _of_compressed_state(
     optimizer: Any,
-    rule: FusedRule | None,
     master_weights: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],
     scale: Any,
     replicas: int,
     run: Runner,
-) -> FusedUpdate | StoredUpdate:
+) -> FusedUpdate | StoredUpdate | RuleWithOptions:
     """Returns the one update of all variables: by the kernel, if it takes all of them.
 
     Raises:
         ValueError: an option was set after the optimizer was wrapped that no rule has.
     """
+    rule = rule_of(optimizer, AROUND_A_RULE)
     if rule is None:
+        missing = what_has_no_rule(optimizer, AROUND_A_RULE)
         raise ValueError(
             "Compressed optimizer state needs an optimizer that the kernel of the "
-            f"update implements. Received: {what_has_no_rule(optimizer)}. Leave the "
+            f"update implements. Received: {missing}. Leave the "
             "option as it was when the optimizer was wrapped."
         )
     gradients, masters = keras_internals.without_missing_gradients(
@@ -105,18 +111,19 @@ def _of_compressed_state(
     )
     # Of a sparse gradient all rows are needed: the slots of each row decay.
     gradients = [backend.as_dense(gradient) for gradient in gradients]
-    divisor = ops.ones(()) if scale is None else scale
+    rest = (gradients, masters, scale, replicas, run, rule)
+    if has_options_around(optimizer):
+        check_what_is_kept(optimizer, master_weights)
+        return RuleWithOptions(optimizer, master_weights, *rest)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
-    if len(fused) == len(masters):
-        return FusedUpdate(
-            optimizer,
-            rule,
-            master_weights,
-            gradients,
-            masters,
-            divisor,
-            counts_the_step=True,
-        )
-    return StoredUpdate(
-        optimizer, rule, master_weights, gradients, masters, divisor, replicas, run
+    if len(fused) < len(masters):
+        return StoredUpdate(optimizer, master_weights, *rest)
+    return FusedUpdate(
+        optimizer,
+        rule,
+        master_weights,
+        gradients,
+        masters,
+        ops.ones(()) if scale is None else scale,
+        counts_the_step=True,
     )

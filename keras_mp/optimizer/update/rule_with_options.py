@@ -1,0 +1,145 @@
+"""The update of compressed state with options that Keras implements around any rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from keras_mp import keras_internals
+from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
+from keras_mp.optimizer.update.fused_rules import FusedRule, count_update
+from keras_mp.optimizer.update.gradient_check import sum_of_squares_of
+from keras_mp.optimizer.update.stored import StoredUpdate, read_master, store_master
+from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
+
+
+def has_options_around(optimizer: Any) -> bool:
+    """Tells whether an optimizer uses an option that Keras implements around a rule."""
+    return bool(
+        optimizer.clipnorm or optimizer.gradient_accumulation_steps or optimizer.use_ema
+    )
+
+
+def check_what_is_kept(optimizer: Any, master_weights: MasterWeights) -> None:
+    """Refuses an option that was set after the optimizer was built.
+
+    Raises:
+        ValueError: there is no average, or no sum of gradients, to update.
+    """
+    needed = {
+        "use_ema": master_weights.kept.averages,
+        "gradient_accumulation_steps": master_weights.kept.sums,
+    }
+    for name, kept in needed.items():
+        if getattr(optimizer, name) and not kept:
+            raise ValueError(
+                "An optimizer makes the variables that an option needs when it is "
+                f"built. Received: {name}={getattr(optimizer, name)!r}, set after "
+                "that. Give the option to the optimizer's constructor."
+            )
+
+
+@dataclass
+class RuleWithOptions(UnscaledUpdate):
+    """Accumulates and clips gradients before a rule, and averages masters after it.
+
+    In the order of `keras.optimizers.Optimizer.apply`.
+
+    Attributes:
+        rule: the `FusedRule` of the optimizer.
+    """
+
+    rule: FusedRule
+
+    def _update(self, gradients: Sequence[Any]) -> None:
+        if self.optimizer.gradient_accumulation_steps:
+            self._accumulate(gradients)
+        else:
+            self._apply_rule(gradients)
+        if self.optimizer.use_ema:
+            self._average()
+        self._in_plain_operations().constrain()
+        keras_internals.applied_steps(self.optimizer).assign_add(1)
+
+    def _accumulate(self, gradients: Sequence[Any]) -> None:
+        steps = self.optimizer.gradient_accumulation_steps
+        calls = keras_internals.applied_steps(self.optimizer) + 1
+        is_last = ops.equal(calls % steps, 0)
+        sums = self.master_weights.kept.sums
+        own = [sums[self.master_weights.position(master)] for master in self.masters]
+
+        def update() -> None:
+            pairs = zip(gradients, own, strict=True)
+            self._apply_rule([(gradient + total) / steps for gradient, total in pairs])
+
+        backend.cond(is_last, update, self.variables)
+        for gradient, total in zip(gradients, own, strict=True):
+            total.assign(total + gradient)
+        for total in sums:
+            total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
+
+    def _apply_rule(self, gradients: Sequence[Any]) -> None:
+        optimizer = self.optimizer
+        if optimizer.clipnorm:
+            gradients = [keras_internals.clip_by_norm(optimizer, g) for g in gradients]
+        norm = None
+        if optimizer.global_clipnorm:
+            norm = ops.sqrt(sum_of_squares_of(gradients))
+        rule, all_of_them = self.rule, self.master_weights
+        fused = fused_part(optimizer, rule, all_of_them, gradients, self.masters)
+        if len(fused) == len(self.masters):
+            self._by_the_kernel(gradients).update(True, norm)
+        else:
+            self._in_plain_operations().update(gradients, norm)
+        count_update(optimizer, True)
+
+    def _by_the_kernel(self, gradients: Sequence[Any]) -> FusedUpdate:
+        return FusedUpdate(
+            self.optimizer,
+            self.rule,
+            self.master_weights,
+            gradients,
+            self.masters,
+            ops.ones(()),
+            counts_the_step=False,
+        )
+
+    def _in_plain_operations(self) -> StoredUpdate:
+        return StoredUpdate(
+            self.optimizer,
+            self.master_weights,
+            self.gradients,
+            self.masters,
+            ops.ones(()),
+            self.replicas,
+            self.run,
+            self.rule,
+        )
+
+    def _average(self) -> None:
+        optimizer = self.optimizer
+        # At the first step an average becomes its master.
+        is_later = ops.cast(ops.not_equal(optimizer.iterations, 0), "float32")
+        momentum = is_later * optimizer.ema_momentum
+        pairs = self._masters_and_averages
+        for master, average in pairs:
+            value = read_master(self.master_weights, master)
+            average.assign(momentum * average + (1 - momentum) * value)
+        if optimizer.ema_overwrite_frequency:
+            updates = optimizer.iterations + 1
+            is_time = ops.equal(updates % optimizer.ema_overwrite_frequency, 0)
+            backend.cond(is_time, self._overwrite_with_averages, self.variables)
+
+    def _overwrite_with_averages(self) -> None:
+        noise = self.master_weights.noise(self.optimizer.iterations)
+        for master, average in self._masters_and_averages:
+            # On JAX one buffer cannot be donated twice.
+            store_master(self.master_weights, master, ops.copy(average), noise)
+
+    @property
+    def _masters_and_averages(self) -> list[tuple[Any, Any]]:
+        averages = self.master_weights.kept.averages
+        return list(zip(self.master_weights.all, averages, strict=True))
