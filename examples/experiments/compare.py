@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments import report
 from experiments.flags import build_folder
+from experiments.paired import Margin
 
 # What most experiments are measured with; a constant scale comes with each of them.
 SETTINGS = {
@@ -40,6 +41,8 @@ class Comparison:
         settings: the flags of train.py, by the name of the setting.
         demo: the names of those that are trained by default.
         measures: names of measures in result.json, the columns of the table.
+        margins: by measure, how far from FP32 a precision may end and still count as
+            equal to it. They were chosen before any difference was computed.
         curve: the column of the log that is drawn.
         log_scale: whether it is drawn on a logarithmic scale.
         groups: how names of settings begin that are drawn apart from others.
@@ -54,6 +57,7 @@ class Comparison:
     settings: Mapping[str, Sequence[str]]
     demo: Sequence[str]
     measures: Sequence[str]
+    margins: Mapping[str, Margin] = field(default_factory=dict)
     curve: str = "loss"
     log_scale: bool = False
     groups: Sequence[str] = ()

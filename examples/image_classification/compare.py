@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison
+from experiments.paired import Margin
 from image_classification.model import NETWORKS
 
 COMPARISON = Comparison(
@@ -26,6 +27,7 @@ COMPARISON = Comparison(
         for name in ("fp32", "mixed")
     ],
     measures=["top-1"],
+    margins={"top-1": Margin(1, "points")},
     curve="top_1",
     groups=[*NETWORKS],
     short=["--steps=200", "--decay-every=150", "--test-images=2000"],

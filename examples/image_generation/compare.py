@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison
+from experiments.paired import Margin
 from experiments.report import Results
 from image_generation.figure6 import draw, samples
 
@@ -27,6 +28,8 @@ COMPARISON = Comparison(
     | {"mixed, seed 2": ["--precision", "mixed", "--seed", "2"]},
     demo=["fp32", "mixed"],
     measures=["FID", "FID of training images", "accuracy of the judge"],
+    # FID has no unit, and its size depends on the judge: a tenth of it.
+    margins={"FID": Margin(10, "%", relative=True)},
     curve="discriminator_loss",
     short=["--steps=800"],
     show=grids,

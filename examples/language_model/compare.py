@@ -10,12 +10,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison, constant
+from experiments.paired import Margin
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
     settings=SETTINGS | constant(128),
     demo=["fp32", "mixed", "mixed, scale 128", "mixed, no scaling"],
     measures=["held-out perplexity"],
+    margins={"held-out perplexity": Margin(2, "%", relative=True)},
     curve="perplexity",
     log_scale=True,
     short=["--steps=1200", "--eval-every=200"],

@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison, constant
+from experiments.paired import Margin
 
 # The scale of a loss that is divided by 4096 times as much, and not scaled.
 _SMALL = ["--precision", "mixed", "--loss-scale", "0.000244140625"]
@@ -19,6 +20,7 @@ COMPARISON = Comparison(
     settings=SETTINGS | constant(8) | {"mixed, scale 0.000244": _SMALL},
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
+    margins={"mAP": Margin(0.02)},
     short=["--steps", "60", "--eval-every", "20", "--warm-up", "20"],
 )
 

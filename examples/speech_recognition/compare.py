@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison
+from experiments.paired import Margin
 from experiments.report import Results
 
 PSEUDO = {"pseudo-fp16": ["--precision", "pseudo-fp16"]}
@@ -32,6 +33,7 @@ COMPARISON = Comparison(
     settings=SETTINGS | PSEUDO,
     demo=["fp32", "mixed", "fp16, no masters"],
     measures=["CER (%)", "held-out CTC loss"],
+    margins={"CER (%)": Margin(1, "points")},
     short=["--steps", "300"],
     show=transcripts,
 )

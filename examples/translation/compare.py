@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import SETTINGS, Comparison, constant
+from experiments.paired import Margin
 from experiments.report import Results
 
 
@@ -34,6 +35,11 @@ COMPARISON = Comparison(
     settings=SETTINGS | constant(128),
     demo=["fp32", "mixed"],
     measures=["held-out perplexity", "BLEU greedy", "BLEU beam 5"],
+    margins={
+        "held-out perplexity": Margin(2, "%", relative=True),
+        "BLEU greedy": Margin(1),
+        "BLEU beam 5": Margin(1),
+    },
     curve="perplexity",
     log_scale=True,
     show=translations,
