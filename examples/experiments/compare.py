@@ -15,21 +15,31 @@ from experiments import report
 from experiments.flags import build_folder
 from experiments.paired import Margin
 
+
+def seeds(setting: str, flags: Sequence[str], count: int) -> dict[str, list[str]]:
+    """Returns a setting with the seeds from 0 on, of which 0 is not named."""
+    others = range(1, count)
+    named = {f"{setting} seed {n}": [*flags, "--seed", str(n)] for n in others}
+    return {setting: [*flags], **named}
+
+
+FP32 = ["--precision", "fp32"]
+MIXED = ["--precision", "mixed"]
+NO_SCALING = ["--precision", "mixed-no-scaling"]
+NO_MASTERS = ["--precision", "mixed-no-masters"]
 # What most experiments are measured with; a constant scale comes with each of them.
 SETTINGS = {
-    "fp32": ["--precision", "fp32"],
-    "fp32 seed 1": ["--precision", "fp32", "--seed", "1"],
-    "fp32 seed 2": ["--precision", "fp32", "--seed", "2"],
-    "mixed": ["--precision", "mixed"],
-    "mixed, no scaling": ["--precision", "mixed-no-scaling"],
-    "fp16, no masters": ["--precision", "fp16-no-master"],
+    **seeds("fp32", FP32, 3),
+    **seeds("mixed", MIXED, 3),
+    "mixed, no scaling": NO_SCALING,
+    "mixed, no masters": NO_MASTERS,
+    "plain fp16": ["--precision", "plain-fp16"],
 }
 
 
 def constant(scale: int) -> dict[str, list[str]]:
     """Returns the setting of mixed precision with a constant loss scale."""
-    flags = ["--precision", "mixed", "--loss-scale", str(scale)]
-    return {f"mixed, scale {scale}": flags}
+    return {f"mixed, scale {scale}": [*MIXED, "--loss-scale", str(scale)]}
 
 
 @dataclass(frozen=True)
@@ -169,4 +179,4 @@ def run_script(command: list[str]) -> None:
 
 def slug(setting: str) -> str:
     """Returns the name of a setting as that of a file."""
-    return setting.replace(", ", "-").replace(" ", "-")
+    return setting.replace(", ", "-").replace(" ", "-").replace("^", "")

@@ -15,7 +15,10 @@ class Precision:
     Attributes:
         dtype_policy: that of Keras: of weights, activations and gradients.
         loss_scale: that of `keras_mp.wrap`, or None for an optimizer that is not
-            wrapped: without masters and without loss scaling.
+            wrapped: its weights and its slots, such as moments, have the dtype of the
+            policy, and there is no loss scaling.
+        keeps_masters: whether the FP32 masters keep what FP16 weights cannot. If not,
+            they are rounded to FP16 after each step.
         computes_in_fp32: whether plain TensorFlow computes FP16 numbers in FP32 and
             rounds the result, the "pseudo FP16" of the paper's section 4.3, in the
             place of kernels that multiply FP16 numbers.
@@ -23,20 +26,29 @@ class Precision:
 
     dtype_policy: str
     loss_scale: Any = None
+    keeps_masters: bool = True
     computes_in_fp32: bool = False
 
-    def wrap(self, optimizer: keras.optimizers.Optimizer) -> Any:
-        """Returns the optimizer with masters and loss scaling, or as it is."""
+    def wrap(
+        self, optimizer: keras.optimizers.Optimizer, loss_scale: Any = None
+    ) -> Any:
+        """Returns the optimizer with masters and loss scaling, or as it is.
+
+        Args:
+            optimizer: of Keras.
+            loss_scale: in the place of that of this precision, if it has one.
+        """
         if self.loss_scale is None:
             return optimizer
-        return keras_mp.wrap(optimizer, loss_scale=self.loss_scale)
+        return keras_mp.wrap(optimizer, loss_scale=loss_scale or self.loss_scale)
 
 
 PRECISIONS = {
     "fp32": Precision("float32"),
     "mixed": Precision("float16", loss_scale="dynamic"),
     "mixed-no-scaling": Precision("float16", loss_scale=1.0),
-    "fp16-no-master": Precision("float16"),
+    "mixed-no-masters": Precision("float16", loss_scale="dynamic", keeps_masters=False),
+    "plain-fp16": Precision("float16"),
     "pseudo-fp16": Precision("float16", loss_scale="dynamic", computes_in_fp32=True),
 }
 

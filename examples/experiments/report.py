@@ -1,6 +1,7 @@
 """What a comparison shows of its results: a table and curves."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -116,5 +117,8 @@ def _draw(axes: Any, name: str, result: Result, column: str, color: str) -> None
 
 
 def optional(number: float | None) -> str:
-    """Returns a number, or a dash where there is none."""
-    return "-" if number is None else f"{number:.15g}"
+    """Returns a number, powers of 2 below 1 as such, or a dash where there is none."""
+    if number is None:
+        return "-"
+    below_one = 0 < number < 1 and math.frexp(number)[0] == 0.5
+    return f"2^{int(math.log2(number))}" if below_one else f"{number:.15g}"

@@ -20,6 +20,7 @@ from experiments.flags import parse
 from experiments.log import Clock, Row, cut_log, read_log
 from experiments.machine import machine
 from experiments.precision import precision_of
+from experiments.rounded import RoundMasters
 
 # Flags that change where and how long a run trains, and no number of it.
 _FREE = {"out", "resume", "verbose"}
@@ -55,14 +56,23 @@ class Run:
         self.precision = precision_of(self.args.precision, self.args.loss_scale)
         self.dtype_policy = self.precision.dtype_policy
         self._done: int | None = None
+        self._wrapped: list[keras_mp.FP32MasterOptimizer] = []
         if self.precision.computes_in_fp32:
             os.environ["KERAS_MP_OPS"] = "reference"
         self._open_folder()
         keras.utils.set_random_seed(self.args.seed)
 
-    def wrap(self, optimizer: keras.optimizers.Optimizer) -> Any:
-        """Returns `keras_mp.wrap(optimizer)`, or as the precision asks."""
-        return self.precision.wrap(optimizer)
+    def wrap(
+        self, optimizer: keras.optimizers.Optimizer, loss_scale: Any = None
+    ) -> Any:
+        """Returns `keras_mp.wrap(optimizer)`, or as the precision asks.
+
+        The arguments are those of `Precision.wrap`.
+        """
+        wrapped = self.precision.wrap(optimizer, loss_scale)
+        if isinstance(wrapped, keras_mp.FP32MasterOptimizer):
+            self._wrapped.append(wrapped)
+        return wrapped
 
     def become_worker(self, index: int) -> None:
         """Has this process, one of several, write into a folder of its own.
@@ -113,6 +123,8 @@ class Run:
         if isinstance(model.optimizer, keras_mp.FP32MasterOptimizer):
             watch = keras_mp.LossScaleCallback(on_collapse=on_collapse)
             callbacks = [watch, *callbacks]
+        if not self.precision.keeps_masters:
+            callbacks = [RoundMasters(self._wrapped), *callbacks]
         log = keras.callbacks.CSVLogger(self.out / "log.csv", append=self.args.resume)
         # Checkpoints last: a row of the log is written before its checkpoint.
         saving = keras_mp.Checkpoints(self.out / "checkpoints")

@@ -23,9 +23,7 @@ def grids(results: Results, out: Path) -> str:
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS
-    | {"mixed, seed 1": ["--precision", "mixed", "--seed", "1"]}
-    | {"mixed, seed 2": ["--precision", "mixed", "--seed", "2"]},
+    settings=SETTINGS,
     demo=["fp32", "mixed"],
     measures=["FID", "FID of training images", "accuracy of the judge"],
     # FID has no unit, and its size depends on the judge: a tenth of it.

@@ -26,8 +26,6 @@ from image_generation.gan import GAN
 from image_generation.judge import Judge
 from image_generation.model import discriminator, generator
 
-import keras_mp
-
 HERE = Path(__file__).resolve().parent
 # So many images are kept of every run.
 SAMPLE = 64
@@ -39,10 +37,8 @@ def optimizers(run: Run) -> tuple[Any, Any]:
         keras.optimizers.Adam(run.args.learning_rate, beta_1=0.5) for _ in range(2)
     )
     first = run.wrap(first)
-    if isinstance(first, keras_mp.FP32MasterOptimizer):
-        # One loss scale for both: they take their steps together.
-        second = keras_mp.wrap(second, loss_scale=first)
-    return first, second
+    # One loss scale for both: they take their steps together.
+    return first, run.wrap(second, loss_scale=first)
 
 
 def scaled(images: Any, labels: Any = None) -> Any:

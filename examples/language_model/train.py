@@ -65,9 +65,9 @@ def load(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 def check_memory(args: argparse.Namespace) -> None:
     """Refuses a model whose numbers do not fit into the memory of the machine.
 
-    A weight has a master, except in FP32 and without masters, and a sum of Adagrad.
+    A weight has a master, except in FP32 and plain FP16, and a sum of Adagrad.
     """
-    sizes = {"fp32": 4 + 4, "fp16-no-master": 2 + 2}
+    sizes = {"fp32": 4 + 4, "plain-fp16": 2 + 2}
     weights = count_weights(
         words=args.words, width=args.width, units=args.units, num_layers=args.layers
     )

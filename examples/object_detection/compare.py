@@ -9,15 +9,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison, constant
+from experiments.compare import MIXED, SETTINGS, Comparison, constant
 from experiments.paired import Margin
 
 # The scale of a loss that is divided by 4096 times as much, and not scaled.
-_SMALL = ["--precision", "mixed", "--loss-scale", "0.000244140625"]
+_SMALL = [*MIXED, "--loss-scale", str(2**-12)]
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS | constant(8) | {"mixed, scale 0.000244": _SMALL},
+    settings=SETTINGS | constant(8) | {"mixed, scale 2^-12": _SMALL},
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
     margins={"mAP": Margin(0.02)},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison
+from experiments.compare import FP32, MIXED, SETTINGS, Comparison, seeds
 from experiments.paired import Margin
 from experiments.report import Results
 
@@ -30,8 +30,8 @@ def transcripts(results: Results, out: Path) -> str:
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS | PSEUDO,
-    demo=["fp32", "mixed", "fp16, no masters"],
+    settings=seeds("fp32", FP32, 5) | seeds("mixed", MIXED, 5) | SETTINGS | PSEUDO,
+    demo=["fp32", "mixed", "plain fp16"],
     measures=["CER (%)", "held-out CTC loss"],
     margins={"CER (%)": Margin(1, "points")},
     short=["--steps", "300"],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments import report
-from experiments.compare import Comparison, slug
+from experiments.compare import Comparison, seeds, slug
 from experiments.flags import parse
 from experiments.run import Run
 
@@ -76,7 +76,8 @@ def test_bad_flags(folder, capsys, flags, message):
         (["--precision=mixed", "--loss-scale=128"], "float16", 128.0, None),
         (["--precision=mixed", "--loss-scale=statistical"], "float16", 2.0**15, None),
         (["--precision=mixed-no-scaling"], "float16", 1.0, None),
-        (["--precision=fp16-no-master"], "float16", None, None),
+        (["--precision=mixed-no-masters"], "float16", 2.0**15, None),
+        (["--precision=plain-fp16"], "float16", None, None),
         (["--precision=pseudo-fp16"], "float16", 2.0**15, "reference"),
     ],
     ids=lambda flags: " ".join(flags) if isinstance(flags, list) else "",
@@ -111,6 +112,30 @@ def numbers(result):
     """Returns what does not depend on the time of day."""
     rows = [(row["loss"], row["val_loss"]) for row in result["log"]]
     return rows, result["measures"], result["loss_scale"]
+
+
+def test_without_masters_weights_know_no_more_than_fp16(folder, tmp_path):
+    """Steps of 2^-13 are lost beside a weight of 1, and add up in a master."""
+    found = {}
+    for precision in ("mixed", "mixed-no-masters"):
+        flags = [f"--precision={precision}", f"--out={tmp_path / precision}"]
+        run = Run(folder, [*flags, "--steps=8", "--verbose=0"])
+        keras.config.set_dtype_policy(run.dtype_policy)
+        one = {"use_bias": False, "kernel_initializer": "ones"}
+        layers = [
+            keras.layers.Dense(1, dtype=dtype, **one)
+            for dtype in ("float16", "float32")
+        ]
+        inputs = keras.Input((1,))
+        outputs = keras.layers.Add()([layer(inputs) for layer in layers])
+        model = keras.Model(inputs, outputs)
+        optimizer = run.wrap(keras.optimizers.SGD(2.0**-13))
+        model.compile(optimizer, lambda y, x: keras.ops.sum(x), jit_compile=False)
+        x = np.ones((1, 1), "float16")
+        run.fit(model, tf.data.Dataset.from_tensors((x, x)).repeat())
+        found[precision] = [float(layer.kernel[0, 0]) for layer in layers]
+    # What is stored in FP32 has no master, and stays as it is.
+    assert found == {"mixed": [1 - 2**-10] * 2, "mixed-no-masters": [1, 1 - 2**-10]}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
@@ -186,7 +211,7 @@ out.mkdir(parents=True)
 @pytest.fixture
 def comparison(folder):
     (folder / "train.py").write_text(SCRIPT)
-    settings = {"fp32": ["--seed", "1"], "fp16, no masters": ["--seed", "2"]}
+    settings = {"fp32": ["--seed", "1"], "mixed, no masters": ["--seed", "2"]}
     return Comparison(
         folder,
         settings,
@@ -202,10 +227,10 @@ def test_comparison(comparison, tmp_path, capfd):
     printed = capfd.readouterr().out
     assert "2 shown" in printed
     assert "| fp32 | 1.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
-    assert "| fp16, no masters | 2.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
+    assert "| mixed, no masters | 2.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     recorded = sorted((comparison.folder / "results" / "demo").iterdir())
-    assert [path.name for path in recorded] == ["fp16-no-masters.json", "fp32.json"]
+    assert [path.name for path in recorded] == ["fp32.json", "mixed-no-masters.json"]
 
 
 def test_comparison_keeps_what_is_there(comparison, tmp_path, capfd):
@@ -274,13 +299,25 @@ def test_groups_of_settings_are_drawn_apart(tmp_path, monkeypatch):
 
 
 def test_seeds_of_fp32_are_grey():
-    names = ["fp32", "mixed", "fp32 seed 1", "sgd, fp32 seed 2", "no masters"]
+    names = ["fp32", "mixed", "fp32 seed 1", "sgd, fp32 seed 2", "plain fp16"]
     found = report.colors(names)
     assert [*found.values()] == ["0.2", "C0", "0.45", "0.65", "C1"]
 
 
-def test_a_setting_names_a_file():
-    assert slug("fp16, no masters") == "fp16-no-masters"
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("mixed, no masters", "mixed-no-masters"), ("scale 2^-12", "scale-2-12")],
+)
+def test_a_setting_names_a_file(setting, name):
+    assert slug(setting) == name
+
+
+def test_seeds_of_a_setting():
+    assert seeds("fp32", ["--lr=2"], 3) == {
+        "fp32": ["--lr=2"],
+        "fp32 seed 1": ["--lr=2", "--seed", "1"],
+        "fp32 seed 2": ["--lr=2", "--seed", "2"],
+    }
 
 
 def test_scripts_find_the_shared_modules():
@@ -296,7 +333,7 @@ def test_scripts_find_the_shared_modules():
 
 @pytest.mark.parametrize(
     ("number", "shown"),
-    [(None, "-"), (0.0, "0"), (2.0**24, "16777216"), (2.0**-12, "0.000244140625")],
+    [(None, "-"), (0.0, "0"), (2.0**24, "16777216"), (2.0**-12, "2^-12")],
 )
 def test_a_scale_below_one_is_shown(number, shown):
     assert report.optional(number) == shown

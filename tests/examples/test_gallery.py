@@ -43,7 +43,7 @@ result = {{"flags": {{"eval_every": 5}}, "measures": {{"error": 0.5}},
 
 @pytest.fixture
 def comparison(tmp_path, monkeypatch):
-    settings = {"fp32": [], "mixed, scale 8": [], "fp16, no masters": []}
+    settings = {"fp32": [], "mixed, scale 8": [], "plain fp16": []}
     found = Comparison(tmp_path, settings, demo=["fp32"], measures=["error"])
     monkeypatch.setattr(gallery, "comparison_of", lambda name: found)
     (tmp_path / "results" / "demo").mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_table(comparison):
         "\n"
         "![loss by step](figures/gallery/lines.svg)\n"
         "\n"
-        "Not measured yet: fp16, no masters.\n"
+        "Not measured yet: plain fp16.\n"
         "<!-- end -->\n"
         "after\n"
     )
@@ -118,7 +118,7 @@ def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch)
     folder = comparison.folder / "results" / "demo"
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
     content = json.dumps(result(0.25, flags=flags, log=log))
-    for name, drawn in (("fp32", []), ("fp16-no-masters", ["figures/a_lines.svg"])):
+    for name, drawn in (("fp32", []), ("plain-fp16", ["figures/a_lines.svg"])):
         (folder / f"{name}.json").write_text(content)
         gallery.draw("a/lines", "demo")
         found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]

@@ -21,6 +21,9 @@ from image_classification.networks.local_response_normalization import (
 
 import keras_mp
 
+# mixed-no-masters differs from mixed in what a callback does after a step.
+STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+
 
 @pytest.fixture(autouse=True)
 def route(monkeypatch):
@@ -253,7 +256,7 @@ def few_modules(monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", stages)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_step(network, precision, few_modules, monkeypatch):
     """A step whose gradients overflow at the first dynamic scale changes nothing."""

@@ -12,6 +12,9 @@ import tensorflow as tf
 from experiments.precision import PRECISIONS
 from experiments.sgd import SGD
 
+# mixed-no-masters differs from mixed in what a callback does after a step.
+STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+
 NETWORKS = {
     "ssd": {"scales": [0.3, 0.3, 0.3], "ratios": [[2], [2]]},
     "faster-rcnn": {"sizes": [0.3, 0.5], "ratios": [0.5, 1, 2], "proposals": 16},
@@ -111,7 +114,7 @@ def test_pretrained_weights_of_another_network():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", STEPS)
 def test_one_step_in_every_precision(
     precision, network, images_of_squares, monkeypatch
 ):
@@ -153,7 +156,7 @@ def mixed_or_slow(precisions):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("precision", mixed_or_slow(PRECISIONS))
+@pytest.mark.parametrize("precision", mixed_or_slow(STEPS))
 @pytest.mark.parametrize(
     "batch_normalization", [False, True], ids=["paper", "normalized"]
 )

@@ -14,6 +14,9 @@ import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
 
+# mixed-no-masters differs from mixed in what a callback does after a step.
+STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+
 PRESETS = Path(__file__).parents[2] / "examples/speech_recognition/presets"
 SPOKEN = {"train": ["YES", "GO", "A B", "STOP", "TWO", "NO"], "test": ["ON", "TEN"]}
 # Of the utterances in order, more than CTC needs after a stride of 4.
@@ -330,7 +333,7 @@ def route(monkeypatch):
     monkeypatch.setenv("KERAS_MP_OPS", os.environ.get("KERAS_MP_OPS", "auto"))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", STEPS)
 def test_one_step_in_every_precision(precision, monkeypatch):
     from experiments.sgd import SGD
 

@@ -12,6 +12,9 @@ import pytest
 import tensorflow as tf
 from experiments.precision import PRECISIONS
 
+# mixed-no-masters differs from mixed in what a callback does after a step.
+STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+
 # --- data.py ---------------------------------------------------------------
 
 
@@ -248,7 +251,7 @@ def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
     assert {g.dtype.name for g in gradients} == {policy}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("options", MODELS[1:])
 def test_one_step_in_every_precision(options, precision, monkeypatch):
     import keras

@@ -11,13 +11,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.compare import SETTINGS, Comparison, run_script
+from experiments.compare import (
+    FP32,
+    MIXED,
+    NO_MASTERS,
+    SETTINGS,
+    Comparison,
+    run_script,
+    seeds,
+)
 from experiments.flags import build_folder
 from experiments.paired import Margin
 
 HERE = Path(__file__).resolve().parent
 
-FP32 = ["--precision", "fp32"]
 SGD = ["--optimizer", "sgd", "--learning-rate", "1e-3"]
 # At a learning rate of 0 only the statistics of batch normalization change.
 STATISTICS = [*FP32, "--learning-rate", "0"]
@@ -43,18 +50,20 @@ def pretrain(flags: list[str]) -> None:
 COMPARISON = Comparison(
     folder=HERE,
     settings={
+        **seeds("fp32", FP32, 5),
+        **seeds("mixed", MIXED, 5),
         **SETTINGS,
+        **seeds("mixed, no masters", NO_MASTERS, 5),
+        **seeds("rounded weights", ROUNDED, 5),
         "statistics alone": STATISTICS,
-        "rounded weights": ROUNDED,
-        "rounded weights, seed 1": [*ROUNDED, "--seed", "1"],
         **{
             f"sgd, {name}": [*flags, *SGD]
             for name, flags in {
                 "fp32": FP32,
                 "fp32 seed 1": [*FP32, "--seed", "1"],
-                "mixed": SETTINGS["mixed"],
+                "mixed": MIXED,
                 "rounded weights": ROUNDED,
-                "fp16, no masters": SETTINGS["fp16, no masters"],
+                "plain fp16": SETTINGS["plain fp16"],
             }.items()
         },
     },

@@ -8,7 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.compare import SETTINGS, Comparison, constant
+from experiments.compare import (
+    FP32,
+    MIXED,
+    NO_SCALING,
+    SETTINGS,
+    Comparison,
+    constant,
+    seeds,
+)
 from experiments.paired import Margin
 
 HERE = Path(__file__).resolve().parent
@@ -22,15 +30,15 @@ SMALLER = {
         "mixed, no scaling": "mixed-no-scaling",
     }.items()
 }
-NO_SCALING = ["--precision", "mixed-no-scaling"]
 
 COMPARISON = Comparison(
     folder=HERE,
     settings={
+        **seeds("fp32", FP32, 5),
+        **seeds("mixed", MIXED, 5),
+        **seeds("mixed, no scaling", NO_SCALING, 5),
         **SETTINGS,
-        "mixed, seed 1": [*SETTINGS["mixed"], "--seed", "1"],
         **constant(8),
-        "mixed, no scaling, seed 1": [*NO_SCALING, "--seed", "1"],
         **SMALLER,
     },
     demo=["fp32", "mixed", "mixed, no scaling"],
