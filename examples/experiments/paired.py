@@ -1,6 +1,22 @@
 """Two precisions compared run by run: the same seed, the same weights and batches."""
 
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+# No more pairs than that are asked for.
+MANY = 1000
+# The flags in which the runs of a pair may differ.
+_PRECISION = {"precision", "loss_scale", "round_weights"}
+
+Result = Mapping[str, Any]
+Results = Mapping[str, Result]
 
 
 @dataclass(frozen=True)
@@ -17,3 +33,149 @@ class Margin:
     size: float
     unit: str = ""
     relative: bool = False
+
+    @property
+    def bound(self) -> float:
+        """The size, as a difference of what `number` returns."""
+        return math.log1p(self.size / 100) if self.relative else self.size
+
+    def number(self, measure: float) -> float:
+        """Returns what is subtracted of a measure."""
+        return math.log(measure) if self.relative else measure
+
+    def shown(self, difference: float) -> str:
+        """Returns a difference in the unit of the margin, one digit finer than it."""
+        if self.relative:
+            difference = 100 * math.expm1(difference)
+        digits = max(0, 1 - math.floor(math.log10(self.size)))
+        return f"{round(difference, digits) + 0.0:+.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one precision ends from another, and how well that is known.
+
+    Attributes:
+        mean: of the differences, as `Margin.number` has them.
+        deviation: the standard deviation of these.
+        half_width: of the interval of the mean.
+        count: of pairs, or 1 for a run beside others.
+        margin: that of the measure.
+    """
+
+    mean: float
+    deviation: float
+    half_width: float
+    count: int
+    margin: Margin
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval; of a single pair it has no ends."""
+        return self.mean - self.half_width, self.mean + self.half_width
+
+    @property
+    def is_clear_of_chance(self) -> bool:
+        """Whether the interval excludes 0, or a run did not end with a number."""
+        return not math.isfinite(self.mean) or abs(self.mean) > self.half_width
+
+    @property
+    def verdict(self) -> str:
+        """One of those of docs/gallery.md, "When two precisions count as equal"."""
+        if abs(self.mean) + self.half_width <= self.margin.bound:
+            return "equal within the margin"
+        return "different" if self.is_clear_of_chance else "not shown"
+
+    @property
+    def pairs_needed(self) -> int | None:
+        """Pairs whose interval, at this scatter and around 0, fits the margin.
+
+        None of a single pair, which has no scatter, and where `MANY` are too few.
+        """
+        if self.count < 2:
+            return None
+        counts = range(2, MANY + 1)
+        bound = self.margin.bound
+        return next((n for n in counts if _half(self.deviation, n) <= bound), None)
+
+
+def precision(result: Result) -> str:
+    """Returns the precision of a run, named as settings are."""
+    flags = result["flags"]
+    if flags.get("round_weights"):
+        return "rounded weights"
+    name = flags["precision"].replace("-no-", ", no ").replace("plain-", "plain ")
+    if flags["loss_scale"] == "dynamic":
+        return name
+    return f"{name}, scale {flags['loss_scale']:g}"
+
+
+def label(setting: str) -> str:
+    """Returns the name of a setting in FP32 without its precision and its seed."""
+    parts = re.sub(r" seed \d+$", "", setting).split(", ")
+    return ", ".join(part for part in parts if part != "fp32")
+
+
+def pairs(
+    results: Results, first: str, second: str
+) -> dict[str, list[tuple[Result, Result]]]:
+    """Returns the runs of two precisions that differ in nothing else.
+
+    All their flags are the same, that of the seed among them.
+
+    Args:
+        results: by setting.
+        first, second: as `precision` names them.
+
+    Returns:
+        The pairs, in the order of the first, by what else distinguishes these: the
+        `label` of their setting.
+    """
+    seconds = {_others(r): r for r in results.values() if precision(r) == second}
+    found: dict[str, list[tuple[Result, Result]]] = {}
+    for name, result in results.items():
+        if precision(result) == first and _others(result) in seconds:
+            pair = result, seconds[_others(result)]
+            found.setdefault(label(name), []).append(pair)
+    return found
+
+
+def mean_difference(
+    found: Sequence[tuple[Result, Result]], measure: str, margin: Margin
+) -> Difference:
+    """Returns the second run of each pair minus the first, by Student's t."""
+    numbers = [[margin.number(r["measures"][measure]) for r in pair] for pair in found]
+    values = [second - first for first, second in numbers]
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Difference(mean, math.inf, math.inf, 1, margin)
+    deviation = float(np.std(values, ddof=1))
+    half = _half(deviation, len(values))
+    return Difference(mean, deviation, half, len(values), margin)
+
+
+def difference_of_one(
+    runs: Sequence[Result], one: Result, measure: str, margin: Margin
+) -> Difference:
+    """Returns a run minus the mean of several that differ by their seeds.
+
+    The interval is that in which 95% of all further runs like these would be: whether
+    the one is like them is what is asked.
+    """
+    values = [margin.number(run["measures"][measure]) for run in runs]
+    mean = margin.number(one["measures"][measure]) - float(np.mean(values))
+    deviation, count = float(np.std(values, ddof=1)), len(values)
+    # The variance of one run and that of the mean of the others add up.
+    half = _half(deviation, count) * math.sqrt(count + 1)
+    return Difference(mean, deviation, half, 1, margin)
+
+
+def _half(deviation: float, count: int) -> float:
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)
+    return float(quantile * deviation / math.sqrt(count))
+
+
+def _others(result: Result) -> str:
+    """Returns all flags but the precision, in a form that can be a key."""
+    flags = sorted(result["flags"].items())
+    return repr([item for item in flags if item[0] not in _PRECISION])
