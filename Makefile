@@ -35,7 +35,8 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench build-wheel clean demo docs docs-serve gallery lint notebook packages-and-test-cpp
+.PHONY: help bench build-wheel clean demo docs docs-serve gallery gallery-full lint notebook
+.PHONY: packages-and-test-cpp
 .PHONY: test test-all test-backends test-cpp test-cpp-arm test-cpp-memory test-cpp-slow
 .PHONY: test-next test-slow test-versions test-wheel wheel
 .DELETE_ON_ERROR:
@@ -43,6 +44,7 @@ SOURCES := $(shell find custom_ops -type f)
 help:
 	@echo 'make demo           train a small translation model in FP32 and in mixed precision'
 	@echo 'make gallery        train the experiments of the paper, small, an hour; one: ONLY=translation'
+	@echo 'make gallery-full   train every setting of it that has no result yet; hours, Ctrl-C stops it'
 	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
 	@echo 'make test           every promise of the README; 13 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
@@ -60,6 +62,11 @@ demo: $(VENV)/.installed-examples $(NATIVE)
 
 gallery: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/gallery.py train $(ONLY) $(ARGS)
+
+# Goes on where it was stopped; with what it has recorded, docs/gallery.md is written again.
+gallery-full: $(VENV)/.installed-examples $(NATIVE)
+	@$(TF_QUIET) $(RUN) examples/gallery.py measure $(ONLY) $(ARGS)
+	@$(TF_QUIET) $(RUN) examples/gallery.py tables
 
 notebook: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/execute_tour.py

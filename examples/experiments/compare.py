@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments import report
+from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin
 
@@ -55,7 +55,9 @@ class Comparison:
             equal to it. They were chosen before any difference was computed.
         curve: the column of the log that is drawn.
         log_scale: whether it is drawn on a logarithmic scale.
-        groups: how names of settings begin that are drawn apart from others.
+        groups: parts of the names of settings that are drawn apart from others; one
+            with none of them is of the first.
+        pooled: whether the groups are networks, whose pairs count together.
         short: flags that make it short, for `make gallery`.
         prepare: called before the first run, with the preset and the flags of all of
             them; makes what they begin with.
@@ -71,6 +73,7 @@ class Comparison:
     curve: str = "loss"
     log_scale: bool = False
     groups: Sequence[str] = ()
+    pooled: bool = False
     short: Sequence[str] = ()
     prepare: Callable[[list[str]], None] | None = None
     show: Callable[[report.Results, Path], str] | None = None
@@ -103,7 +106,11 @@ class Comparison:
 
     def draw(self, results: report.Results, path: Path) -> None:
         """Draws the curves of results, by setting, into a file."""
-        report.curves(results, path, self.curve, self.log_scale, self.groups)
+        curves.draw(path, self.panels(results))
+
+    def panels(self, results: report.Results) -> list[curves.Panel]:
+        """Returns what `draw` draws."""
+        return curves.panels(results, self.curve, self.log_scale, self.groups)
 
     def _parse(
         self, argv: Sequence[str] | None

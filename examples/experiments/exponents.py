@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.report import Result, picture
+from experiments.curves import picture
+from experiments.report import Result
 
 # FP16 rounds what is smaller to zero; from there on numbers are subnormal, and normal.
 _ZERO, _NORMAL = -25, -14

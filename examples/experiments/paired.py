@@ -2,21 +2,19 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
+
+from experiments.report import Result, Results, optional
 
 CONFIDENCE = 0.95
 # No more pairs than that are asked for.
 MANY = 1000
 # The flags in which the runs of a pair may differ.
 _PRECISION = {"precision", "loss_scale", "round_weights"}
-
-Result = Mapping[str, Any]
-Results = Mapping[str, Result]
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def precision(result: Result) -> str:
     name = flags["precision"].replace("-no-", ", no ").replace("plain-", "plain ")
     if flags["loss_scale"] == "dynamic":
         return name
-    return f"{name}, scale {flags['loss_scale']:g}"
+    return f"{name}, scale {optional(flags['loss_scale'])}"
 
 
 def label(setting: str) -> str:
@@ -138,6 +136,12 @@ def pairs(
             pair = result, seconds[_others(result)]
             found.setdefault(label(name), []).append(pair)
     return found
+
+
+def same_but_seed(results: Results, one: Result) -> list[Result]:
+    """Returns the runs that differ from one in their seed alone, and it itself."""
+    others = {**one["flags"], "seed": None}
+    return [r for r in results.values() if {**r["flags"], "seed": None} == others]
 
 
 def mean_difference(

@@ -15,7 +15,7 @@ class Precision:
     Attributes:
         dtype_policy: that of Keras: of weights, activations and gradients.
         loss_scale: that of `keras_mp.wrap`, or None for an optimizer that is not
-            wrapped: its weights and its slots, such as moments, have the dtype of the
+            wrapped: its weights and its state, such as moments, have the dtype of the
             policy, and there is no loss scaling.
         keeps_masters: whether the FP32 masters keep what FP16 weights cannot. If not,
             they are rounded to FP16 after each step.

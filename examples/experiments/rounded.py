@@ -12,9 +12,9 @@ import keras_mp
 class RoundMasters(keras.callbacks.Callback):
     """Rounds FP32 masters to FP16 after each step, as if there were none.
 
-    The loss is scaled, and the slots of the optimizer stay in FP32, so that what
+    The loss is scaled, and the state of the optimizer stays in FP32, so that what
     differs from mixed precision differs for want of masters. (A plain optimizer on FP16
-    weights keeps its slots in FP16, too.)
+    weights keeps its state in FP16, too.)
 
     Args:
         optimizers: list of those that `keras_mp.wrap` returned.

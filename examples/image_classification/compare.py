@@ -30,6 +30,7 @@ COMPARISON = Comparison(
     margins={"top-1": Margin(1, "points")},
     curve="top_1",
     groups=[*NETWORKS],
+    pooled=True,
     short=["--steps=200", "--decay-every=150", "--test-images=2000"],
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from experiments.exponents import (
     Counts,
     Figure,
@@ -38,13 +39,13 @@ def draw(axes: Any, result: Result) -> None:
     zeros = draw_range(axes, min(seen), max(seen))
     exponents = range(min(seen), max(seen) + 1)
     middles = [e + 0.5 for e in exponents]
-    # The first of them is too light for a line.
-    colors = colormaps["viridis_r"].resampled(len(lines) + 1)
-    for i, (step, line) in enumerate(lines.items(), start=1):
+    # Without the ends, which are too light or too dark for a page.
+    shades = colormaps["viridis_r"](np.linspace(0.2, 0.7, len(lines)))
+    for color, (step, line) in zip(shades, lines.items(), strict=True):
         # A line has a gap where there is no gradient.
         shares = [line.get(e, math.nan) for e in exponents]
-        axes.plot(middles, shares, ".-", color=colors(i), label=f"step {step}")
-        axes.plot(zeros, percent_zero(found[step]), ".", color=colors(i))
+        axes.plot(middles, shares, ".-", color=color, label=f"step {step}")
+        axes.plot(zeros, percent_zero(found[step]), ".", color=color)
     axes.set_ylabel("% of all weight gradients")
 
 

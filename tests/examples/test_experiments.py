@@ -1,7 +1,6 @@
 """What the experiments share: flags, precisions, folders, comparisons."""
 
 import json
-import math
 import os
 import sys
 from dataclasses import replace
@@ -267,41 +266,6 @@ def test_comparison_of_an_unknown_setting(comparison, capsys):
     with pytest.raises(SystemExit):
         comparison.main(["--settings", "fp8"])
     assert "Received: ['fp8']" in capsys.readouterr().err
-
-
-def test_curves_without_held_out_numbers(tmp_path):
-    log = [{"loss": 2.0}, {"loss": math.nan}]
-    results = {"fp32": {"flags": {"eval_every": 5}, "log": log}}
-    report.curves(results, tmp_path / "curves.png", "loss", log_scale=True)
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_curves_of_the_same_results_are_the_same_file(tmp_path):
-    log = [{"loss": 2.0, "val_loss": 3.0}, {"loss": 1.0, "val_loss": 2.5}]
-    results = {"fp32": {"flags": {"eval_every": 5}, "log": log}}
-    for name in ("first.svg", "second.svg"):
-        report.curves(results, tmp_path / name, "loss")
-    assert (tmp_path / "first.svg").read_bytes() == (
-        tmp_path / "second.svg"
-    ).read_bytes()
-
-
-def test_groups_of_settings_are_drawn_apart(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(report, "draw_curves", lambda axes, *a: drawn.append((axes, a)))
-    results = {name: {} for name in ("b, fp32", "a, fp32", "b, mixed")}
-    path = tmp_path / "curves.svg"
-    report.curves(results, path, "loss", groups=["a", "b", "none"])
-    assert [(axes.get_title(), [*found]) for axes, (found, *_) in drawn] == [
-        ("a", ["a, fp32"]),
-        ("b", ["b, fp32", "b, mixed"]),
-    ]
-
-
-def test_seeds_of_fp32_are_grey():
-    names = ["fp32", "mixed", "fp32 seed 1", "sgd, fp32 seed 2", "plain fp16"]
-    found = report.colors(names)
-    assert [*found.values()] == ["0.2", "C0", "0.45", "0.65", "C1"]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 import json
 import re
+import statistics
 import sys
 from dataclasses import replace
 
 import gallery
 import matplotlib
-import numpy as np
 import pytest
-from experiments.compare import Comparison
+from experiments import page
+from experiments.compare import Comparison, slug
 from experiments.exponents import Figure
-from image_classification.model import NETWORKS
-
-SEEDS = ("fp32 seed 1", "fp32 seed 2")
+from experiments.paired import Margin
+from scipy import stats
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
 MACHINE |= {"tensorflow": "2.21.0", "keras": "3.15.1", "keras_mp": "0.1.0"}
@@ -45,7 +45,7 @@ result = {{"flags": {{"eval_every": 5}}, "measures": {{"error": 0.5}},
 def comparison(tmp_path, monkeypatch):
     settings = {"fp32": [], "mixed, scale 8": [], "plain fp16": []}
     found = Comparison(tmp_path, settings, demo=["fp32"], measures=["error"])
-    monkeypatch.setattr(gallery, "comparison_of", lambda name: found)
+    monkeypatch.setattr(page, "comparison_of", lambda name: found)
     (tmp_path / "results" / "demo").mkdir(parents=True)
     return found
 
@@ -55,17 +55,14 @@ def test_table(comparison):
     folder = comparison.folder / "results" / "demo"
     (folder / "fp32.json").write_text(json.dumps(result(0.25)))
     (folder / "mixed-scale-8.json").write_text(json.dumps(mixed))
-    page = "before\n<!-- results: lines/demo -->\nold\n<!-- end -->\nafter\n"
-    assert gallery.with_tables(page) == (
+    text = "before\n<!-- results: lines/demo -->\nold\n<!-- end -->\nafter\n"
+    assert page.with_tables(text) == (
         "before\n"
         "<!-- results: lines/demo -->\n"
-        "| setting | error | steps | minutes | loss scale | skipped |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| fp32 | 0.25 | 400 | 1.5 | - | - |\n"
-        "| mixed, scale 8 | 0.251 | 400 | 1.5 | 8 | 3 |\n"
-        "\n"
-        "Made on EPYC, 2 cores, kernels avx2, TensorFlow 2.21.0, Keras 3.15.1: "
-        "fp32; mixed, scale 8.\n"
+        "| setting | error | steps | loss scale | skipped |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| fp32 | 0.25 | 400 | - | - |\n"
+        "| mixed, scale 8 | 0.251 | 400 | 8 | 3 |\n"
         "\n"
         "![loss by step](figures/gallery/lines.svg)\n"
         "\n"
@@ -75,10 +72,85 @@ def test_table(comparison):
     )
 
 
+def run(error, precision, seed, **machine):
+    flags = {"steps": 4, "precision": precision, "loss_scale": "dynamic", "seed": seed}
+    return result(error, flags=flags, machine=MACHINE | machine)
+
+
+def paired_page(comparison, *runs):
+    """Returns the block of verdicts of runs, which are of the settings in order."""
+    folder = comparison.folder / "results" / "demo"
+    for name, content in zip(comparison.settings, runs, strict=False):
+        (folder / f"{slug(name)}.json").write_text(json.dumps(content))
+    return page.with_tables("<!-- paired: lines/demo -->\n<!-- end -->")
+
+
+PAIRED = {
+    "fp32": ["--precision", "fp32"],
+    "mixed": ["--precision", "mixed"],
+    "fp32 seed 1": ["--precision", "fp32", "--seed", "1"],
+    "mixed seed 1": ["--precision", "mixed", "--seed", "1"],
+}
+
+
+@pytest.fixture
+def pairs(comparison):
+    object.__setattr__(comparison, "settings", PAIRED)
+    object.__setattr__(comparison, "margins", {"error": Margin(1, "points")})
+    return comparison
+
+
+def test_verdicts_of_pairs(pairs):
+    """Differences of 2 and 3: Student's t of one degree is 12.706."""
+    runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1), run(7, "mixed", 1)
+    assert paired_page(pairs, *runs) == (
+        "<!-- paired: lines/demo -->\n"
+        "**error: not shown.** Mixed precision minus FP32, over 2 pairs: +2.5 points, "
+        "95% interval -3.9 to +8.9; the margin is 1 point. At this scatter it takes 5 "
+        "pairs to show it.\n"
+        "\n"
+        "| minus FP32 | measure | pairs | difference | 95% interval | verdict |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| mixed | error | 2 | +2.5 points | -3.9 to +8.9 "
+        "| not shown: takes 5 pairs |\n"
+        "<!-- end -->"
+    )
+
+
+def test_a_verdict_before_all_pairs_are_measured(pairs):
+    assert paired_page(pairs, run(1, "fp32", 0), run(3, "mixed", 0)) == (
+        "<!-- paired: lines/demo -->\n"
+        "**error: preliminary, 1 of 2 pairs.** Mixed precision minus FP32: "
+        "+2.0 points; the margin is 1 point.\n"
+        "<!-- end -->"
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "exception"),
+    [
+        ({}, ""),
+        (
+            {"kernels": "avx512"},
+            "; on EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, Keras 3.15.1: "
+            "lines/demo, fp32 seed 1",
+        ),
+    ],
+    ids=["one", "another"],
+)
+def test_machines(pairs, machine, exception):
+    runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1, **machine)
+    paired_page(pairs, *runs)
+    assert page.machines(["lines/demo"]) == (
+        "All were made on EPYC, 2 cores, kernels avx2, TensorFlow 2.21.0, "
+        f"Keras 3.15.1{exception}.\n"
+    )
+
+
 def test_an_experiment_that_fails_leaves_the_others(comparison, monkeypatch, capsys):
     broken = replace(comparison, prepare=lambda flags: sys.exit("error: no data"))
     found = {"broken": broken, "whole": comparison}
-    monkeypatch.setattr(gallery, "comparison_of", found.get)
+    monkeypatch.setattr(page, "comparison_of", found.get)
     monkeypatch.chdir(comparison.folder)
     (comparison.folder / "train.py").write_text(SCRIPT)
     message = "error: there is no result of broken; see above."
@@ -99,9 +171,9 @@ def test_caption(tmp_path, monkeypatch):
         draw_on=lambda axes, result: None,
         caption=lambda result: f"There are {result['zeros']}.",
     )
-    monkeypatch.setattr(gallery, "paper_figure", {"lines/figure0": figure}.get)
-    page = "before\n<!-- figure: lines/figure0 -->\nold\n<!-- end -->\nafter\n"
-    assert gallery.with_tables(page) == (
+    monkeypatch.setattr(page, "paper_figure", {"lines/figure0": figure}.get)
+    text = "before\n<!-- figure: lines/figure0 -->\nold\n<!-- end -->\nafter\n"
+    assert page.with_tables(text) == (
         "before\n"
         "<!-- figure: lines/figure0 -->\n"
         "![Zeros](figures/gallery/figure_0.svg)\n"
@@ -113,64 +185,41 @@ def test_caption(tmp_path, monkeypatch):
 
 
 def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "FIGURES", tmp_path / "figures")
-    gallery.FIGURES.mkdir()
+    monkeypatch.setattr(page, "FIGURES", tmp_path / "figures")
+    page.FIGURES.mkdir()
     folder = comparison.folder / "results" / "demo"
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
     content = json.dumps(result(0.25, flags=flags, log=log))
     for name, drawn in (("fp32", []), ("plain-fp16", ["figures/a_lines.svg"])):
         (folder / f"{name}.json").write_text(content)
-        gallery.draw("a/lines", "demo")
+        page.draw("a/lines/demo")
         found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]
         assert found == drawn
 
 
 def test_the_readme_shows_settings_that_were_recorded():
-    for experiment, names in gallery.README.values():
-        found = gallery.results_of(gallery.comparison_of(experiment), "demo")
+    for experiment, names in page.IN_README.values():
+        found = page.results_at(f"{experiment}/demo")
         assert {*names} <= {*found}
 
 
-def test_the_page_agrees_with_the_results():
-    page = gallery.PAGE.read_text()
-    assert gallery.with_tables(page) == page
-
-
-def test_the_mean_difference_of_the_image_networks():
-    """Of mixed precision to the mean of FP32, and its standard error by the seeds."""
-    found = gallery.results_of(
-        gallery.comparison_of("image_classification"), "demo"
-    ).items()
-    top_1 = {name: result["measures"]["top-1"] for name, result in found}
-    seeds = np.array(
-        [
-            [top_1[f"{network}, {name}"] for name in ("fp32", *SEEDS)]
-            for network in NETWORKS
-        ]
-    )
-    mixed = np.array([top_1[f"{network}, mixed"] for network in NETWORKS])
-    difference = np.mean(mixed - seeds.mean(axis=1))
-    networks, runs = seeds.shape
-    variance = seeds.var(axis=1, ddof=1).mean() * (1 + 1 / runs) / networks
-    assert (f"{-difference:.1f}", f"{variance**0.5:.1f}") == ("0.6", "0.9")
-    assert "it is 0.6 points below the mean of FP32" in gallery.PAGE.read_text()
-    assert (
-        "0.6 points of top-1 below\nFP32, with a standard error of 0.9"
-        in (gallery.PAGE.parents[1] / "README.md").read_text()
-    )
+@pytest.mark.parametrize("path", [page.PAGE, page.README], ids=lambda path: path.name)
+def test_a_page_agrees_with_the_results(path):
+    text = path.read_text()
+    assert page.with_tables(text) == text
 
 
 def test_the_pictures_of_the_page_are_there():
-    paths = re.findall(r"!\[.*?\]\((.*?)\)", gallery.PAGE.read_text())
+    paths = re.findall(r"!\[.*?\]\((.*?)\)", page.PAGE.read_text())
     assert paths
-    assert [path for path in paths if not (gallery.PAGE.parent / path).is_file()] == []
+    assert [path for path in paths if not (page.PAGE.parent / path).is_file()] == []
 
 
 def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
     """Drawn again they are the same to the byte, by the same version of matplotlib."""
-    committed, version = gallery.FIGURES, f"Matplotlib v{matplotlib.__version__},"
-    monkeypatch.setattr(gallery, "FIGURES", tmp_path)
-    gallery.draw_page(gallery.PAGE.read_text())
+    committed, version = page.FIGURES, f"Matplotlib v{matplotlib.__version__},"
+    monkeypatch.setattr(page, "FIGURES", tmp_path)
+    page.draw_page(page.PAGE.read_text())
     for path in tmp_path.iterdir():
         content = (committed / path.name).read_text()
         if version in content:
@@ -178,18 +227,49 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
 
 
 def test_every_experiment_with_results_is_on_the_page():
-    blocks = {(m[2], m[3]) for m in gallery.BLOCK.finditer(gallery.PAGE.read_text())}
+    text = page.PAGE.read_text()
+    shown = {kind: {*page.blocks(text, kind)} for kind in ("paired", "results")}
     folders = {
-        (name, folder.name)
-        for name in gallery.experiments_here()
-        for folder in (gallery.EXAMPLES / name / "results").glob("*/")
+        f"{name}/{folder.name}"
+        for name in page.experiments_here()
+        for folder in (page.EXAMPLES / name / "results").glob("*/")
     }
-    assert folders <= blocks
+    assert folders <= shown["paired"] == shown["results"]
+
+
+def test_the_log_of_each_result_is_whole():
+    """No two processes wrote into the folder of a run."""
+    for place in page.blocks(page.PAGE.read_text(), "results"):
+        for name, found in page.results_at(place).items():
+            flags, epochs = found["flags"], [row["epoch"] for row in found["log"]]
+            expected = range(flags["steps"] // flags["eval_every"])
+            assert epochs == [*expected], (place, name)
+
+
+def test_the_differences_of_the_image_networks():
+    """Those of the page, from the files alone, by another function of scipy."""
+    folder = page.EXAMPLES / "image_classification" / "results" / "demo"
+    differences = []
+    for path in folder.glob("*-mixed.json"), folder.glob("*-mixed-seed-*.json"):
+        for mixed in path:
+            fp32 = mixed.with_name(mixed.name.replace("-mixed", "-fp32"))
+            first, second = (
+                json.loads(file.read_text())["measures"]["top-1"]
+                for file in (fp32, mixed)
+            )
+            differences.append(second - first)
+    found = stats.ttest_1samp(differences, 0)
+    low, high = found.confidence_interval(0.95)
+    count, mean = len(differences), statistics.mean(differences)
+    row = f"| {count} | {mean:+.1f} points | {low:+.1f} to {high:+.1f} |"
+    assert f"| all networks, mixed | top-1 {row}" in page.PAGE.read_text()
+    headline = f"{mean:+.1f} points of top-1 (95% interval {low:+.1f} to {high:+.1f})"
+    assert f"Mixed precision minus FP32 is {headline}" in page.README.read_text()
 
 
 def test_results_tell_no_paths():
-    for name in gallery.experiments_here():
-        for path in (gallery.EXAMPLES / name / "results").rglob("*.json"):
+    for name in page.experiments_here():
+        for path in (page.EXAMPLES / name / "results").rglob("*.json"):
             flags = json.loads(path.read_text())["flags"]
             assert not [v for v in flags.values() if str(v).startswith(("/", ".."))]
 
@@ -204,12 +284,77 @@ def test_results_tell_no_paths():
             id="flags of all",
         ),
         pytest.param(["tables", "--new"], "Received: ['--new']", id="flags of tables"),
+        pytest.param(
+            ["measure", "translation", "--steps=1"],
+            "`measure` hands no flags on. Received: ['--steps=1']",
+            id="flags of measure",
+        ),
+        pytest.param(
+            ["measure", "--data=a"], "Received: ['--data', 'a'] for", id="data of all"
+        ),
     ],
 )
 def test_a_wrong_command(flags, message, capsys):
     with pytest.raises(SystemExit):
         gallery.main(flags)
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def queue(comparison, tmp_path, monkeypatch):
+    """What the page shows of one experiment, with a result of FP32 and no other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "gallery.md")
+    monkeypatch.setattr(page, "experiments_here", lambda: ["lines"])
+    page.PAGE.write_text("<!-- results: lines/demo -->\n<!-- end -->")
+    recorded = comparison.folder / "results" / "demo"
+    (recorded / "fp32.json").write_text(json.dumps(result(0.25, seconds=3510.0)))
+    (comparison.folder / "train.py").write_text(SCRIPT)
+    return comparison
+
+
+def test_what_has_no_result_is_trained_and_recorded(queue, capfd):
+    gallery.main(["measure"])
+    printed = capfd.readouterr().out
+    # A script of the fixture has trained for 90 s, and FP32 has for 3510.
+    assert "2 settings have no result: lines/demo, mixed, scale 8; lines" in printed
+    assert printed.count("$ python") == 2
+    assert "What is recorded now trained for 1.0 hours." in printed
+    recorded = (queue.folder / "results" / "demo").iterdir()
+    assert {path.stem for path in recorded} == {"fp32", "mixed-scale-8", "plain-fp16"}
+    gallery.main(["measure", "lines"])
+    assert "0 settings have no result" in capfd.readouterr().out
+
+
+STOPPED = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+if "--resume" not in sys.argv:
+    (out / "checkpoints").mkdir(parents=True)
+    sys.exit(1)
+out.rename(f"{out}-stopped")
+"""
+
+
+def test_a_queue_that_was_stopped_goes_on(queue, capfd, monkeypatch):
+    """Ctrl-C comes while a run trains, which has written a checkpoint."""
+    trained = Comparison.main
+
+    def interrupted(self, argv):
+        with pytest.raises(SystemExit):
+            trained(self, argv)
+        raise KeyboardInterrupt
+
+    (queue.folder / "train.py").write_text(STOPPED + SCRIPT)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Comparison, "main", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            gallery.main(["measure"])
+    assert "0 of 2 are done. The same command goes on." in capfd.readouterr().out
+    with pytest.raises(SystemExit, match="error: there is no result of lines/demo, p"):
+        gallery.main(["measure"])
+    lines = [line for line in capfd.readouterr().out.splitlines() if "$ python" in line]
+    assert ["--resume" in line for line in lines] == [True, False]
 
 
 def test_flags_follow_those_of_the_short_form(comparison, monkeypatch):

@@ -71,6 +71,7 @@ COMPARISON = Comparison(
     measures=["loss", "accuracy", "unmoved", "update error"],
     # 2% of a perplexity, as of the language model, is as far from equal.
     margins={"loss": Margin(0.02)},
+    groups=["adam", "sgd"],
     prepare=pretrain,
 )
 

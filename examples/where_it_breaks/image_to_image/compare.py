@@ -46,6 +46,7 @@ COMPARISON = Comparison(
     # 10% of a squared error are 0.4 dB.
     margins={"error": Margin(10, "%", relative=True)},
     log_scale=True,
+    groups=["batch 64", "batch 32", "batch 16"],
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""What docs/gallery.md and the README show of the recorded results."""
+
+import importlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import curves
+from experiments.compare import Comparison, slug
+from experiments.exponents import Figure
+from experiments.report import Result, Results, markdown, optional
+from experiments.techniques import techniques
+from experiments.verdicts import headline, verdicts
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+PAGE = EXAMPLES.parent / "docs" / "gallery.md"
+README = EXAMPLES.parent / "README.md"
+FIGURES = PAGE.parent / "figures" / "gallery"
+MISSING_NAMED = 12
+# The picture of the README: experiments and their settings, by title.
+IN_README = {
+    "A translator: mixed precision\nlearns as FP32": (
+        "translation",
+        ["fp32", "fp32 seed 1", "fp32 seed 2", "mixed"],
+    ),
+    "An autoencoder: without loss scaling\nit stops learning": (
+        "where_it_breaks/image_to_image",
+        ["fp32", "mixed", "mixed, no scaling"],
+    ),
+}
+# Folders with a compare.py, in the order of the paper's section 4.
+EXPERIMENTS = [
+    "image_classification",
+    "object_detection",
+    "speech_recognition",
+    "translation",
+    "language_model",
+    "image_generation",
+    "where_it_breaks/image_to_image",
+    "where_it_breaks/fine_tuning",
+]
+# What is written stands between two such comments: what, and of which experiment.
+BLOCK = re.compile(r"(<!-- (\w+)(?:: ([\w/]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def comparison_of(experiment: str) -> Comparison:
+    """Returns what is compared of an experiment."""
+    module = experiment.replace("/", ".")
+    return importlib.import_module(f"{module}.compare").COMPARISON
+
+
+def experiments_here() -> list[str]:
+    """Returns the names of the experiments that there are, in their order."""
+    return [name for name in EXPERIMENTS if (EXAMPLES / name / "compare.py").is_file()]
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    """Returns what the blocks of a kind are of, such as an experiment and preset."""
+    return [block[3] for block in BLOCK.finditer(page) if block[2] == kind]
+
+
+def with_tables(page: str) -> str:
+    """Returns the page with the sentences, tables and captions of its results."""
+    write: dict[str, Callable[[Any], str]] = {
+        "results": table,
+        "paired": paired,
+        "headline": lambda place: headline(at(place)[0], results_at(place)),
+        "figure": lambda script: captioned(paper_figure(script)),
+        "techniques": lambda _: techniques(
+            lambda place: (at(place)[0], results_at(place))
+        ),
+        "machines": lambda _: machines(blocks(page, "results")),
+    }
+    return BLOCK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
+
+
+def at(place: str) -> tuple[Comparison, str]:
+    """Returns the comparison and the preset of a place: experiment/preset."""
+    experiment, _, preset = place.rpartition("/")
+    return comparison_of(experiment), preset
+
+
+def results_at(place: str) -> dict[str, Result]:
+    """Returns the results that were recorded at a place, by setting."""
+    comparison, preset = at(place)
+    folder = comparison.folder / "results" / preset
+    files = {name: folder / f"{slug(name)}.json" for name in comparison.settings}
+    return {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
+
+
+def paired(place: str) -> str:
+    """Returns what the pairs of runs show."""
+    comparison, _ = at(place)
+    return verdicts(comparison, results_at(place))
+
+
+def table(place: str) -> str:
+    """Returns the results of an experiment, a setting a row, and their curves."""
+    comparison, _ = at(place)
+    results = results_at(place)
+    missing = [name for name in comparison.settings if name not in results]
+    if not results:
+        return "Not measured yet.\n"
+    columns = ["setting", *comparison.measures, "steps", "loss scale", "skipped"]
+    lines = [*markdown(columns, _rows(results, comparison.measures))]
+    if len(results) > 1:
+        picture = figure_of(place).relative_to(PAGE.parent)
+        lines.append(f"\n![{comparison.curve} by step]({picture})")
+    if missing:
+        few = len(missing) <= MISSING_NAMED
+        which = "; ".join(missing) if few else f"{len(missing)} other settings"
+        lines.append(f"\nNot measured yet: {which}.")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(results: Results, measures: Sequence[str]) -> Iterator[list[str]]:
+    for name, result in results.items():
+        yield [
+            name,
+            *(f"{result['measures'][measure]:.4g}" for measure in measures),
+            str(result["flags"]["steps"]),
+            optional(result["loss_scale"]),
+            optional(result["skipped_steps"]),
+        ]
+
+
+def machines(places: Sequence[str]) -> str:
+    """Returns what the results were made on: most of them, and which were not."""
+    found = {
+        f"{place}, {name}": _machine(result["machine"])
+        for place in places
+        for name, result in results_at(place).items()
+    }
+    (most, _), *others = Counter(found.values()).most_common()
+    exceptions = [
+        f"; on {other}: " + "; ".join(n for n, m in found.items() if m == other)
+        for other, _ in others
+    ]
+    return f"All were made on {most}{''.join(exceptions)}.\n"
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    parts = [machine["processor"], f"{machine['cores']} cores"]
+    parts += [] if machine["gpu"] == "none" else [machine["gpu"]]
+    parts += [f"kernels {machine['kernels']}", f"TensorFlow {machine['tensorflow']}"]
+    return ", ".join([*parts, f"Keras {machine['keras']}"])
+
+
+def figure_of(place: str) -> Path:
+    """Returns the file of the curves of a place."""
+    parts = place.removesuffix("/demo").split("/")
+    return FIGURES / f"{'_'.join(parts)}.svg"
+
+
+def paper_figure(script: str) -> Figure:
+    """Returns the figure of the paper that a script of an experiment draws."""
+    return importlib.import_module(script.replace("/", ".")).FIGURE
+
+
+def captioned(figure: Figure) -> str:
+    """Returns a figure of the paper, and below it what is seen."""
+    path = (FIGURES / f"{figure.name}.svg").relative_to(PAGE.parent)
+    return f"![{figure.title}]({path})\n\n{figure.caption(figure.recorded())}\n"
+
+
+def draw_page(page: str) -> None:
+    """Draws all that a page shows of the recorded results."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for place in blocks(page, "results"):
+        draw(place)
+    for script in blocks(page, "figure"):
+        figure = paper_figure(script)
+        figure.draw(figure.recorded(), FIGURES / f"{figure.name}.svg")
+
+
+def draw(place: str) -> None:
+    """Draws the curves of an experiment, where several settings were recorded."""
+    comparison, _ = at(place)
+    results = results_at(place)
+    if len(results) > 1:
+        comparison.draw(results, figure_of(place))
+
+
+def draw_readme() -> None:
+    """Draws what the README shows of the recorded results."""
+    panels = []
+    for title, (experiment, names) in IN_README.items():
+        comparison, results = (
+            comparison_of(experiment),
+            results_at(f"{experiment}/demo"),
+        )
+        shown = curves.by_setting({name: results[name] for name in names})
+        panel = curves.Panel(title, shown, comparison.curve, comparison.log_scale)
+        panels.append(panel)
+    curves.draw(FIGURES.parent / "readme.svg", panels)

@@ -1,0 +1,156 @@
+"""What docs/gallery.md says of pairs of runs: sentences, and a table."""
+
+import math
+from collections import Counter
+
+from experiments.compare import Comparison
+from experiments.paired import (
+    MANY,
+    Difference,
+    Margin,
+    label,
+    mean_difference,
+    pairs,
+    precision,
+)
+from experiments.report import Results, markdown
+
+ALL = "all networks"
+
+
+def differences(
+    results: Results, other: str, measure: str, margin: Margin, pooled: bool
+) -> dict[str, Difference]:
+    """Returns how far a precision ends from FP32, by what else distinguishes the runs.
+
+    Args:
+        results: by setting.
+        other: the precision, as `paired.precision` names it.
+        measure: what is compared.
+        margin: that of the measure.
+        pooled: whether all pairs together come first, as `ALL`.
+    """
+    found = pairs(results, "fp32", other)
+    if pooled and found:
+        found = {ALL: [pair for each in found.values() for pair in each], **found}
+    return {name: mean_difference(p, measure, margin) for name, p in found.items()}
+
+
+def verdicts(comparison: Comparison, results: Results) -> str:
+    """Returns what the pairs show: a sentence for each margin, then a table.
+
+    The sentences are of mixed precision with a dynamic scale; where there are several
+    networks, of all together.
+
+    Args:
+        comparison: what is planned, and its margins.
+        results: by setting.
+    """
+    pooled = comparison.pooled
+    precisions = dict.fromkeys(precision(result) for result in results.values())
+    everything = [
+        (other, measure, differences(results, other, measure, margin, pooled))
+        for other in precisions
+        for measure, margin in comparison.margins.items()
+        if other != "fp32"
+    ]
+    planned = planned_pairs(comparison)
+    sentences = [
+        _sentence(measure, next(iter(found.values())), planned)
+        for other, measure, found in everything
+        if other == "mixed" and found
+    ]
+    rows = [
+        [", ".join(filter(None, (name, other))), measure, *_cells(difference)]
+        for other, measure, found in everything
+        for name, difference in found.items()
+        if difference.count > 1
+    ]
+    columns = ["minus FP32", "measure", "pairs", "difference", "95% interval"]
+    table = ["\n".join(markdown([*columns, "verdict"], rows))] if rows else []
+    return "\n\n".join([*sentences, *table]) + "\n"
+
+
+def headline(comparison: Comparison, results: Results) -> str:
+    """Returns the sentence of the README, of the first measure."""
+    measure, margin = next(iter(comparison.margins.items()))
+    found = differences(results, "mixed", measure, margin, comparison.pooled)
+    difference = next(iter(found.values()))
+    planned = planned_pairs(comparison)
+    verdict = f"**{difference.verdict}**"
+    if difference.count < planned:
+        so_far = f"{difference.count} of {planned} pairs"
+        verdict = f"so far {verdict}, with {so_far} measured"
+    return (
+        f"Mixed precision minus FP32 is {shown(difference)} of {measure} (95% interval "
+        f"{interval(difference)}), and within {_size(margin)} we call them equal: "
+        f"{verdict}.\n"
+    )
+
+
+def planned_pairs(comparison: Comparison) -> int:
+    """Returns how many pairs of mixed precision and FP32 the sentences are of."""
+    settings = comparison.settings
+    planned = [[*flags] for flags in settings.values()]
+    found = Counter(
+        label(name)
+        for name, flags in settings.items()
+        if "fp32" in flags
+        and ["mixed" if flag == "fp32" else flag for flag in flags] in planned
+    )
+    return found.total() if comparison.pooled else found[""]
+
+
+def _sentence(measure: str, difference: Difference, planned: int) -> str:
+    margin, count, verdict = difference.margin, difference.count, difference.verdict
+    is_whole = count >= planned
+    title = verdict if is_whole else f"preliminary, {count} of {planned} pairs"
+    pairs_of = f", over {count} pairs" if is_whole else ""
+    known = f", 95% interval {interval(difference)}" if count > 1 else ""
+    end = "." if is_whole or count < 2 else f"; so far: {verdict}."
+    return (
+        f"**{measure}: {title}.** Mixed precision minus FP32{pairs_of}: "
+        f"{shown(difference)}{known}; the margin is {_size(margin)}{end}"
+        f"{_needed(difference)}"
+    )
+
+
+def shown(difference: Difference) -> str:
+    """Returns the mean of the difference, with its unit."""
+    margin = difference.margin
+    return f"{margin.shown(difference.mean)}{_unit(margin)}"
+
+
+def interval(difference: Difference) -> str:
+    """Returns the ends of the interval, or a dash where there are none."""
+    low, high = difference.interval
+    if not math.isfinite(low):
+        return "-"
+    return f"{difference.margin.shown(low)} to {difference.margin.shown(high)}"
+
+
+def _cells(difference: Difference) -> list[str]:
+    verdict = difference.verdict
+    if verdict == "not shown":
+        verdict = f"not shown: takes {_pairs(difference)}"
+    ends = interval(difference)
+    return [f"{difference.count}", shown(difference), ends, verdict]
+
+
+def _needed(difference: Difference) -> str:
+    if difference.verdict != "not shown" or difference.count < 2:
+        return ""
+    return f" At this scatter it takes {_pairs(difference)} to show it."
+
+
+def _pairs(difference: Difference) -> str:
+    return f"{difference.pairs_needed or f'over {MANY}'} pairs"
+
+
+def _size(margin: Margin) -> str:
+    size = f"{margin.size:g}{_unit(margin)}"
+    return size.removesuffix("s") if margin.size == 1 else size
+
+
+def _unit(margin: Margin) -> str:
+    return "%" if margin.unit == "%" else f" {margin.unit}".rstrip()
