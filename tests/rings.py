@@ -118,6 +118,7 @@ IN_MAKE_TEST = {
     },
     "test_image_classification.py": {
         "test_one_step": ["*-mixed"],
+        "test_the_converged_network": [],
         "test_train_in_mixed_precision_and_resume": [],
     },
     "test_loss_scale.py": {
@@ -150,6 +151,7 @@ IN_MAKE_TEST = {
         "test_train_in_every_precision": ["fp32", "mixed"],
     },
     "test_where_it_breaks.py": {
+        "test_fine_tuning": ["fp32", "mixed", "plain-fp16"],
         "test_fine_tuning_begins_with_the_weights_of_pre_training": [],
         "test_image_to_image": ["mixed"],
         "test_the_statistics_alone": [],

@@ -42,11 +42,14 @@ class Margin:
         return math.log(measure) if self.relative else measure
 
     def shown(self, difference: float) -> str:
-        """Returns a difference in the unit of the margin, one digit finer than it."""
+        """Returns a difference in the unit of the margin, one digit finer than it.
+
+        What rounds to 0 keeps its sign, by which an interval includes 0 or not.
+        """
         if self.relative:
             difference = 100 * math.expm1(difference)
         digits = max(0, 1 - math.floor(math.log10(self.size)))
-        return f"{round(difference, digits) + 0.0:+.{digits}f}"
+        return f"{difference:+.{digits}f}"
 
 
 @dataclass(frozen=True)

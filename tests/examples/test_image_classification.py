@@ -358,10 +358,27 @@ def test_train_in_mixed_precision_and_resume(file, tmp_path):
 def test_each_setting_trains_its_network():
     settings = compare.COMPARISON.settings
     assert set(compare.COMPARISON.demo) <= set(settings)
-    assert len(settings) == 36
+    assert len(settings) == 6 * 9
     for name, flags in settings.items():
         argv = train.with_recipe([*flags, *compare.COMPARISON.short])
         assert name.startswith(parse(train.HERE, argv).network)
+
+
+def test_the_converged_network(file, tmp_path):
+    """A short run, and the rate: up to the highest, and down to 0 at the end."""
+    from image_classification.converged import train as converged
+
+    flags = ["--width=0.03", "--batch=4", "--steps=2", "--eval-every=1", "--warm-up=1"]
+    found = converged.main(
+        [*flags, f"--data={file}", "--verbose=0", f"--out={tmp_path / 'out'}"]
+    )
+    assert len(found["log"]) == 2
+    assert 0 <= found["measures"]["top-1"] <= 100
+    args = parse(converged.HERE, ["--steps=8", "--warm-up=2", "--learning-rate=0.5"])
+    rate = converged.one_cycle(args)
+    assert [float(rate(step)) for step in (0, 1, 2, 5, 8)] == pytest.approx(
+        [0, 0.25, 0.5, 0.25, 0], abs=1e-7
+    )
 
 
 def test_a_wrapped_optimizer_decays_the_masters():

@@ -155,11 +155,11 @@ def test_one_run_beside_several():
     ("margin", "difference", "shown"),
     [
         (POINTS, 0.26, "+0.3"),
-        (POINTS, -0.04, "+0.0"),
+        (POINTS, -0.04, "-0.0"),
         (Margin(0.02), -0.01234, "-0.012"),
         (Margin(10, "%", relative=True), math.log(6.0), "+500"),
     ],
-    ids=["points", "no -0", "hundredths", "percent"],
+    ids=["points", "the sign", "hundredths", "percent"],
 )
 def test_a_difference_is_shown_one_digit_finer_than_its_margin(
     margin, difference, shown
