@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin
+from experiments.precision import FORMS
 
 
 def seeds(setting: str, flags: Sequence[str], count: int) -> dict[str, list[str]]:
@@ -35,6 +36,15 @@ SETTINGS = {
     "mixed, no masters": NO_MASTERS,
     "plain fp16": ["--precision", "plain-fp16"],
 }
+
+
+def forms(count: int) -> dict[str, list[str]]:
+    """Returns the settings of each form of masters and state, with so many seeds."""
+    found: dict[str, list[str]] = {}
+    for name in FORMS:
+        setting = name.replace("-", ", ", 1).replace("-", " ")
+        found |= seeds(setting, ["--precision", name], count)
+    return found
 
 
 def constant(scale: int) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from experiments.compare import Comparison, slug
 from experiments.exponents import Figure
 from experiments.report import Result, Results, markdown, optional
 from experiments.techniques import techniques
-from experiments.verdicts import headline, verdicts
+from experiments.verdicts import headline, of_forms, verdicts
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
@@ -67,6 +67,7 @@ def with_tables(page: str) -> str:
     write: dict[str, Callable[[Any], str]] = {
         "results": table,
         "paired": paired,
+        "forms": lambda place: of_forms(at(place)[0], results_at(place)),
         "headline": lambda place: headline(at(place)[0], results_at(place)),
         "figure": lambda script: captioned(paper_figure(script)),
         "techniques": lambda _: techniques(

@@ -105,16 +105,18 @@ def precision(result: Result) -> str:
     flags = result["flags"]
     if flags.get("round_weights"):
         return "rounded weights"
-    name = flags["precision"].replace("-no-", ", no ").replace("plain-", "plain ")
+    kind, dash, rest = flags["precision"].partition("-")
+    between = ", " if kind == "mixed" else " " if kind == "plain" else dash
+    name = kind + (between + rest.replace("-", " ") if rest else "")
     if flags["loss_scale"] == "dynamic":
         return name
     return f"{name}, scale {optional(flags['loss_scale'])}"
 
 
-def label(setting: str) -> str:
-    """Returns the name of a setting in FP32 without its precision and its seed."""
+def label(setting: str, of: str = "fp32") -> str:
+    """Returns the name of a setting of a precision without that and its seed."""
     parts = re.sub(r" seed \d+$", "", setting).split(", ")
-    return ", ".join(part for part in parts if part != "fp32")
+    return ", ".join(part for part in parts if part != of)
 
 
 def pairs(
@@ -137,7 +139,7 @@ def pairs(
     for name, result in results.items():
         if precision(result) == first and _others(result) in seconds:
             pair = result, seconds[_others(result)]
-            found.setdefault(label(name), []).append(pair)
+            found.setdefault(label(name, first), []).append(pair)
     return found
 
 

@@ -1,6 +1,7 @@
 """The precisions that every experiment trains in, under the names of the flag."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -19,6 +20,8 @@ class Precision:
             policy, and there is no loss scaling.
         keeps_masters: whether the FP32 masters keep what FP16 weights cannot. If not,
             they are rounded to FP16 after each step.
+        forms: in which masters and optimizer state are stored: arguments of
+            `keras_mp.wrap`.
         computes_in_fp32: whether plain TensorFlow computes FP16 numbers in FP32 and
             rounds the result, the "pseudo FP16" of the paper's section 4.3, in the
             place of kernels that multiply FP16 numbers.
@@ -27,6 +30,7 @@ class Precision:
     dtype_policy: str
     loss_scale: Any = None
     keeps_masters: bool = True
+    forms: Mapping[str, Any] = field(default_factory=dict)
     computes_in_fp32: bool = False
 
     def wrap(
@@ -40,14 +44,26 @@ class Precision:
         """
         if self.loss_scale is None:
             return optimizer
-        return keras_mp.wrap(optimizer, loss_scale=loss_scale or self.loss_scale)
+        scale = loss_scale or self.loss_scale
+        return keras_mp.wrap(optimizer, loss_scale=scale, **self.forms)
 
 
+# How masters and optimizer state are stored, by the name of the precision.
+FORMS = {
+    "mixed-remainders": {"masters": "remainders"},
+    "mixed-int8": {"state": "int8"},
+    "mixed-remainders-int8": {"masters": "remainders", "state": "int8"},
+    "mixed-stochastic": {"masters": None, "rounding": "stochastic"},
+}
 PRECISIONS = {
     "fp32": Precision("float32"),
     "mixed": Precision("float16", loss_scale="dynamic"),
     "mixed-no-scaling": Precision("float16", loss_scale=1.0),
     "mixed-no-masters": Precision("float16", loss_scale="dynamic", keeps_masters=False),
+    **{
+        name: Precision("float16", loss_scale="dynamic", forms=forms)
+        for name, forms in FORMS.items()
+    },
     "plain-fp16": Precision("float16"),
     "pseudo-fp16": Precision("float16", loss_scale="dynamic", computes_in_fp32=True),
 }

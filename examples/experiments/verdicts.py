@@ -13,13 +13,19 @@ from experiments.paired import (
     pairs,
     precision,
 )
+from experiments.precision import FORMS
 from experiments.report import Results, markdown
 
 ALL = "all networks"
 
 
 def differences(
-    results: Results, other: str, measure: str, margin: Margin, pooled: bool
+    results: Results,
+    other: str,
+    measure: str,
+    margin: Margin,
+    pooled: bool,
+    baseline: str = "fp32",
 ) -> dict[str, Difference]:
     """Returns how far a precision ends from FP32, by what else distinguishes the runs.
 
@@ -29,8 +35,9 @@ def differences(
         measure: what is compared.
         margin: that of the measure.
         pooled: whether all pairs together come first, as `ALL`.
+        baseline: the other precision.
     """
-    found = pairs(results, "fp32", other)
+    found = pairs(results, baseline, other)
     if pooled and found:
         found = {ALL: [pair for each in found.values() for pair in each], **found}
     return {name: mean_difference(p, measure, margin) for name, p in found.items()}
@@ -69,6 +76,26 @@ def verdicts(comparison: Comparison, results: Results) -> str:
     columns = ["minus FP32", "measure", "pairs", "difference", "95% interval"]
     table = ["\n".join(markdown([*columns, "verdict"], rows))] if rows else []
     return "\n\n".join([*sentences, *table]) + "\n"
+
+
+def of_forms(comparison: Comparison, results: Results) -> str:
+    """Returns how far each form of masters and state ends from the default: a table."""
+    rows = []
+    for name in FORMS:
+        other = precision({"flags": {"precision": name, "loss_scale": "dynamic"}})
+        for measure, margin in comparison.margins.items():
+            found = differences(
+                results, other, measure, margin, comparison.pooled, "mixed"
+            )
+            rows += [
+                [", ".join(filter(None, (label, other))), measure, *_cells(difference)]
+                for label, difference in found.items()
+                if difference.count > 1
+            ]
+    if not rows:
+        return "Not measured yet.\n"
+    columns = ["minus mixed", "measure", "pairs", "difference", "95% interval"]
+    return "\n".join(markdown([*columns, "verdict"], rows)) + "\n"
 
 
 def headline(comparison: Comparison, results: Results) -> str:

@@ -76,6 +76,7 @@ def test_bad_flags(folder, capsys, flags, message):
         (["--precision=mixed", "--loss-scale=statistical"], "float16", 2.0**15, None),
         (["--precision=mixed-no-scaling"], "float16", 1.0, None),
         (["--precision=mixed-no-masters"], "float16", 2.0**15, None),
+        (["--precision=mixed-remainders-int8"], "float16", 2.0**15, None),
         (["--precision=plain-fp16"], "float16", None, None),
         (["--precision=pseudo-fp16"], "float16", 2.0**15, "reference"),
     ],

@@ -117,6 +117,32 @@ def test_verdicts_of_pairs(pairs):
     )
 
 
+def test_forms_are_compared_with_fp32_masters(pairs):
+    """The same number each time has a scatter of 0; one run alone has no interval."""
+    settings = {
+        f"{name}{end}": ["--precision", precision, "--seed", seed]
+        for name, precision in (
+            ("mixed", "mixed"),
+            ("mixed, remainders", "mixed-remainders"),
+            ("mixed, int8", "mixed-int8"),
+        )
+        for end, seed in (("", "0"), (" seed 1", "1"))
+    }
+    object.__setattr__(pairs, "settings", settings)
+    runs = [run(5, "mixed", 0), run(7, "mixed", 1)]
+    runs += [run(5, "mixed-remainders", 0), run(7, "mixed-remainders", 1)]
+    runs += [run(6, "mixed-int8", 0)]
+    paired_page(pairs, *runs)
+    assert page.with_tables("<!-- forms: lines/demo -->\n<!-- end -->") == (
+        "<!-- forms: lines/demo -->\n"
+        "| minus mixed | measure | pairs | difference | 95% interval | verdict |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| mixed, remainders | error | 2 | +0.0 points | +0.0 to +0.0 "
+        "| equal within the margin |\n"
+        "<!-- end -->"
+    )
+
+
 def test_a_verdict_before_all_pairs_are_measured(pairs):
     assert paired_page(pairs, run(1, "fp32", 0), run(3, "mixed", 0)) == (
         "<!-- paired: lines/demo -->\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.flags import parse
-from experiments.precision import PRECISIONS
+from experiments.precision import FORMS, PRECISIONS
 from image_classification import compare, data, train
 from image_classification.model import NETWORKS, Classifier, build
 from image_classification.networks.local_response_normalization import (
@@ -22,7 +22,7 @@ from image_classification.networks.local_response_normalization import (
 import keras_mp
 
 # mixed-no-masters differs from mixed in what a callback does after a step.
-STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+STEPS = sorted(PRECISIONS.keys() - FORMS.keys() - {"mixed-no-masters"})
 
 
 @pytest.fixture(autouse=True)

@@ -58,6 +58,8 @@ def test_pairs_have_all_flags_in_common_but_the_precision():
         ({"precision": "mixed"}, "mixed"),
         ({"precision": "mixed", "loss_scale": 128.0}, "mixed, scale 128"),
         ({"precision": "mixed-no-scaling"}, "mixed, no scaling"),
+        ({"precision": "mixed-remainders-int8"}, "mixed, remainders int8"),
+        ({"precision": "mixed-stochastic"}, "mixed, stochastic"),
         ({"precision": "mixed-no-masters"}, "mixed, no masters"),
         ({"precision": "plain-fp16"}, "plain fp16"),
     ],

@@ -17,6 +17,7 @@ from experiments.compare import (
     NO_MASTERS,
     SETTINGS,
     Comparison,
+    forms,
     run_script,
     seeds,
 )
@@ -55,6 +56,7 @@ COMPARISON = Comparison(
         **SETTINGS,
         **seeds("mixed, no masters", NO_MASTERS, 5),
         **seeds("rounded weights", ROUNDED, 5),
+        **forms(5),
         "statistics alone": STATISTICS,
         **{
             f"sgd, {name}": [*flags, *SGD]
