@@ -31,7 +31,8 @@ def fp16_gemm(
     """Multiplies FP16 matrices, accumulates in FP32, and rounds once.
 
     `round(activation(alpha * op(a) @ op(b) + bias))`, where everything inside `round`
-    is FP32. An element of `a @ b` errs by at most `K * 2**-24 * sum(|a| |b|)`; the
+    is FP32. An element of `a @ b` errs by at most `K * 2**-24 * sum(|a| |b|)`, and on
+    tensor cores, which truncate, by three times that; the
     rounding is to nearest even, and what overflows becomes inf. On a CPU with dot
     products of bfloat16 (`avx512_bf16`, `amx_bf16`, `amx_fp16`), bfloat16 numbers and
     sums below `2**-126` count as 0, which adds up to `2**-126 * sum(1 + |a| + |b|)`.

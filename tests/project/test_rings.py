@@ -172,14 +172,14 @@ PROMISES = {
         'all_reduce_dtype="float16"': [
             "test_distribution.py::test_the_sum_of_two_replicas"
         ],
-        "the scale moves once until one of them applies again": [
+        "The scale changes once a joint step": [
             "test_sharing.py::test_a_step_backs_off_once_whoever_overflowed"
         ],
-        "A model that holds them all saves and restores the sharing": [
+        "A saved model keeps the sharing": [
             "test_sharing.py::test_a_saved_gan_shares_its_scale",
             "test_saved_files.py::test_two_optimizers_still_share_their_scale",
         ],
-        "a config by itself cannot, and warns": [
+        "A config alone cannot, and warns": [
             "test_sharing.py::test_a_config_alone_cannot_share_and_says_how"
         ],
         "Keras makes it from a config": [
@@ -376,16 +376,16 @@ PROMISES = {
         "models with weights on two devices": [
             "test_fused_update.py::test_weights_on_two_devices_are_left_to_the_optimizer"
         ],
-        "fails with a TypeError": [
+        "raises a TypeError before it calls the optimizer": [
             "test_paper_claims.py::test_keras_alone_cannot_fit_fp16_with_a_regularizer"
         ],
         "keras_mp.regularize_in_fp32(model)": [
             "test_regularizers.py::test_penalties_in_a_fit"
         ],
-        "`LossScaleCallback` says so where it is needed": [
+        "for other regularizers it raises an error that says what to do": [
             "test_regularizers.py::test_the_callback_says_what_to_call"
         ],
-        "What your layer gives to `add_loss`, cast": [
+        "In your own layer cast the loss": [
             "test_regularizers.py::test_a_loss_that_a_layer_adds_is_cast_by_it"
         ],
         "`keras_mp.SwapEMAWeights`": [
