@@ -129,18 +129,21 @@ def _rows(results: Results, measures: Sequence[str]) -> Iterator[list[str]]:
 
 
 def machines(places: Sequence[str]) -> str:
-    """Returns what the results were made on: most of them, and which were not."""
-    found = {
-        f"{place}, {name}": _machine(result["machine"])
+    """Returns what results were made on, most of them and the others; for how long."""
+    runs = {
+        f"{place}, {name}": result
         for place in places
         for name, result in results_at(place).items()
     }
+    found = {name: _machine(result["machine"]) for name, result in runs.items()}
+    hours = sum(result["seconds"] for result in runs.values()) / 3600
     (most, _), *others = Counter(found.values()).most_common()
     exceptions = [
-        f"; on {other}: " + "; ".join(n for n, m in found.items() if m == other)
+        f"; but on {other}: " + "; ".join(n for n, m in found.items() if m == other)
         for other, _ in others
     ]
-    return f"All were made on {most}{''.join(exceptions)}.\n"
+    together = f"The {len(runs)} runs trained for {hours:.1f} hours"
+    return f"{together}, on {most}{''.join(exceptions)}.\n"
 
 
 def _machine(machine: dict[str, Any]) -> str:

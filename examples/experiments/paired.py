@@ -93,10 +93,21 @@ class Difference:
 
         None of a single pair, which has no scatter, and where `MANY` are too few.
         """
+        return self._pairs_within(self.margin.bound)
+
+    @property
+    def pairs_to_be_clear(self) -> int | None:
+        """Pairs whose interval, at this scatter and around this mean, excludes 0.
+
+        None as of `pairs_needed`.
+        """
+        return self._pairs_within(abs(self.mean))
+
+    def _pairs_within(self, bound: float) -> int | None:
+        """Returns how many pairs have an interval that reaches no further than that."""
         if self.count < 2:
             return None
         counts = range(2, MANY + 1)
-        bound = self.margin.bound
         return next((n for n in counts if _half(self.deviation, n) <= bound), None)
 
 

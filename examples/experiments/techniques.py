@@ -112,4 +112,7 @@ def _cell(difference: Difference) -> str:
     mean = shown(difference)
     mean = f"**{mean}**" if difference.is_clear_of_chance else mean
     what = f"{difference.count} pairs" if difference.count > 1 else "1 run"
+    needed = difference.pairs_to_be_clear
+    if needed is not None and not difference.is_clear_of_chance:
+        what += f"; clear with {needed}"
     return f"{mean} ({interval(difference)}, {what})"

@@ -158,7 +158,7 @@ def test_a_verdict_before_all_pairs_are_measured(pairs):
         ({}, ""),
         (
             {"kernels": "avx512"},
-            "; on EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, Keras 3.15.1: "
+            "; but on EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, Keras 3.15.1: "
             "lines/demo, fp32 seed 1",
         ),
     ],
@@ -167,9 +167,10 @@ def test_a_verdict_before_all_pairs_are_measured(pairs):
 def test_machines(pairs, machine, exception):
     runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1, **machine)
     paired_page(pairs, *runs)
+    # Three runs of 90 seconds.
     assert page.machines(["lines/demo"]) == (
-        "All were made on EPYC, 2 cores, kernels avx2, TensorFlow 2.21.0, "
-        f"Keras 3.15.1{exception}.\n"
+        "The 3 runs trained for 0.1 hours, on EPYC, 2 cores, kernels avx2, "
+        f"TensorFlow 2.21.0, Keras 3.15.1{exception}.\n"
     )
 
 

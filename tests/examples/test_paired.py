@@ -138,6 +138,15 @@ def test_pairs_needed(deviation, needed):
     assert Difference(0.3, deviation, 9.0, 3, POINTS).pairs_needed == needed
 
 
+@pytest.mark.parametrize(
+    ("mean", "needed"),
+    # 3 pairs reach 4.30265 / 1.73205 deviations, 4 pairs 3.18245 / 2.
+    [(2.5, 3), (-1.6, 4), (1e-9, None)],
+)
+def test_pairs_that_would_exclude_zero(mean, needed):
+    assert Difference(mean, 1.0, 9.0, 2, POINTS).pairs_to_be_clear == needed
+
+
 def test_a_single_pair_tells_nothing():
     found = mean_difference(paired(7), "error", POINTS)
     assert (found.mean, found.verdict, found.pairs_needed) == (7, "not shown", None)
