@@ -167,7 +167,7 @@ def _cells(difference: Difference) -> list[str]:
 def _needed(difference: Difference) -> str:
     if difference.verdict != "not shown" or difference.count < 2:
         return ""
-    return f" At this scatter it takes {_pairs(difference)} to show it."
+    return f" At this scatter {_pairs(difference)} would show a difference of 0."
 
 
 def _pairs(difference: Difference) -> str:

@@ -106,8 +106,8 @@ def test_verdicts_of_pairs(pairs):
     assert paired_page(pairs, *runs) == (
         "<!-- paired: lines/demo -->\n"
         "**error: not shown.** Mixed precision minus FP32, over 2 pairs: +2.5 points, "
-        "95% interval -3.9 to +8.9; the margin is 1 point. At this scatter it takes 5 "
-        "pairs to show it.\n"
+        "95% interval -3.9 to +8.9; the margin is 1 point. At this scatter 5 pairs "
+        "would show a difference of 0.\n"
         "\n"
         "| minus FP32 | measure | pairs | difference | 95% interval | verdict |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
