@@ -338,6 +338,16 @@ IN_MAKE_TEST = {
         "test_the_bound_holds_where_tensor_cores_cut_off_most": ["V100-whole"],
         "test_round": ["Half-sm_80"],
     },
+    "test_ptx_norm.py": {
+        "test_depthwise_convolution": [],
+        "test_row_normalization": [],
+        "test_softmax": ["sm_75-Half"],
+        "test_sums_and_batch_normalization": [],
+    },
+    "test_ptx_norm_mutations.py": {
+        "test_a_mutation_is_noticed": ["softmax: another exponential"],
+        "test_without_a_mutation_the_kernel_is_right": [],
+    },
     "test_ptx_update.py": {
         "test_a_rule": ["Adam-sm_70"],
         "test_a_step_that_is_not_finite_writes_nothing": [],

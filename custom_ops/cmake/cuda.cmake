@@ -1,5 +1,5 @@
-# The CUDA kernels: the libraries keras_mp_gemm_cuda and keras_mp_update_cuda, their tests
-# and benchmarks.
+# The CUDA kernels: the libraries keras_mp_gemm_cuda, keras_mp_update_cuda and
+# keras_mp_norm_cuda, their tests and benchmarks.
 #
 # KERAS_MP_CUDA_ARCHITECTURES  the architectures that are compiled, in the syntax of
 #     CMAKE_CUDA_ARCHITECTURES. By default: Volta if the compiler still supports it,
@@ -98,21 +98,35 @@ target_link_libraries(keras_mp_update_cuda
   PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS}
   PRIVATE keras_mp_cuda_options)
 
+add_library(keras_mp_norm_cuda STATIC
+  src/cuda/conv/depthwise_conv.cu
+  src/cuda/norm/batch_norm.cu
+  src/cuda/norm/norm.cu)
+set_target_properties(keras_mp_norm_cuda PROPERTIES
+  CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}"
+  POSITION_INDEPENDENT_CODE ON)
+target_include_directories(keras_mp_norm_cuda PUBLIC include PRIVATE src)
+target_link_libraries(keras_mp_norm_cuda
+  PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS}
+  PRIVATE keras_mp_cuda_options)
+
 if(KERAS_MP_TESTS)
   find_package(Threads REQUIRED)
   add_executable(gemm_cuda_test tests/cuda/gemm_test.cu)
   add_executable(gemm_cuda_benchmark benchmarks/gemm_cuda.cu)
+  add_executable(norm_cuda_test tests/cuda/norm_test.cu)
   add_executable(update_cuda_test tests/cuda/update_test.cu)
   add_executable(update_cuda_benchmark benchmarks/update_cuda.cu)
-  foreach(target gemm_cuda_test gemm_cuda_benchmark update_cuda_test
+  foreach(target gemm_cuda_test gemm_cuda_benchmark norm_cuda_test update_cuda_test
           update_cuda_benchmark)
     set_target_properties(${target} PROPERTIES
       CUDA_ARCHITECTURES "${KERAS_MP_CUDA_ARCHITECTURES}")
     target_include_directories(${target} PRIVATE tests src)
     target_link_libraries(${target} PRIVATE
-      keras_mp_gemm_cuda keras_mp_update_cuda keras_mp_cuda_options Threads::Threads)
+      keras_mp_gemm_cuda keras_mp_norm_cuda keras_mp_update_cuda keras_mp_cuda_options
+      Threads::Threads)
   endforeach()
-  foreach(test gemm_cuda_test update_cuda_test)
+  foreach(test gemm_cuda_test norm_cuda_test update_cuda_test)
     add_test(NAME ${test} COMMAND ${test})
     set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77)
   endforeach()

@@ -51,7 +51,11 @@ set(xla_sources
   tensorflow/update/xla_ffi_cpu.cc
   tensorflow/update/xla_op_kernels.cc)
 if(KERAS_MP_CUDA)
-  list(APPEND op_sources tensorflow/gemm/gpu_op_kernel.cc tensorflow/update/gpu_op_kernels.cc)
+  list(APPEND op_sources
+    tensorflow/conv/depthwise_conv_gpu.cc
+    tensorflow/gemm/gpu_op_kernel.cc
+    tensorflow/norm/gpu_op_kernels.cc
+    tensorflow/update/gpu_op_kernels.cc)
   list(APPEND xla_sources tensorflow/update/xla_ffi_cuda.cc)
 endif()
 add_library(keras_mp_ops MODULE
@@ -77,7 +81,7 @@ if(KERAS_MP_CUDA)
   # The CUDA runtime that the kernels were compiled for. It comes before TensorFlow's
   # library, which has the same functions, and its symbols are not exported.
   target_link_libraries(keras_mp_ops PRIVATE
-    keras_mp_gemm_cuda keras_mp_update_cuda CUDA::cudart_static)
+    keras_mp_gemm_cuda keras_mp_norm_cuda keras_mp_update_cuda CUDA::cudart_static)
   target_link_options(keras_mp_ops PRIVATE -Wl,--exclude-libs,ALL)
 endif()
 target_link_libraries(keras_mp_ops PRIVATE

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_mp.ops.gradients import vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import has_cpu_kernels
+from keras_mp.ops.kernels.dispatch import has_reduction_kernels
 from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization
 from keras_mp.ops.statistics import PooledSum
@@ -96,7 +96,7 @@ def find_kernel(data_format: str, epsilon: float) -> BatchNormKernel | None:
 
     The arguments are those of `BatchNormKernel`.
     """
-    return BatchNormKernel(data_format, epsilon) if has_cpu_kernels() else None
+    return BatchNormKernel(data_format, epsilon) if has_reduction_kernels() else None
 
 
 def _formula(op: Any) -> ChannelNormalization:

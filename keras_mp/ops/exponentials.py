@@ -14,7 +14,7 @@ from keras_mp.ops.checks import (
 )
 from keras_mp.ops.gradients import defer_until_upstream, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch, has_cpu_kernels
+from keras_mp.ops.kernels.dispatch import dispatch, has_reduction_kernels
 from keras_mp.ops.kernels.rows import are_last, as_rows, has_row_kernel, sizes_of
 from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
 from keras_mp.ops.symbolic import symbolic
@@ -68,7 +68,8 @@ def softmax(
     masks = () if mask is None else (to_bool_mask(x, mask),)
     if tf.as_dtype(output_dtype).size < x.dtype.size:
         is_rounded = x.dtype == tf.float32 and is_half(output_dtype)
-        if is_rounded and not masks and are_last(axes, x) and has_cpu_kernels():
+        is_plain = is_rounded and not masks and are_last(axes, x)
+        if is_plain and has_reduction_kernels():
             rows = as_rows(x, axes)
             p = native.library().keras_mp_float_softmax(x=rows, T=output_dtype)
             return tf.reshape(p, sizes_of(x))  # its gradient is registered

@@ -22,7 +22,7 @@ HOST_HEADERS = {
     "math.h": "",
 } | {
     name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}"
-    for name in ("cstdint", "type_traits", "utility")
+    for name in ("cstdint", "initializer_list", "type_traits", "utility")
 }
 
 

@@ -1,6 +1,7 @@
 """The kernels of custom_ops/src/cuda, compiled one at a time, by name."""
 
 import functools
+import re
 from dataclasses import dataclass
 
 from cuda_ptx import compilers
@@ -147,7 +148,126 @@ def ptx_of(source, architecture):
 
 
 @functools.cache
+def kernels_in(source, architecture):
+    """The kernels of a source, parsed, by name."""
+    return parse(ptx_of(source, architecture))
+
+
+@functools.cache
 def kernel_of(source, architecture, name):
     """The one kernel whose name has `name` in it, parsed."""
-    (kernel,) = (k for n, k in parse(ptx_of(source, architecture)).items() if name in n)
+    found = kernels_in(source, architecture)
+    (kernel,) = (kernel for known, kernel in found.items() if name in known)
     return kernel
+
+
+def instance_of(source, architecture, name, *arguments):
+    """The one kernel of a template with these arguments, as strings, parsed.
+
+    Those that are not given may be any: of SoftmaxKernel, the second format.
+    """
+    given = ".*".join(map(_mangled, arguments))
+    pattern = re.compile(rf"\D{len(name)}{name}(I(NS0_)?{given}|E)")
+    found = kernels_in(source, architecture)
+    (kernel,) = (kernel for known, kernel in found.items() if pattern.search(known))
+    return kernel
+
+
+def _mangled(argument):
+    """A class, a number or a bool as the compiler writes it."""
+    if argument in ("true", "false"):
+        return f"Lb{int(argument == 'true')}E"
+    return f"Li{argument}E" if argument.isdigit() else f"{len(argument)}{argument}E"
+
+
+# By the size of a row: the team of threads, and whether its registers hold the row.
+TEAMS = (("32", "true"), ("256", "true"), ("256", "false"))
+
+
+def _instances(header, declarations):
+    lines = "\n".join(f"template __global__ void {d};" for d in declarations)
+    return f'#include "cuda/{header}"\nnamespace keras_mp::cuda {{\n{lines}\n}}'
+
+
+def row_norm_source(element):
+    """The kernels of cuda/norm/row_norm.cuh, of every team."""
+    return _instances(
+        "norm/row_norm.cuh",
+        [
+            f"{name}<{element}, {', '.join(team)}>(const {arguments})"
+            for team in TEAMS
+            for name, arguments in (
+                ("RowNormKernel", "RowNorm"),
+                ("RowNormGradientKernel", "RowNormGradientArguments"),
+            )
+        ],
+    )
+
+
+def softmax_source(element):
+    """The kernels of cuda/norm/softmax.cuh, of every team."""
+    return _instances(
+        "norm/softmax.cuh",
+        [
+            f"{name}{element}, {', '.join(team)}>(const {arguments})"
+            for team in TEAMS
+            for name, arguments in (
+                (f"SoftmaxKernel<{element}, ", "Softmax"),
+                ("SoftmaxKernel<Float, ", "Softmax"),
+                ("SoftmaxGradientKernel<", "SoftmaxGradient"),
+                ("FloatSoftmaxGradientKernel<", "FloatSoftmaxGradient"),
+            )
+        ],
+    )
+
+
+# The terms of the sums, with the places of their scales.
+TERMS = (
+    ("PlainTerm", "NoScales"),
+    ("SquareTerm", "ChannelScales"),
+    ("GradientTerm", "ChannelScales"),
+    ("GradientTerm", "RowScales"),
+)
+MAPS = ("NormalizeMap", "GradientMap")
+
+
+def channel_source(element):
+    """The kernels of cuda/norm/channel_sums.cuh and channel_map.cuh."""
+    declarations = []
+    for term, scales in TERMS:
+        kinds = f"{element}, {term}, {scales}"
+        arguments = f"SumsArguments<{scales}>"
+        declarations.append(f"ColumnSumsKernel<{kinds}>(const Column{arguments})")
+        if scales != "RowScales":
+            for team in (32, 256):
+                declarations.append(
+                    f"RowSumsKernel<{kinds}, {team}>(const Row{arguments})"
+                )
+    for kind in MAPS:
+        arguments = f"MapArguments<{kind}>"
+        declarations.append(
+            f"ColumnMapKernel<{element}, {kind}>(const Column{arguments})"
+        )
+        for team in (32, 256):
+            declarations.append(
+                f"RowMapKernel<{element}, {kind}, {team}>(const Row{arguments})"
+            )
+    return _instances("norm/channel_map.cuh", declarations)
+
+
+FINISH = '#include "cuda/norm/channel_sums.cuh"'  # FinishKernel is no template
+
+
+def conv_source(element):
+    """The kernels of cuda/conv/depthwise_conv.cuh."""
+    return _instances(
+        "conv/depthwise_conv.cuh",
+        [
+            f"DepthwiseConv{name}<{element}>(const DepthwiseConv{arguments})"
+            for name, arguments in (
+                ("Kernel", "Arguments"),
+                ("GradXKernel", "Arguments"),
+                ("GradKernelKernel", "GradKernelArguments"),
+            )
+        ],
+    )

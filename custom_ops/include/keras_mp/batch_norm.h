@@ -1,5 +1,6 @@
 // Batch normalization of 16-bit tensors in FP32: "Mixed Precision Training"
-// (Micikevicius et al., 2018, section 3.3).
+// (Micikevicius et al., 2018, section 3.3). batch_norm_cpu.h and batch_norm_cuda.h
+// declare the functions that compute it.
 //
 //   y = round(gamma * (x - mean) / sqrt(variance + epsilon) + beta)
 //

@@ -1,58 +1,13 @@
-// Normalization of each row of a 16-bit matrix, in FP32, and its gradient, on a CPU:
-// "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3).
-//
-//   z = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)    layer normalization
-//   z = x / sqrt(mean(x^2) + epsilon)                             root mean square
-//   z = x / max(sqrt(sum(x^2)), epsilon)                          unit length
-//   y = round(gamma * z + beta)
-//
-// Accumulator: FP32 for 1024 elements of a row, then double for their sums; for the
-// gradients of gamma and beta, FP32 for at most 256 rows, then double. So the sums of a
-// row err by at most 2^-17 of the sum of the absolute values, and those gradients by
-// 2^-15.
-// Rounding: once, to nearest even. A NaN makes its row NaN, and so does an inf in layer
-// normalization; in the others the inf becomes NaN and the finite elements of its row 0.
-// In unit length the gradient of a row of zeros is 0.
+// The functions of row_norm.h on a CPU. All pointers are to host memory.
 
 #ifndef KERAS_MP_ROW_NORM_CPU_H_
 #define KERAS_MP_ROW_NORM_CPU_H_
 
-#include <cstdint>
-
 #include "keras_mp/cpu.h"
-#include "keras_mp/data_type.h"
+#include "keras_mp/row_norm.h"
 #include "keras_mp/status.h"
 
 namespace keras_mp {
-
-enum class RowNormKind { kLayer, kRootMeanSquare, kUnitLength };
-
-// Matrices are [rows, size], packed, in host memory; gamma and beta [size].
-struct RowNorm {
-  std::int64_t rows = 0;
-  std::int64_t size = 0;
-  DataType type = DataType::kHalf;  // of all matrices: kHalf or kBfloat16
-  RowNormKind kind = RowNormKind::kLayer;
-  float epsilon = 0;
-  const void* x = nullptr;
-  const float* gamma = nullptr;  // 1 where null
-  const float* beta = nullptr;   // 0 where null
-  void* y = nullptr;
-};
-
-struct RowNormGradient {
-  std::int64_t rows = 0;
-  std::int64_t size = 0;
-  DataType type = DataType::kHalf;
-  RowNormKind kind = RowNormKind::kLayer;
-  float epsilon = 0;
-  const void* x = nullptr;
-  const void* grad_y = nullptr;
-  const float* gamma = nullptr;  // 1 where null
-  void* grad_x = nullptr;
-  float* grad_gamma = nullptr;  // not computed where null
-  float* grad_beta = nullptr;   // not computed where null
-};
 
 // The results depend on `isa` to the last bit, and never on the number of threads.
 Status RowNormCpu(const RowNorm& norm, const Parallel& parallel = {},

@@ -1,56 +1,13 @@
-// The softmax of each row of a 16-bit matrix, in FP32, and its gradient, on a CPU:
-// "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3).
-//
-//   y = round(exp(x - max(x)) / sum(exp(x - max(x))))
-//   grad_x = round(p * (grad_y - sum(p * grad_y))), where p is y before rounding
-//
-// The gradient of an FP32 matrix x is computed from y instead, so that only y is kept:
-//
-//   grad_x = y * (grad_y - sum(y * grad_y))
-//
-// Accumulator: FP32 for 1024 elements of a row, then double for their sums. exp errs by
-// 2^-22 of itself, and so y before rounding errs by at most 2^-19 of itself.
-// Rounding: once, to nearest even. A NaN or +inf makes its row NaN, and so does a row of
-// -inf alone, as IEEE 754 says of the formula; other -inf give 0.
+// The functions of softmax.h on a CPU. All pointers are to host memory.
 
 #ifndef KERAS_MP_SOFTMAX_CPU_H_
 #define KERAS_MP_SOFTMAX_CPU_H_
 
-#include <cstdint>
-
 #include "keras_mp/cpu.h"
-#include "keras_mp/data_type.h"
+#include "keras_mp/softmax.h"
 #include "keras_mp/status.h"
 
 namespace keras_mp {
-
-// Matrices are [rows, size], packed, in host memory.
-struct Softmax {
-  std::int64_t rows = 0;
-  std::int64_t size = 0;
-  DataType type = DataType::kHalf;  // of all matrices: kHalf or kBfloat16
-  bool is_x_float = false;          // x is FP32 instead
-  const void* x = nullptr;
-  void* y = nullptr;
-};
-
-struct SoftmaxGradient {
-  std::int64_t rows = 0;
-  std::int64_t size = 0;
-  DataType type = DataType::kHalf;
-  const void* x = nullptr;
-  const void* grad_y = nullptr;
-  void* grad_x = nullptr;
-};
-
-struct FloatSoftmaxGradient {
-  std::int64_t rows = 0;
-  std::int64_t size = 0;
-  DataType type = DataType::kHalf;  // of y and grad_y
-  const void* y = nullptr;
-  const void* grad_y = nullptr;
-  float* grad_x = nullptr;
-};
 
 // The results depend on `isa` to the last bit, and never on the number of threads.
 Status SoftmaxCpu(const Softmax& softmax, const Parallel& parallel = {},

@@ -1,31 +1,13 @@
-// The sum of a 16-bit tensor along one dimension, in FP32, on a CPU: "Mixed Precision
-// Training" (Micikevicius et al., 2018, section 3.3).
-//
-//   y[o, i] = sum over c of x[o, c, i]
-//
-// Accumulator: FP32 for at most 256 elements, then double for their sums. So a sum errs
-// by at most 2^-15 of the sum of the absolute values, whatever the count; the result is
-// FP32.
+// The function of sum.h on a CPU. All pointers are to host memory.
 
 #ifndef KERAS_MP_SUM_CPU_H_
 #define KERAS_MP_SUM_CPU_H_
 
-#include <cstdint>
-
 #include "keras_mp/cpu.h"
-#include "keras_mp/data_type.h"
+#include "keras_mp/sum.h"
 #include "keras_mp/status.h"
 
 namespace keras_mp {
-
-struct Sum {
-  std::int64_t outer = 0;
-  std::int64_t count = 0;
-  std::int64_t inner = 0;
-  DataType type = DataType::kHalf;  // of x: kHalf or kBfloat16
-  const void* x = nullptr;          // [outer, count, inner], packed, in host memory
-  float* y = nullptr;               // [outer, inner]
-};
 
 // The result depends on `isa` to the last bit, and never on the number of threads.
 Status SumCpu(const Sum& sum, const Parallel& parallel = {}, Isa isa = ChosenIsa());

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/cpu_threads.h"
-#include "common/status.h"
 #include "conv/arguments.h"
+#include "conv/depthwise_conv_op_kernels.h"
 #include "keras_mp/depthwise_conv_cpu.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -16,10 +16,7 @@
 namespace keras_mp {
 namespace {
 
-using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -116,103 +113,28 @@ REGISTER_OP("KerasMp>DepthwiseConvGradKernel")
     })
     .Doc("The gradient of KerasMp>DepthwiseConv for its kernel, in FP32.");
 
-class DepthwiseConvCpuOp : public tensorflow::OpKernel {
- public:
-  explicit DepthwiseConvCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
+struct CpuConv {
+  explicit CpuConv(OpKernelContext* ctx) : threads(CpuThreads(ctx)) {}
+
+  Status Convolve(const DepthwiseConv& conv, const void* x, const void* kernel,
+                  const void* bias, DataType bias_type, void* y, DataType y_type) const {
+    return DepthwiseConvCpu(conv, x, kernel, bias, bias_type, y, y_type, threads);
+  }
+  Status GradX(const DepthwiseConv& conv, const void* kernel, const void* grad_y,
+               void* grad_x) const {
+    return DepthwiseConvGradXCpu(conv, kernel, grad_y, grad_x, threads);
+  }
+  Status GradKernel(const DepthwiseConv& conv, const void* x, const void* grad_y,
+                    float* grad_kernel) const {
+    return DepthwiseConvGradKernelCpu(conv, x, grad_y, grad_kernel, threads);
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& x = ctx->input(0);
-    const Tensor& kernel = ctx->input(1);
-    tensorflow::OpInputList biases;
-    OP_REQUIRES_OK(ctx, ctx->input_list("bias", &biases));
-    DepthwiseConv conv;
-    OP_REQUIRES_OK(ctx, MakeDepthwiseConv(x.shape(), kernel.shape(), attributes_,
-                                          x.dtype(), &conv));
-    std::vector<TensorShape> bias_shapes;
-    std::vector<tensorflow::DataType> types = {kernel.dtype(),
-                                               ctx->expected_output_dtype(0)};
-    for (const Tensor& bias : biases) {
-      bias_shapes.push_back(bias.shape());
-      types.push_back(bias.dtype());
-    }
-    OP_REQUIRES_OK(ctx, CheckBias(conv, bias_shapes));
-    OP_REQUIRES_OK(ctx, CheckTypes(x.dtype(), types));
-    Tensor* y;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ResultShape(conv), &y));
-    conv.kernel_type = TypeOf(kernel.dtype());
-    const bool has_bias = biases.size() == 1;
-    OP_REQUIRES_OK(
-        ctx, ToAbsl(DepthwiseConvCpu(
-                 conv, x.data(), kernel.data(), has_bias ? biases[0].data() : nullptr,
-                 has_bias ? TypeOf(biases[0].dtype()) : DataType::kFloat, y->data(),
-                 TypeOf(y->dtype()), CpuThreads(ctx))));
-  }
-
- private:
-  ConvAttributes attributes_;
-};
-
-class DepthwiseConvGradXCpuOp : public tensorflow::OpKernel {
- public:
-  explicit DepthwiseConvGradXCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& kernel = ctx->input(1);
-    const Tensor& grad_y = ctx->input(2);
-    const TensorShape& x = ctx->input(0).shape();
-    DepthwiseConv conv;
-    OP_REQUIRES_OK(ctx, MakeDepthwiseConv(x, kernel.shape(), attributes_, grad_y.dtype(),
-                                          &conv));
-    OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y.shape()));
-    OP_REQUIRES_OK(ctx, CheckTypes(grad_y.dtype(), {kernel.dtype()}));
-    Tensor* grad_x;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x, &grad_x));
-    conv.kernel_type = TypeOf(kernel.dtype());
-    OP_REQUIRES_OK(ctx,
-                   ToAbsl(DepthwiseConvGradXCpu(conv, kernel.data(), grad_y.data(),
-                                                grad_x->data(), CpuThreads(ctx))));
-  }
-
- private:
-  ConvAttributes attributes_;
-};
-
-class DepthwiseConvGradKernelCpuOp : public tensorflow::OpKernel {
- public:
-  explicit DepthwiseConvGradKernelCpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetConvAttributes(ctx, &attributes_));
-    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &kernel_size_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& x = ctx->input(0);
-    const Tensor& grad_y = ctx->input(1);
-    TensorShape kernel;
-    OP_REQUIRES_OK(ctx, KernelShape(x.shape(), kernel_size_, &kernel));
-    DepthwiseConv conv;
-    OP_REQUIRES_OK(
-        ctx, MakeDepthwiseConv(x.shape(), kernel, attributes_, x.dtype(), &conv));
-    OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y.shape()));
-    Tensor* grad_kernel;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, kernel, &grad_kernel));
-    OP_REQUIRES_OK(
-        ctx, ToAbsl(DepthwiseConvGradKernelCpu(conv, x.data(), grad_y.data(),
-                                               grad_kernel->flat<float>().data(),
-                                               CpuThreads(ctx))));
-  }
-
- private:
-  ConvAttributes attributes_;
-  std::vector<std::int64_t> kernel_size_;
+  Parallel threads;
 };
 
 #define KERAS_MP_REGISTER(name)                                               \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(tensorflow::DEVICE_CPU), \
-                          name##CpuOp)
+                          depthwise_conv_op::name##Op<CpuConv>)
 
 KERAS_MP_REGISTER(DepthwiseConv);
 KERAS_MP_REGISTER(DepthwiseConvGradX);

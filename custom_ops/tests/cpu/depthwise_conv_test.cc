@@ -3,7 +3,6 @@
 
 #include "keras_mp/depthwise_conv_cpu.h"
 
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <new>
@@ -11,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/fixture.h"
+#include "common/depthwise_conv_suite.h"
 
 namespace {
 
@@ -33,229 +32,28 @@ std::int64_t allocations_left = -1;
   std::free(data);
 }
 
-namespace keras_mp {
+namespace keras_mp::depthwise_conv {
 namespace {
 
-constexpr std::uint16_t kGuard = 0xa5a5;
+struct Cpu {
+  Isa isa;
+  int threads = 1;
 
-struct Spacing {
-  std::int64_t kernel, stride, dilation;
+  const char* Name() const { return keras_mp::Name(isa); }
+  Status Convolve(const DepthwiseConv& conv, const void* x, const void* kernel,
+                  const void* bias, DataType bias_type, void* y, DataType y_type) {
+    return DepthwiseConvCpu(conv, x, kernel, bias, bias_type, y, y_type, Threads(), isa);
+  }
+  Status GradX(const DepthwiseConv& conv, const void* kernel, const void* grad_y,
+               void* grad_x) {
+    return DepthwiseConvGradXCpu(conv, kernel, grad_y, grad_x, Threads(), isa);
+  }
+  Status GradKernel(const DepthwiseConv& conv, const void* x, const void* grad_y,
+                    float* grad_kernel) {
+    return DepthwiseConvGradKernelCpu(conv, x, grad_y, grad_kernel, Threads(), isa);
+  }
+  Parallel Threads() { return {threads, &threads, RunOnThreads}; }
 };
-
-ConvolvedDimension Dimension(std::int64_t size, const Spacing& spacing, bool same) {
-  return Convolved(size, spacing.kernel, spacing.stride, spacing.dilation, same);
-}
-
-struct Case {
-  DepthwiseConv conv;
-  std::vector<std::uint16_t> x, grad_y, rounded_kernel;
-  std::vector<float> kernel, bias;
-
-  Case(std::int64_t batch, std::int64_t channels, const ConvolvedDimension& rows,
-       const ConvolvedDimension& columns, DataType type, bool is_master,
-       std::mt19937& random) {
-    conv.batch = batch;
-    conv.channels = channels;
-    conv.dimensions[0] = rows;
-    conv.dimensions[1] = columns;
-    conv.type = type;
-    conv.kernel_type = is_master ? DataType::kFloat : type;
-    x = Numbers(type, SizeOfX(), 0.25, 1, random);
-    grad_y = Numbers(type, SizeOfY(), 0.25, 1, random);
-    kernel = Floats(rows.kernel * columns.kernel * channels, 0, 1, random);
-    for (float number : kernel) rounded_kernel.push_back(To16(type, number));
-    bias = Floats(channels, 0, 1, random);
-  }
-
-  std::int64_t SizeOfX() const {
-    return conv.batch * conv.dimensions[0].size * conv.dimensions[1].size * conv.channels;
-  }
-  std::int64_t SizeOfY() const {
-    return conv.batch * conv.dimensions[0].result * conv.dimensions[1].result *
-           conv.channels;
-  }
-  const void* Kernel() const {
-    if (conv.kernel_type == DataType::kFloat) return kernel.data();
-    return rounded_kernel.data();
-  }
-
-  // Calls visit(x, y, kernel) for the indices of each product.
-  template <class Visit>
-  void ForProducts(const Visit& visit) const {
-    const auto& [rows, columns] = conv.dimensions;
-    for (std::int64_t n = 0; n < conv.batch; ++n) {
-      for (std::int64_t o = 0; o < rows.result; ++o) {
-        for (std::int64_t p = 0; p < columns.result; ++p) {
-          for (std::int64_t i = 0; i < rows.kernel; ++i) {
-            for (std::int64_t j = 0; j < columns.kernel; ++j) {
-              const std::int64_t a = o * rows.stride - rows.before + i * rows.dilation;
-              const std::int64_t b =
-                  p * columns.stride - columns.before + j * columns.dilation;
-              if (a < 0 || a >= rows.size || b < 0 || b >= columns.size) continue;
-              for (std::int64_t c = 0; c < conv.channels; ++c) {
-                visit(((n * rows.size + a) * columns.size + b) * conv.channels + c,
-                      ((n * rows.result + o) * columns.result + p) * conv.channels + c,
-                      (i * columns.kernel + j) * conv.channels + c);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-};
-
-// Sums in double precision, and those of absolute values.
-struct Expected {
-  std::vector<double> sums, magnitudes;
-
-  explicit Expected(std::int64_t size) : sums(size), magnitudes(size) {}
-
-  void Add(std::int64_t i, double number) {
-    sums[i] += number;
-    magnitudes[i] += std::abs(number);
-  }
-};
-
-void CheckY(const Case& one, bool has_bias, DataType y_type, int threads, Isa isa) {
-  const DepthwiseConv& conv = one.conv;
-  Expected expected(one.SizeOfY());
-  for (std::int64_t i = 0; has_bias && i < one.SizeOfY(); ++i) {
-    expected.Add(i, one.bias[i % conv.channels]);
-  }
-  one.ForProducts([&](std::int64_t x, std::int64_t y, std::int64_t k) {
-    expected.Add(y, static_cast<double>(From16(conv.type, one.x[x])) *
-                        From16(conv.type, one.rounded_kernel[k]));
-  });
-  std::vector<std::uint16_t> y(one.SizeOfY() + 1, kGuard);
-  std::vector<float> wide(one.SizeOfY() + 1, kGuard);
-  const bool is_wide = y_type == DataType::kFloat;
-  const Parallel parallel = {threads, &threads, RunOnThreads};
-  const Status status = DepthwiseConvCpu(
-      conv, one.x.data(), one.Kernel(), has_bias ? one.bias.data() : nullptr,
-      DataType::kFloat, is_wide ? static_cast<void*>(wide.data()) : y.data(), y_type,
-      parallel, isa);
-  EXPECT(status.ok(), "%s", status.message);
-  EXPECT(y.back() == kGuard && wide.back() == kGuard, "wrote behind y");
-  const auto& [rows, columns] = conv.dimensions;
-  const double unit = static_cast<double>(rows.kernel * columns.kernel + 1) * 0x1p-24;
-  for (std::int64_t i = 0; i < one.SizeOfY(); ++i) {
-    const double actual = is_wide ? wide[i] : From16(conv.type, y[i]);
-    const double error = unit * expected.magnitudes[i];
-    const double bound =
-        is_wide ? error : Rounded(conv.type, expected.sums[i], error);
-    EXPECT(std::abs(actual - expected.sums[i]) <= bound,
-           "%s y channels %ld at %ld: %.9g, expected %.9g", Name(isa), conv.channels, i,
-           actual, expected.sums[i]);
-  }
-}
-
-void CheckGradX(const Case& one, int threads, Isa isa) {
-  const DepthwiseConv& conv = one.conv;
-  Expected expected(one.SizeOfX());
-  one.ForProducts([&](std::int64_t x, std::int64_t y, std::int64_t k) {
-    expected.Add(x, static_cast<double>(From16(conv.type, one.grad_y[y])) *
-                        From16(conv.type, one.rounded_kernel[k]));
-  });
-  std::vector<std::uint16_t> grad_x(one.SizeOfX() + 1, kGuard);
-  const Parallel parallel = {threads, &threads, RunOnThreads};
-  const Status status = DepthwiseConvGradXCpu(conv, one.Kernel(), one.grad_y.data(),
-                                              grad_x.data(), parallel, isa);
-  EXPECT(status.ok(), "%s", status.message);
-  EXPECT(grad_x.back() == kGuard, "wrote behind grad_x");
-  const auto& [rows, columns] = conv.dimensions;
-  const double unit = static_cast<double>(rows.kernel * columns.kernel + 1) * 0x1p-24;
-  for (std::int64_t i = 0; i < one.SizeOfX(); ++i) {
-    const double actual = From16(conv.type, grad_x[i]);
-    const double error = unit * expected.magnitudes[i];
-    EXPECT(std::abs(actual - expected.sums[i]) <=
-               Rounded(conv.type, expected.sums[i], error),
-           "%s grad_x channels %ld at %ld: %.9g, expected %.9g", Name(isa),
-           conv.channels, i, actual, expected.sums[i]);
-  }
-}
-
-void CheckGradKernel(const Case& one, int threads, Isa isa) {
-  const DepthwiseConv& conv = one.conv;
-  const auto size = static_cast<std::int64_t>(one.kernel.size());
-  Expected expected(size);
-  one.ForProducts([&](std::int64_t x, std::int64_t y, std::int64_t k) {
-    expected.Add(k, static_cast<double>(From16(conv.type, one.x[x])) *
-                        From16(conv.type, one.grad_y[y]));
-  });
-  std::vector<float> grad_kernel(size + 1, kGuard);
-  const Parallel parallel = {threads, &threads, RunOnThreads};
-  const Status status =
-      DepthwiseConvGradKernelCpu(conv, one.x.data(), one.grad_y.data(),
-                                 grad_kernel.data(), parallel, isa);
-  EXPECT(status.ok(), "%s", status.message);
-  EXPECT(grad_kernel.back() == kGuard, "wrote behind grad_kernel");
-  for (std::int64_t i = 0; i < size; ++i) {
-    EXPECT(std::abs(grad_kernel[i] - expected.sums[i]) <=
-               0x1p-15 * expected.magnitudes[i],
-           "%s grad_kernel channels %ld at %ld: %.9g, expected %.9g", Name(isa),
-           conv.channels, i, grad_kernel[i], expected.sums[i]);
-  }
-}
-
-std::int64_t UpTo(std::int64_t most, std::mt19937& random) {
-  return std::uniform_int_distribution<std::int64_t>(1, most)(random);
-}
-
-void CheckAll(const Case& one, std::mt19937& random, Isa isa) {
-  const auto threads = static_cast<int>(UpTo(3, random));
-  for (const DataType y_type : {one.conv.type, DataType::kFloat}) {
-    CheckY(one, /*has_bias=*/random() % 2, y_type, threads, isa);
-  }
-  CheckGradX(one, threads, isa);
-  CheckGradKernel(one, threads, isa);
-}
-
-void TestSpacings(Isa isa) {
-  std::mt19937 random(1);
-  for (const bool same : {false, true}) {
-    for (const std::int64_t channels : {1, 7, 17, 33, 64, 100}) {
-      for (const Spacing& spacing :
-           {Spacing{1, 1, 1}, Spacing{3, 1, 1}, Spacing{3, 2, 1}, Spacing{3, 1, 2},
-            Spacing{2, 3, 1}, Spacing{5, 2, 3}, Spacing{4, 4, 2}, Spacing{3, 6, 4}}) {
-        const Spacing other = {UpTo(5, random), UpTo(3, random), UpTo(2, random)};
-        const DataType type = random() % 2 ? DataType::kHalf : DataType::kBfloat16;
-        const Case one(2, channels, Dimension(2 + UpTo(9, random), spacing, same),
-                       Dimension(2 + UpTo(15, random), other, same), type,
-                       /*is_master=*/random() % 2, random);
-        CheckAll(one, random, isa);
-      }
-    }
-  }
-}
-
-// Rows longer than a span, and more of them than parts.
-void TestManyRows(Isa isa) {
-  std::mt19937 random(2);
-  for (const auto& [batch, rows, columns] :
-       {std::tuple{1, 1, 700}, std::tuple{70, 3, 3}, std::tuple{2, 40, 300}}) {
-    const Spacing spacing = {3, 1, 1};
-    const Case one(batch, 3, Dimension(rows, spacing, true),
-                   Dimension(columns, spacing, true), DataType::kHalf, true, random);
-    CheckAll(one, random, isa);
-  }
-}
-
-// 100,000 products of 1 are exact; in FP16 their sum would stop at 2,048.
-void TestALongSum(Isa isa) {
-  std::mt19937 random(3);
-  Case one(1, 9, Dimension(1, {1, 1, 1}, false), Dimension(100'000, {1, 1, 1}, false),
-           DataType::kHalf, true, random);
-  std::fill(one.x.begin(), one.x.end(), FloatToHalf(1));
-  std::fill(one.grad_y.begin(), one.grad_y.end(), FloatToHalf(1));
-  std::vector<float> grad_kernel(9);
-  const Status status = DepthwiseConvGradKernelCpu(
-      one.conv, one.x.data(), one.grad_y.data(), grad_kernel.data(), {}, isa);
-  EXPECT(status.ok(), "%s", status.message);
-  for (const float number : grad_kernel) {
-    EXPECT(number == 100'000, "%s: %f", Name(isa), number);
-  }
-}
 
 void TestThreadsDoNotChangeBits(Isa isa) {
   std::vector<std::uint16_t> results[2];
@@ -269,24 +67,12 @@ void TestThreadsDoNotChangeBits(Isa isa) {
     auto& grad = grads[threads / 2];
     result.resize(one.SizeOfY());
     grad.resize(one.kernel.size());
-    const Parallel parallel = {threads, &threads, RunOnThreads};
-    DepthwiseConvCpu(one.conv, one.x.data(), one.Kernel(), nullptr, DataType::kFloat,
-                     result.data(), one.conv.type, parallel, isa);
-    DepthwiseConvGradKernelCpu(one.conv, one.x.data(), one.grad_y.data(), grad.data(),
-                               parallel, isa);
+    Cpu cpu = {isa, threads};
+    cpu.Convolve(one.conv, one.x.data(), one.Kernel(), nullptr, DataType::kFloat,
+                 result.data(), one.conv.type);
+    cpu.GradKernel(one.conv, one.x.data(), one.grad_y.data(), grad.data());
   }
   EXPECT(results[0] == results[1] && grads[0] == grads[1], "%s", Name(isa));
-}
-
-void TestNothing(Isa isa) {
-  std::mt19937 random(5);
-  const ConvolvedDimension three = Dimension(3, {3, 1, 1}, true);
-  const ConvolvedDimension too_small = Dimension(2, {3, 1, 1}, false);
-  for (const auto& [batch, channels, dimension] :
-       {std::tuple{0, 3, three}, std::tuple{3, 0, three}, std::tuple{2, 3, too_small}}) {
-    CheckAll(Case(batch, channels, dimension, dimension, DataType::kHalf, true, random),
-             random, isa);
-  }
 }
 
 // The largest numbers that TensorFlow's shapes and the attributes may have.
@@ -342,43 +128,17 @@ void TestNoMemory() {
   });
 }
 
-void TestErrors() {
-  DepthwiseConv conv;
-  const auto code = [&](DataType bias_type = DataType::kFloat) {
-    return DepthwiseConvCpu(conv, nullptr, nullptr, nullptr, bias_type, nullptr,
-                            DataType::kFloat)
-        .code;
-  };
-  EXPECT(code() == StatusCode::kOk, "nothing to do");
-  EXPECT(code(DataType::kBfloat16) == StatusCode::kInvalidArgument, "another bias");
-  conv.kernel_type = DataType::kBfloat16;
-  EXPECT(code() == StatusCode::kInvalidArgument, "another kernel");
-  conv.kernel_type = DataType::kFloat;
-  conv.dimensions[1].stride = 0;
-  EXPECT(code() == StatusCode::kInvalidArgument, "no stride");
-  conv.dimensions[1].stride = 1;
-  conv.channels = -1;
-  EXPECT(code() == StatusCode::kInvalidArgument, "channels");
-  conv.channels = 0;
-  conv.type = DataType::kFloat;
-  EXPECT(code() == StatusCode::kInvalidArgument, "FP32");
-}
-
 }  // namespace
-}  // namespace keras_mp
+}  // namespace keras_mp::depthwise_conv
 
 int main() {
   using namespace keras_mp;
-  TestErrors();
-  TestLargestSizes();
-  TestNoMemory();
+  depthwise_conv::TestLargestSizes();
+  depthwise_conv::TestNoMemory();
   for (Isa isa : SupportedIsas()) {
-    std::printf("%s\n", Name(isa));
-    TestSpacings(isa);
-    TestManyRows(isa);
-    TestALongSum(isa);
-    TestThreadsDoNotChangeBits(isa);
-    TestNothing(isa);
+    depthwise_conv::Cpu cpu = {isa, 2};
+    depthwise_conv::TestAll(cpu, {1, 7, 17, 33, 64, 100});
+    depthwise_conv::TestThreadsDoNotChangeBits(isa);
   }
   return Report();
 }

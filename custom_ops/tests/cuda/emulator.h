@@ -22,7 +22,7 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -103,6 +103,18 @@ inline unsigned LargestOfEight(unsigned x) {
     }
   });
   return warp.a[lane][0];
+}
+inline float ShuffleXor(float x, int distance) {
+  auto& machine = emulator::Machine::Get();
+  emulator::Warp& warp = machine.CurrentWarp();
+  const int lane = machine.lane();
+  warp.operation[lane] = 5 + distance;
+  warp.c[lane][0] = x;
+  machine.Wait(warp.barrier, [&] {
+    CheckSameOperation(warp);
+    for (int t = 0; t < 32; ++t) warp.c[t][1] = warp.c[t ^ distance][0];
+  });
+  return warp.c[lane][1];
 }
 inline unsigned char* SharedMemory() { return emulator::Machine::Get().shared(); }
 

@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.gradients import vjp
-from keras_mp.ops.kernels import first_use, native
+from keras_mp.ops.kernels import first_use, gpu_reductions, native
 from keras_mp.ops.kernels.product_check import product_problem
+from keras_mp.ops.kernels.reduction_check import reduction_problem
 
 
 def dispatch(
@@ -70,6 +71,23 @@ def has_cpu_kernels() -> bool:
     They are where the native library is loaded and TensorFlow sees no accelerator.
     """
     return native.library() is not None and not has_accelerator()
+
+
+def has_reduction_kernels() -> bool:
+    """Tells whether kernels compute softmax, normalization and sums.
+
+    They do on a CPU; on a GPU where `KERAS_MP_GPU_REDUCTIONS` is `kernels` and the
+    check at first use finds nothing wrong.
+    """
+    if native.library() is None or devices("TPU"):
+        return False
+    if not has_accelerator():
+        return True
+    return (
+        gpu_reductions.are_on()
+        and native.has_cuda()
+        and first_use.passes(reduction_problem)
+    )
 
 
 def has_gemm_kernel(dtype: tf.DType) -> bool:

@@ -1,8 +1,9 @@
 """A check at first use: kernels that no table of ours has seen on this kind of GPU.
 
-Before the first product, and before the first step of an optimizer, such kernels run a
-small known problem on each GPU: once in a process, in a fraction of a second. Kernels
-that err are not used, and plain TensorFlow computes.
+Before the first product, the first step of an optimizer, and the first reduction where
+their kernels are on, such kernels run a small known problem on each GPU: once in a
+process, in a fraction of a second. Kernels that err are not used, and plain TensorFlow
+computes.
 """
 
 import functools

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.dtypes import is_half
-from keras_mp.ops.kernels.dispatch import has_cpu_kernels
+from keras_mp.ops.kernels.dispatch import has_reduction_kernels
 
 
 def has_row_kernel(x: tf.Tensor, axes: list[int]) -> bool:
@@ -23,13 +23,14 @@ def are_last(axes: list[int], x: tf.Tensor) -> bool:
 def has_sum_kernel(x: tf.Tensor, axes: list[int]) -> bool:
     """Tells whether a kernel can sum over these axes.
 
-    It can on a CPU, if the tensor has 16 bits and the axes are consecutive.
+    It can where `has_reduction_kernels` is true, if the tensor has 16 bits and the axes
+    are consecutive.
     """
     if not is_half(x.dtype.name) or not axes:
         return False
     if axes != list(range(axes[0], axes[-1] + 1)):
         return False
-    return has_cpu_kernels()
+    return has_reduction_kernels()
 
 
 def as_rows(x: tf.Tensor, axes: list[int]) -> tf.Tensor:

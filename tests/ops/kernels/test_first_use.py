@@ -8,8 +8,17 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.ops.kernels import dispatch, first_use, native, update
+from keras_mp.ops import batch_norm_kernel
+from keras_mp.ops.kernels import (
+    dispatch,
+    first_use,
+    gpu_reductions,
+    native,
+    reduction_check,
+    update,
+)
 from keras_mp.ops.kernels.product_check import product_problem
+from keras_mp.ops.kernels.reduction_check import reduction_problem
 from keras_mp.ops.kernels.update_check import CASES, RULES, update_problem
 
 GPU = "/device:CPU:1"
@@ -171,6 +180,48 @@ def test_a_wrong_step_is_turned_off_with_one_warning(monkeypatch, case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not update.takes_variables([OnGpu()])
+    assert dispatch.has_gemm_kernel(tf.float16)  # the products are checked apart
+
+
+def test_reductions_on_a_gpu_are_formulas_by_default(monkeypatch):
+    monkeypatch.delenv(gpu_reductions.SWITCH, raising=False)
+    monkeypatch.setattr(native, "has_cuda", fails)  # it would warn where there is none
+    assert not dispatch.has_reduction_kernels()
+    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None
+    np.testing.assert_array_equal(keras_mp.ops.sum(A), np.float16(3))
+
+
+def test_right_reductions_pass_and_are_used(monkeypatch):
+    monkeypatch.setenv(gpu_reductions.SWITCH, "kernels")
+    assert reduction_problem(GPU) == ""
+    assert dispatch.has_reduction_kernels()
+    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is not None
+
+
+def test_another_choice_of_reductions_is_an_error(monkeypatch):
+    monkeypatch.setenv(gpu_reductions.SWITCH, "yes")
+    with pytest.raises(ValueError, match="Received: KERAS_MP_GPU_REDUCTIONS='yes'"):
+        keras_mp.ops.sum(A)
+
+
+@pytest.mark.parametrize("case", reduction_check.CASES)
+@pytest.mark.parametrize("factor", [1 - 2**-6, float("nan")], ids=["less", "nan"])
+def test_a_wrong_reduction_is_turned_off_with_one_warning(monkeypatch, case, factor):
+    """The last result on the GPU errs by 2^-6, as one that FP16 sums lose."""
+    monkeypatch.setenv(gpu_reductions.SWITCH, "kernels")
+    right = reduction_check.CASES[case]
+
+    def wrong(random, dtype):
+        *results, last = right(random, dtype)
+        return [*results, last * tf.cast(factor if is_on_gpu(last) else 1, last.dtype)]
+
+    monkeypatch.setitem(reduction_check.CASES, case, wrong)
+    with pytest.warns(UserWarning, match=f"{case} of float16 differs from") as warned:
+        assert not dispatch.has_reduction_kernels()
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not dispatch.has_reduction_kernels()
     assert dispatch.has_gemm_kernel(tf.float16)  # the products are checked apart
 
 

@@ -16,14 +16,13 @@
 #include <vector>
 
 #include "common/ceil_div.h"
+#include "common/convolved_position.h"
 #include "cpu/kernels.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/partial_sums.h"
 
 namespace keras_mp {
 namespace {
-
-constexpr std::int64_t kNowhere = -1;
 
 // Positions of a result, a step apart, that sum over the same elements of the kernel.
 struct Run {
@@ -39,19 +38,6 @@ struct DimensionSums {
   // From one result of a run to the next, and between the sources of both.
   std::int64_t step, advance;
 };
-
-// The position of x that y[o] multiplies by element k of the kernel.
-std::int64_t PositionInX(const ConvolvedDimension& d, std::int64_t o, std::int64_t k) {
-  const std::int64_t at = o * d.stride - d.before + k * d.dilation;
-  return at < 0 || at >= d.size ? kNowhere : at;
-}
-
-// The position of y that multiplies x[i] by element k of the kernel.
-std::int64_t PositionInY(const ConvolvedDimension& d, std::int64_t i, std::int64_t k) {
-  const std::int64_t at = i + d.before - k * d.dilation;
-  if (at < 0 || at % d.stride != 0 || at / d.stride >= d.result) return kNowhere;
-  return at / d.stride;
-}
 
 // The positions that `position` finds for a result are an arithmetic progression, in the
 // order of the kernel or in the reverse one.
@@ -103,21 +89,8 @@ DimensionSums SumsOfGradX(const ConvolvedDimension& d) {
 }
 
 Status Check(const DepthwiseConv& conv, Isa isa) {
-  if (conv.batch < 0 || conv.channels < 0) {
-    return {StatusCode::kInvalidArgument, "a size must not be negative"};
-  }
-  for (const ConvolvedDimension& d : conv.dimensions) {
-    if (d.size < 0 || d.result < 0 || d.kernel < 0 || d.stride < 1 || d.dilation < 1) {
-      return {StatusCode::kInvalidArgument,
-              "a size must not be negative, and strides and dilations must be 1 or more"};
-    }
-  }
-  if (conv.type == DataType::kFloat) {
-    return {StatusCode::kInvalidArgument, "x must have 16 bits"};
-  }
-  if (conv.kernel_type != conv.type && conv.kernel_type != DataType::kFloat) {
-    return {StatusCode::kInvalidArgument, "the kernel has the type of x, or FP32"};
-  }
+  const Status status = CheckConv(conv);
+  if (!status.ok()) return status;
   if (!IsSupported(isa)) return kUnsupportedIsa;
   return {};
 }
@@ -338,13 +311,10 @@ Status SumProducts(const DepthwiseConv& conv, const void* x, const void* grad_y,
 Status DepthwiseConvCpu(const DepthwiseConv& conv, const void* x, const void* kernel,
                         const void* bias, DataType bias_type, void* y, DataType y_type,
                         const Parallel& parallel, Isa isa) {
+  const Status types = CheckConv(conv, bias_type, y_type);
+  if (!types.ok()) return types;
   const Status status = Check(conv, isa);
   if (!status.ok()) return status;
-  for (const DataType type : {bias_type, y_type}) {
-    if (type != conv.type && type != DataType::kFloat) {
-      return {StatusCode::kInvalidArgument, "bias and y have the type of x, or FP32"};
-    }
-  }
   const auto& [rows, columns] = conv.dimensions;
   if (IsEmpty({conv.batch, rows.result, columns.result, conv.channels})) return {};
   return WithMemory([&] {

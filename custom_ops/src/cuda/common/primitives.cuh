@@ -1,5 +1,5 @@
-// 16-bit conversions, vector loads and stores, an atomic maximum, barriers and shared
-// memory of a CUDA device. tests/cuda/emulator.h has the same functions for the host.
+// 16-bit conversions, vector loads and stores, an atomic maximum, shuffles, barriers and
+// shared memory of a CUDA device. tests/cuda/emulator.h has the same functions for the host.
 
 #ifndef KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
 #define KERAS_MP_SRC_CUDA_COMMON_PRIMITIVES_CUH_
@@ -53,6 +53,12 @@ __device__ __forceinline__ unsigned LargestOfEight(unsigned x) {
     x = other > x ? other : x;
   }
   return x;
+}
+
+// The x of the lane whose number differs in the bits of `distance`. All lanes of the warp
+// have to call it.
+__device__ __forceinline__ float ShuffleXor(float x, int distance) {
+  return __shfl_xor_sync(0xffffffffu, x, distance);
 }
 
 __device__ __forceinline__ void SyncThreads() { __syncthreads(); }
