@@ -28,8 +28,8 @@ def normalize_rows(
 ) -> tf.Tensor:
     """Returns `round(gamma * z + beta)`, where `z` is `x` normalized along axes.
 
-    On a CPU, and for the last axes, one native kernel computes it. Only `x` is kept for
-    the backward pass.
+    Along the last axes one native kernel computes it where there are such kernels. Only
+    `x` is kept for the backward pass.
 
     Args:
         x: float16 or bfloat16 tensor.

@@ -83,6 +83,12 @@ PROMISES = {
         "`KERAS_MP_CHECK=0` skips the check": [
             "test_first_use.py::test_no_check_where_it_is_switched_off"
         ],
+        "By default they are TensorFlow operations on a GPU": [
+            "test_first_use.py::test_reductions_on_a_gpu_are_formulas_by_default"
+        ],
+        "results differ, they are not used, and one warning says so": [
+            "test_first_use.py::test_a_wrong_reduction_is_turned_off_with_one_warning[nan-Softmax]"
+        ],
         "Without a GPU it runs on the CPU, and its first line says so": [
             "test_gpu_command.py::test_a_report_on_a_cpu"
         ],
