@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_mp
 
-pytest_plugins = ["pytester", "rings", "skip_policy", "older_keras"]
+pytest_plugins = ["pytester", "rings", "skip_policy", "older_versions"]
 
 # `make test-backends` runs its tests without this file: they set up another backend.
 # `make wheel` names its tests, which are not for an installation from this folder.

@@ -170,7 +170,8 @@ def layers_model():
     x = layers.Dense(3, dtype="bfloat16", kernel_initializer=wide, name="logits")(x)
     model = keras.Model(inputs, layers.Softmax(dtype="float16", name="softmax")(x))
     rule = keras_mp.DynamicLossScale(2.0**10, growth_interval=4, hysteresis=2)
-    inner = keras.optimizers.AdamW(2**-4, clipnorm=1.0)
+    # By default named so since Keras 3.15, and adamw before.
+    inner = keras.optimizers.AdamW(2**-4, clipnorm=1.0, name="adam_w")
     optimizer = keras_mp.wrap(inner, rule, rounding="stochastic", seed=3)
     model.compile(optimizer, "mse", jit_compile=False)
     return model

@@ -5,6 +5,8 @@ import contextlib
 import keras
 import numpy as np
 
+from keras_mp.keras_internals import KERAS
+
 MAP = keras.dtype_policies.DTypePolicyMap
 
 
@@ -26,7 +28,7 @@ def objects_of(model):
     return [
         (
             type(each),
-            each._remat_mode,
+            each._remat_mode if KERAS >= (3, 9) else None,
             dict(each.dtype_policy)
             if isinstance(each.dtype_policy, MAP)
             else each.dtype_policy,

@@ -191,7 +191,7 @@ def a_step_without_compute_loss(model):
             self.optimizer.apply(gradients, self.trainable_variables)
             return {"loss": loss}
 
-    model = Hinge(model.inputs, model.outputs)
+    model = Hinge(model.input, model.outputs)
     model.compile(keras_mp.wrap("sgd"), jit_compile=False)
     data = tf.data.Dataset.from_tensors(WORDS).repeat(3 * PATIENCE)
     model.fit(data, shuffle=False, verbose=0, callbacks=[planned()])

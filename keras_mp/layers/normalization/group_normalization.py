@@ -40,10 +40,11 @@ class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
 
         axis = self.axis % len(inputs.shape)
         channels = (inputs.shape[axis],)
-        # Those of Keras 3.12 are cast to the compute dtype where they are read.
+        # Those of Keras 3.12 are cast to the compute dtype where they are read. While a
+        # plan is made, they may be stored in FP16.
         gamma, beta = map(read_without_autocast, (self.gamma, self.beta))
-        gamma = ops.ones(channels) if gamma is None else gamma
-        beta = ops.zeros(channels) if beta is None else beta
+        gamma = ops.ones(channels) if gamma is None else ops.cast(gamma, "float32")
+        beta = ops.zeros(channels) if beta is None else ops.cast(beta, "float32")
         return normalization.normalize_groups(
             inputs, gamma, beta, self.groups, axis, self.epsilon
         )

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from older_keras import needs
+from older_versions import needs
 
 import keras_mp
 from keras_mp import keras_internals, layers
@@ -155,7 +155,7 @@ UNSAVED = {
         lambda: keras.layers.Bidirectional(keras.layers.GRU(2, use_cudnn=False)),
         lambda layer: (layer.forward_layer.use_cudnn, layer.backward_layer.use_cudnn),
         (False, False),
-        marks=needs(3, 12),
+        marks=needs("Keras", 3, 12),
     ),
     "inside-rnn": (
         lambda: keras.layers.RNN(keras.layers.LSTMCell(2, implementation=1)),

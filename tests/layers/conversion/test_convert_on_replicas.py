@@ -6,6 +6,7 @@ import pytest
 from replicas import copies, fit
 
 import keras_mp
+from keras_mp.keras_internals import synchronization_argument
 
 
 def model_in(strategy, **options):
@@ -25,10 +26,10 @@ def there_and_back(model):
 @pytest.mark.parametrize("is_affine", [False, True], ids=["statistics", "affine"])
 def test_outside_of_the_scope(strategy, is_affine, change):
     model, norm = model_in(strategy, center=is_affine, scale=is_affine)
-    synchronization = [w.synchronization for w in norm.weights]
+    synchronization = [*map(synchronization_argument, norm.weights)]
     change(model)
     assert {w.dtype for w in norm.weights} == {"float32"}
-    assert [w.synchronization for w in norm.weights] == synchronization
+    assert [*map(synchronization_argument, norm.weights)] == synchronization
     # The means of the replicas are 0 and 4, and the average goes halfway, in each.
     fit(model, [[0.0], [0.0], [4.0], [4.0]], 4)
     assert [copy.tolist() for copy in copies(strategy, norm.moving_mean)] == [[0], [2]]

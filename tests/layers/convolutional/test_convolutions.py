@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from older_versions import needs
 
 from keras_mp import layers
 from keras_mp.ops.depthwise_conv import depthwise_conv
@@ -297,6 +298,7 @@ def test_xla_finds_the_size_of_the_batch_at_run_time(name, options, keep):
 
 
 @pytest.mark.parametrize("name", ["kernel", "bias"])
+@needs("TensorFlow", 2, 20)
 def test_xla_finds_no_size_of_a_weight_at_run_time(name):
     weights = {"kernel": tf.ones((3, 1, 16, 1)), "bias": tf.ones(16)}
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from older_keras import needs
+from older_versions import needs
 
 from keras_mp import layers
 
@@ -170,7 +170,7 @@ def test_5000_steps_of_10_000_count():
 
 @pytest.mark.parametrize(
     "package",
-    [pytest.param(keras.layers, marks=needs(3, 15)), layers],
+    [pytest.param(keras.layers, marks=needs("Keras", 3, 15)), layers],
     ids=["keras", "ours"],
 )
 def test_a_mean_of_nothing_is_not_a_number(package):

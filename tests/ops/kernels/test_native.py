@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from older_versions import needs
 
 import keras_mp
 from keras_mp.ops import build_info, fp16_gemm
@@ -172,6 +173,7 @@ def test_the_library_is_loaded_when_an_op_is_called():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@needs("TensorFlow", 2, 20)
 def test_build_info_with_the_library(ops_mode):
     ops_mode("native")
     info = build_info()
@@ -245,6 +247,7 @@ def run_info(mode):
     return {name: text.strip() for name, text in pairs}
 
 
+@needs("TensorFlow", 2, 20)
 def test_info():
     info = run_info("native")
     assert info["keras_mp"] == keras_mp.__version__

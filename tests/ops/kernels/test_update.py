@@ -9,9 +9,11 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from older_versions import needs
 
 from keras_mp.ops.kernels import native, update
 
+pytestmark = needs("TensorFlow", 2, 20)  # with which the native library begins
 MODES = ["eager", "graph", "xla"]
 
 

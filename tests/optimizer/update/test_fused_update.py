@@ -11,12 +11,14 @@ import oracle
 import pytest
 import tensorflow as tf
 from keras import optimizers
+from older_versions import needs
 
 import keras_mp
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.update import fused_rules
 from keras_mp.optimizer.update.execution import needs_the_sum
 
+pytestmark = needs("TensorFlow", 2, 20)  # with which the native library begins
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
 
 
