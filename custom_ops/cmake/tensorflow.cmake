@@ -59,7 +59,8 @@ if(KERAS_MP_CUDA)
   list(APPEND xla_sources tensorflow/update/xla_ffi_cuda.cc)
 endif()
 add_library(keras_mp_ops MODULE
-  ${op_sources} ${xla_sources} tensorflow/common/build_info.cc)
+  ${op_sources} ${xla_sources}
+  tensorflow/common/absl_log.cc tensorflow/common/build_info.cc)
 # TensorFlow's headers take most of the time to compile. They are read once for all ops,
 # and those of XLA, which take as long again, once for all lowerings.
 set_target_properties(keras_mp_ops PROPERTIES
