@@ -15,9 +15,10 @@ from keras_mp.command_line.gpu_measurements import (
     product_ms,
 )
 from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size, time_recipes
-from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels import gpu_reductions, native
 from keras_mp.ops.kernels.first_use import apart, gpus
 from keras_mp.ops.kernels.product_check import product_problem
+from keras_mp.ops.kernels.reduction_check import reduction_problem
 from keras_mp.ops.kernels.update_check import update_problem
 
 TRAINED = ("float32", "mixed_float16 of Keras", "float16 of keras_mp")
@@ -146,12 +147,15 @@ def kernels(report: Report, sizes: Sizes) -> None:
         report.write("no kernels for this device: plain TensorFlow computed these")
         return
     for device in devices or ["/device:CPU:0"]:
-        problems = [apart(product_problem, device, dtype) for dtype in DTYPES]
-        for name, problem in zip(
-            [*(f"first use of {dtype} products" for dtype in DTYPES), "update step"],
-            [*problems, apart(update_problem, device)],
-            strict=True,
-        ):
+        problems = {
+            f"first use of {dtype} products": apart(product_problem, device, dtype)
+            for dtype in DTYPES
+        }
+        problems["update step"] = apart(update_problem, device)
+        if not devices or gpu_reductions.are_on():
+            found = apart(reduction_problem, device)
+            problems["softmax, normalization, sums"] = found
+        for name, problem in problems.items():
             report.value(f"{name}, {device[-5:]}", problem or "right", "right")
 
 

@@ -43,6 +43,7 @@ def test_a_report_on_a_cpu(tiny, tmp_path, capsys):
     steps = re.findall(r"^dense, (.+?) {2,}[\d.]+ ms +good: ", report, re.M)
     assert steps == list(gpu.TRAINED)
     assert len(re.findall("fp16_gemm / tf.matmul", report)) == 4
+    assert re.search(r"^softmax, normalization, sums, CPU:0 +right ", report, re.M)
 
 
 def test_a_wrong_kernel_and_one_that_fails(tiny, tmp_path, capsys, monkeypatch):
@@ -52,10 +53,12 @@ def test_a_wrong_kernel_and_one_that_fails(tiny, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(gpu, "product_problem", lambda device, dtype: "It errs.")
     monkeypatch.setattr(gpu, "update_problem", fails)
+    monkeypatch.setattr(gpu, "reduction_problem", lambda device: "A sum errs.")
     monkeypatch.setattr(gpu, "product_ms", fails)
     report = report_of(tmp_path, capsys)
     assert len(re.findall(r"first use of \w+ products.* It errs\.", report)) == 2
     assert re.search(r"update step.* A kernel fails: no kernel image\.", report)
+    assert re.search(r"normalization, sums.* A sum errs\.", report)
     assert "\nFAILED: no kernel image\n" in report
     assert "dense, float16 of keras_mp" in report  # what follows is there
 
