@@ -110,8 +110,8 @@ def headline(comparison: Comparison, results: Results) -> str:
         verdict = f"so far {verdict}, with {so_far} measured"
     return (
         f"Mixed precision minus FP32 is {shown(difference)} of {measure} (95% interval "
-        f"{interval(difference)}), and within {_size(margin)} we call them equal: "
-        f"{verdict}.\n"
+        f"{interval(difference)}). Two precisions count as equal if the whole interval "
+        f"lies within {_size(margin)}: {verdict}.\n"
     )
 
 
