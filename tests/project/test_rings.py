@@ -76,7 +76,7 @@ PROMISES = {
         "compute a small known problem, once in a process": [
             "test_first_use.py::test_a_right_product_is_checked_once_and_used"
         ],
-        "If a kernel errs, it is not used, and one warning says so": [
+        "If a kernel returns a wrong result, keras_mp does not use it and warns once": [
             "test_first_use.py::test_a_wrong_product_is_turned_off_with_one_warning[fp16-sums]",
             "test_first_use.py::test_a_wrong_step_is_turned_off_with_one_warning[adam]",
         ],
