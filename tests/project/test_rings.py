@@ -89,7 +89,7 @@ PROMISES = {
         "results differ, they are not used, and one warning says so": [
             "test_first_use.py::test_a_wrong_reduction_is_turned_off_with_one_warning[nan-Softmax]"
         ],
-        "Without a GPU it runs on the CPU, and its first line says so": [
+        "Without a GPU it runs on the CPU, and says so in the first line": [
             "test_gpu_command.py::test_a_report_on_a_cpu"
         ],
         "`none:` and why: no driver": [
