@@ -273,6 +273,16 @@ def test_the_log_of_each_result_is_whole():
             assert epochs == [*expected], (place, name)
 
 
+def test_results_have_the_flags_of_their_preset():
+    """One that came later would keep their runs from being pairs of new ones."""
+    for place in page.blocks(page.PAGE.read_text(), "results"):
+        comparison, preset = page.at(place)
+        path = comparison.folder / "presets" / f"{preset}.json"
+        flags = json.loads(path.read_text()).keys()
+        for name, found in page.results_at(place).items():
+            assert flags <= found["flags"].keys(), (place, name)
+
+
 def test_the_differences_of_the_image_networks():
     """Those of the page, from the files alone, by another function of scipy."""
     folder = page.EXAMPLES / "image_classification" / "results" / "demo"
