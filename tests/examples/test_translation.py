@@ -10,10 +10,10 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from experiments.precision import PRECISIONS
+from experiments.precision import FORMS, PRECISIONS
 
 # mixed-no-masters differs from mixed in what a callback does after a step.
-STEPS = sorted(PRECISIONS.keys() - {"mixed-no-masters"})
+STEPS = sorted(PRECISIONS.keys() - FORMS.keys() - {"mixed-no-masters"})
 
 # --- data.py ---------------------------------------------------------------
 
