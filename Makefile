@@ -46,7 +46,7 @@ help:
 	@echo 'make gallery        train the experiments of the paper, small, an hour; one: ONLY=translation'
 	@echo 'make gallery-full   train every setting of it that has no result yet; hours, Ctrl-C stops it'
 	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
-	@echo 'make test           every promise of the README; 13 minutes, with the installation'
+	@echo 'make test           every promise of the README; 11 minutes, with the installation'
 	@echo 'make test-all       every test but the slow ones; 30 minutes more'
 	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
 	@echo 'make test-versions  those of other versions of TensorFlow, Keras and Python; hours'
