@@ -84,3 +84,23 @@ def test_the_citation_is_of_this_version_and_of_the_paper():
     (paper,) = citation["references"]
     assert paper["title"] == "Mixed Precision Training"
     assert paper["url"].endswith("1710.03740")
+
+
+@pytest.mark.parametrize(
+    ("output", "counts"),
+    [
+        ("..\n342 passed in 45.96s\n", {"passed": 342}),
+        (
+            "== 1 failed, 341 passed, 1 skipped, 2 errors in 61.72s (0:01:01) ==\n"
+            "E0000 00:00:1795529111.494733   25577 cuda_platform.cc:52] failed call\n",
+            {"failed": 1, "passed": 341, "skipped": 1, "error": 2},
+        ),
+        (
+            "1 passed in 1.00s\n341 passed, 1 skipped in 41.72s\n",
+            {"passed": 341, "skipped": 1},
+        ),
+    ],
+    ids=["plain", "lines of TensorFlow after it", "the last of two"],
+)
+def test_what_the_matrix_counts(output, counts):
+    assert matrix.counts_in(output) == counts

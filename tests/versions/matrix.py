@@ -176,10 +176,18 @@ class Environment:
             check=False,
         )
         print(done.stdout[-6000:])
-        counts = dict.fromkeys(("passed", "failed", "skipped", "error"), 0)
-        summary = done.stdout.strip().splitlines()[-1]
-        counts |= {kind: int(n) for n, kind in re.findall(r"(\d+) (\w+?)s?\b", summary)}
-        return counts, done.returncode == 0
+        return counts_in(done.stdout), done.returncode == 0
+
+
+def counts_in(output):
+    """Returns how many tests passed, failed and so on, by pytest's last line.
+
+    TensorFlow may write lines of its own after it.
+    """
+    *_, summary = re.findall(
+        r"^(?:=+ )?((?:\d+ \w+, )*\d+ \w+) in [\d.]+s", output, re.M
+    )
+    return {kind: int(n) for n, kind in re.findall(r"(\d+) (\w+?)s?\b", summary)}
 
 
 def measure(pair):
