@@ -120,7 +120,11 @@ class Comparison:
 
     def panels(self, results: report.Results) -> list[curves.Panel]:
         """Returns what `draw` draws."""
-        return curves.panels(results, self.curve, self.log_scale, self.groups)
+        # The curves of forms of state would hide that of mixed precision.
+        drawn = {
+            n: r for n, r in results.items() if n.partition(" seed")[0] not in forms(1)
+        }
+        return curves.panels(drawn, self.curve, self.log_scale, self.groups)
 
     def _parse(
         self, argv: Sequence[str] | None
