@@ -227,6 +227,11 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         super().__init__(swap_on_epoch=swap_on_epoch)
         self._masters: list[np.ndarray] | None = None
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Swaps back what an interrupted evaluation has left."""
+        if self._is_wrapped:
+            self._put_masters_back()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Swaps back after an epoch, if asked to."""
         if not self._is_wrapped:
@@ -273,10 +278,11 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def _show_averages(self) -> None:
         optimizer = self.model.optimizer
-        if not keeps_average(optimizer.inner_optimizer):
+        if not (optimizer.built and keeps_average(optimizer.inner_optimizer)):
             raise ValueError(
-                "SwapEMAWeights needs an optimizer that keeps moving averages. "
-                f"Received: {optimizer}. Give the inner optimizer use_ema=True."
+                "SwapEMAWeights needs an optimizer that keeps moving averages, and has "
+                f"been built. Received: {optimizer}, built={optimizer.built}. Give the "
+                "inner optimizer use_ema=True, and train first."
             )
         if self._masters is not None:
             return

@@ -692,6 +692,30 @@ def test_averages_are_swapped_in_between_epochs():
     assert at_end == [0.625, 0.21875]
 
 
+def test_an_interrupted_evaluation_leaves_training_as_it_was():
+    model = averaging_model()
+    model.train_on_batch(ONE, ONE)
+    model.train_on_batch(ONE, ONE)
+    swap = keras_mp.SwapEMAWeights()
+
+    def interrupt(batch, logs):
+        raise KeyboardInterrupt
+
+    stop = keras.callbacks.LambdaCallback()
+    stop.on_test_batch_begin = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        model.evaluate(ONE, ONE, callbacks=[swap, stop], verbose=0)
+    assert weight_of(model) == 0.625
+    swap.on_train_begin()
+    assert weight_of(model) == 0.5
+
+
+def test_averages_before_the_first_step():
+    model = averaging_model()
+    with pytest.raises(ValueError, match=r"built=False.*train first"):
+        model.evaluate(ONE, ONE, callbacks=[keras_mp.SwapEMAWeights()], verbose=0)
+
+
 def test_averages_of_a_model_that_is_not_wrapped():
     model = model_of(optimizer=keras.optimizers.SGD(0.25, use_ema=True, ema_momentum=0))
     fit(model, [1.0])

@@ -121,8 +121,9 @@ class Comparison:
     def panels(self, results: report.Results) -> list[curves.Panel]:
         """Returns what `draw` draws."""
         # The curves of forms of state would hide that of mixed precision.
+        hidden = forms(1)
         drawn = {
-            n: r for n, r in results.items() if n.partition(" seed")[0] not in forms(1)
+            n: r for n, r in results.items() if n.partition(" seed")[0] not in hidden
         }
         return curves.panels(drawn, self.curve, self.log_scale, self.groups)
 

@@ -17,8 +17,10 @@ import keras_mp
 
 ALL = keras_mp.Int8State(least_size=1, least_rank=0)
 FORMS = {
+    "bare": None,  # FP32, not wrapped
     "masters": {},
     "remainders": {"masters": "remainders"},
+    "int8": {"state": ALL},
     "both": {"masters": "remainders", "state": ALL},
     "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
 }
@@ -32,10 +34,13 @@ def held(name):
 
 
 def take_two_steps(form, count, size):
-    weights = [keras.Variable(tf.zeros((size,), "float16")) for _ in range(count)]
-    optimizer = keras_mp.wrap(keras.optimizers.Adam(), loss_scale=1, **FORMS[form])
+    dtype = "float32" if form == "bare" else "float16"
+    weights = [keras.Variable(tf.zeros((size,), dtype)) for _ in range(count)]
+    optimizer = keras.optimizers.Adam()
+    if form != "bare":
+        optimizer = keras_mp.wrap(optimizer, loss_scale=1, **FORMS[form])
     optimizer.build(weights)
-    gradients = [tf.ones((size,), "float16") for _ in weights]
+    gradients = [tf.ones((size,), dtype) for _ in weights]
     for _ in range(2):
         optimizer.apply(gradients, weights)
 

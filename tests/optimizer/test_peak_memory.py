@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parent / "peak_of_a_step.py"
 COUNTED = {
     "masters": 16.0,
     "remainders": 14.0,
+    "int8": 10.0625,
     "both": 8.0625,
     "no masters, int8": 6.0625,
 }

@@ -77,9 +77,11 @@ class RuleWithOptions(UnscaledUpdate):
 
         backend.cond(is_last, update, self.variables)
         for gradient, total in zip(gradients, own, strict=True):
-            total.assign(total + gradient)
+            total.assign(ops.where(is_last, 0.0, total + gradient))
+        given = {id(total) for total in own}
         for total in sums:
-            total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
+            if id(total) not in given:
+                total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
 
     def _apply_rule(self, gradients: Sequence[Any]) -> None:
         optimizer = self.optimizer
