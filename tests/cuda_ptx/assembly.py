@@ -15,7 +15,7 @@ HMMA_884, HMMA = 0x236, 0x23C
 LDG, LDGSTS = {0x381, 0x981}, 0xFAE
 PRMT = {0x216, 0x416, 0x816}
 MOV, IMAD = {0x202, 0xC02}, 0x224
-ZERO_REGISTER = 255
+ZERO_REGISTER, ALWAYS = 255, 7
 BITS_16, BITS_128 = 2, 6  # of a load, as its field says
 
 
@@ -32,6 +32,11 @@ class Instruction:
     def opcode(self):
         """With the kind of operands."""
         return self.low & 0xFFF
+
+    @property
+    def is_always(self):
+        """Whether no predicate can turn it off."""
+        return self.low >> 12 & 0xF == ALWAYS
 
     @property
     def is_product(self):
@@ -114,18 +119,50 @@ def main_loop(code):
 
 
 def aligned_path(loop):
-    """The instructions of the loop without the blocks for unaligned operands."""
+    """The instructions of the loop that can run where all operands are aligned.
+
+    They are in blocks on a way from its first to its last instruction that meets no
+    block for unaligned operands.
+    """
     first = loop[0].index
     targets = {i.target - first for i in loop if i.target is not None}
     after = {i.index + 1 - first for i in loop if i.opcode in CONTROL}
     cuts = sorted({0, len(loop)} | {at for at in targets | after if 0 < at < len(loop)})
-    blocks = [loop[a:b] for a, b in itertools.pairwise(cuts)]
-    return [
-        instruction
-        for block in blocks
-        if not any(i.serves_unaligned_operands for i in block)
-        for instruction in block
-    ]
+    blocks = {a: loop[a:b] for a, b in itertools.pairwise(cuts)}
+    starts = [a for a in blocks if not _is_unaligned(blocks[a])]
+    to = {a: _next_blocks(blocks[a], first, starts) for a in starts}
+    back = {b: [a for a in starts if b in to[a]] for b in starts}
+    on_a_way = _reached(to, starts[0]) & _reached(back, starts[-1])
+    return [i for a in sorted(on_a_way) for i in blocks[a]]
+
+
+def _is_unaligned(block):
+    return any(i.serves_unaligned_operands for i in block)
+
+
+def _next_blocks(block, first, starts):
+    """The starts of the blocks that may follow; all later ones, if it is not known."""
+    last = block[-1]
+    after = last.index + 1 - first
+    if last.opcode not in CONTROL:
+        return {after} & set(starts)
+    if last.target is None:
+        return {a for a in starts if a >= after}
+    following = (
+        {last.target - first} if last.is_always else {last.target - first, after}
+    )
+    return following & set(starts)
+
+
+def _reached(edges, start):
+    """All that edges lead to, with the start."""
+    found, waiting = set(), [start]
+    while waiting:
+        at = waiting.pop()
+        if at not in found:
+            found.add(at)
+            waiting.extend(edges[at])
+    return found
 
 
 def count(cubin, log, architecture):

@@ -98,9 +98,7 @@ class AsyncLoader {
 
   // Starts to copy the next tile. This thread's part has arrived after CopyWait.
   __device__ __forceinline__ void Load(Bits16* tile) {
-    if (align_ == 16) {
-      CopyBy<16>(tile);
-    } else if (align_ == 8) {
+    if (align_ >= 8) {
       CopyBy<8>(tile);
     } else if (align_ == 4) {
       CopyBy<4>(tile);
@@ -111,6 +109,12 @@ class AsyncLoader {
             ReadChunk(share_.Source(i), share_.Valid(i));
       }
     }
+    share_.Advance();
+  }
+
+  // Load() where `align` is 16, which does not ask for it again at each tile.
+  __device__ __forceinline__ void LoadAligned(Bits16* tile) {
+    CopyBy<16>(tile);
     share_.Advance();
   }
 

@@ -78,11 +78,18 @@ __global__ void __launch_bounds__(Shape::kThreads) MmaKernel(const Problem p) {
 
   Bits16* const ring = reinterpret_cast<Bits16*>(SharedMemory());
   const int steps = CeilDiv(range.end - range.begin, Shape::kK);
+  // One branch for both, for the operands that have to be fast.
+  const bool are_aligned = p.align_a == 16 && p.align_b == 16;
   const auto load = [&](int step) {
     if (step < steps) {
       Bits16* stage = ring + step % kStages * kStage;
-      load_a.Load(stage);
-      load_b.Load(stage + TileA::kElements);
+      if (are_aligned) {
+        load_a.LoadAligned(stage);
+        load_b.LoadAligned(stage + TileA::kElements);
+      } else {
+        load_a.Load(stage);
+        load_b.Load(stage + TileA::kElements);
+      }
     }
     CopyCommit();  // also without a copy, as CopyWait counts groups
   };
