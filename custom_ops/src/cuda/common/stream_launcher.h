@@ -1,4 +1,4 @@
-// Launches kernels of kBlock threads on a stream, as the launch.h of a folder asks for.
+// Launches kernels of kThreads threads on a stream, as the launch.h of a folder asks for.
 // Does not query or clear errors of earlier work.
 
 #ifndef KERAS_MP_SRC_CUDA_COMMON_STREAM_LAUNCHER_H_
@@ -30,18 +30,26 @@ class StreamLauncher {
       return false;
     }
     void* pointers[] = {&arguments};
-    const cudaError_t error = cudaLaunchKernel(
+    return Record(cudaLaunchKernel(
         reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
-        dim3(kThreads), pointers, shared_bytes, stream_);
+        dim3(kThreads), pointers, shared_bytes, stream_));
+  }
+
+  // Sets bytes to 0. Returns whether it was launched.
+  bool Clear(void* pointer, std::size_t bytes) {
+    return status_.ok() && Record(cudaMemsetAsync(pointer, 0, bytes, stream_));
+  }
+
+  Status status() const { return status_; }
+
+ private:
+  bool Record(cudaError_t error) {
     if (error != cudaSuccess) {
       status_ = {StatusCode::kInternal, cudaGetErrorString(error)};
     }
     return status_.ok();
   }
 
-  Status status() const { return status_; }
-
- private:
   cudaStream_t stream_;
   Status status_;
 };

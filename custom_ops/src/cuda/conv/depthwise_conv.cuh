@@ -75,26 +75,39 @@ __device__ __forceinline__ void WriteNumber(void* array, DataType type, Index at
   }
 }
 
+// sum + the products of the weights of a channel and the pixels of `a.from`, an image of
+// rows * columns, which they meet. kPosition says where that is.
+template <class Format, std::int64_t (*kPosition)(const ConvolvedDimension&, std::int64_t,
+                                                  std::int64_t)>
+__device__ __forceinline__ float AddProducts(const DepthwiseConvArguments& a,
+                                             const ElementPlace& to, Index rows,
+                                             Index columns, float sum) {
+  const Index kernel_rows = a.conv.dimensions[0].kernel;
+  const Index kernel_columns = a.conv.dimensions[1].kernel;
+  for (Index i = 0; i < kernel_rows; ++i) {
+    const Index row = kPosition(a.conv.dimensions[0], to.row, i);
+    if (row == kNowhere) continue;
+    for (Index j = 0; j < kernel_columns; ++j) {
+      const Index column = kPosition(a.conv.dimensions[1], to.column, j);
+      if (column == kNowhere) continue;
+      const Index pixel = (to.image * rows + row) * columns + column;
+      const Index weight = (i * kernel_columns + j) * a.conv.channels + to.channel;
+      sum += ReadNumber<Format>(a.from, a.conv.type, pixel * a.conv.channels + to.channel) *
+             ReadWeight<Format>(a.kernel, a.conv.kernel_type, weight);
+    }
+  }
+  return sum;
+}
+
 template <class Format>
 __global__ void __launch_bounds__(kBlock)
     DepthwiseConvKernel(const DepthwiseConvArguments a) {
   const ConvolvedDimension &rows = a.conv.dimensions[0], &columns = a.conv.dimensions[1];
   const ElementPlace y(rows.result, columns.result, a.conv.channels);
   if (y.image >= a.conv.batch) return;
-  float sum =
+  const float bias =
       a.bias == nullptr ? 0 : ReadNumber<Format>(a.bias, a.bias_type, y.channel);
-  for (Index i = 0; i < rows.kernel; ++i) {
-    const Index row = PositionInX(rows, y.row, i);
-    if (row == kNowhere) continue;
-    for (Index j = 0; j < columns.kernel; ++j) {
-      const Index column = PositionInX(columns, y.column, j);
-      if (column == kNowhere) continue;
-      const Index pixel = (y.image * rows.size + row) * columns.size + column;
-      const Index weight = (i * columns.kernel + j) * a.conv.channels + y.channel;
-      sum += ReadNumber<Format>(a.from, a.conv.type, pixel * a.conv.channels + y.channel) *
-             ReadWeight<Format>(a.kernel, a.conv.kernel_type, weight);
-    }
-  }
+  const float sum = AddProducts<Format, PositionInX>(a, y, rows.size, columns.size, bias);
   WriteNumber<Format>(a.to, a.to_type, y.index, sum);
 }
 
@@ -104,19 +117,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
   const ConvolvedDimension &rows = a.conv.dimensions[0], &columns = a.conv.dimensions[1];
   const ElementPlace x(rows.size, columns.size, a.conv.channels);
   if (x.image >= a.conv.batch) return;
-  float sum = 0;
-  for (Index i = 0; i < rows.kernel; ++i) {
-    const Index row = PositionInY(rows, x.row, i);
-    if (row == kNowhere) continue;
-    for (Index j = 0; j < columns.kernel; ++j) {
-      const Index column = PositionInY(columns, x.column, j);
-      if (column == kNowhere) continue;
-      const Index pixel = (x.image * rows.result + row) * columns.result + column;
-      const Index weight = (i * columns.kernel + j) * a.conv.channels + x.channel;
-      sum += ReadNumber<Format>(a.from, a.conv.type, pixel * a.conv.channels + x.channel) *
-             ReadWeight<Format>(a.kernel, a.conv.kernel_type, weight);
-    }
-  }
+  const float sum = AddProducts<Format, PositionInY>(a, x, rows.result, columns.result, 0);
   WriteNumber<Format>(a.to, a.to_type, x.index, sum);
 }
 

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/error_text.h"
 #include "cuda/gemm/cublaslt.h"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/launch.h"
@@ -235,7 +236,7 @@ bool HasDevice(const char** why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
-    *why = cudaGetErrorString(error);
+    *why = ErrorText(error);
   } else if (count == 0) {
     *why = "no CUDA device";
   }
@@ -254,7 +255,7 @@ bool OwnIsAvailable(const char** why) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(
         &attributes, reinterpret_cast<const void*>(ReduceKernel<Half>));
-    if (error != cudaSuccess) *why = cudaGetErrorString(error);
+    if (error != cudaSuccess) *why = ErrorText(error);
   }
   return *why == nullptr;
 }

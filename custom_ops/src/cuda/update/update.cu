@@ -8,46 +8,14 @@
 #include <cstdint>
 
 #include "common/update_forms.h"
+#include "cuda/common/error_text.h"
+#include "cuda/common/stream_launcher.h"
 #include "cuda/update/launch.h"
 
 namespace keras_mp {
 namespace {
 
-// Launches kernels on a stream (see cuda/update/launch.h). Does not query or clear errors
-// of earlier work.
-class StreamLauncher {
- public:
-  explicit StreamLauncher(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
-
-  template <class Arguments>
-  bool Run(void (*kernel)(Arguments), int blocks, std::size_t shared_bytes,
-           Arguments arguments) {
-    static_assert(sizeof(Arguments) <= 4096);
-    void* pointers[] = {&arguments};
-    return Record(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
-                                   dim3(static_cast<unsigned>(blocks)),
-                                   dim3(cuda::kThreads), pointers, shared_bytes,
-                                   stream_));
-  }
-
-  bool Clear(void* pointer, std::size_t bytes) {
-    return Record(cudaMemsetAsync(pointer, 0, bytes, stream_));
-  }
-
-  Status status() const {
-    if (error_ == cudaSuccess) return {};
-    return {StatusCode::kInternal, cudaGetErrorString(error_)};
-  }
-
- private:
-  bool Record(cudaError_t error) {
-    error_ = error;
-    return error == cudaSuccess;
-  }
-
-  cudaStream_t stream_;
-  cudaError_t error_ = cudaSuccess;
-};
+using Launcher = cuda::StreamLauncher<cuda::kThreads>;
 
 constexpr Status kNegativeCount = {StatusCode::kInvalidArgument,
                                    "a count must not be negative"};
@@ -59,7 +27,7 @@ bool IsUpdateCudaAvailable(const char** why) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(
       &attributes, reinterpret_cast<const void*>(cuda::SumKernel));
-  if (why != nullptr) *why = error == cudaSuccess ? "" : cudaGetErrorString(error);
+  if (why != nullptr) *why = error == cudaSuccess ? "" : cuda::ErrorText(error);
   return error == cudaSuccess;
 }
 
@@ -75,7 +43,7 @@ Status CheckGradientsCuda(const GradientCheck& check, void* workspace, void* str
 Status UnscaleGradientsCuda(const GradientCheck& check, float* const* to,
                             void* workspace, void* stream) {
   if (check.count < 0) return kNegativeCount;
-  StreamLauncher launcher(stream);
+  Launcher launcher(stream);
   cuda::LaunchCheck(check, to, static_cast<double*>(workspace), launcher);
   return launcher.status();
 }
@@ -83,7 +51,7 @@ Status UnscaleGradientsCuda(const GradientCheck& check, float* const* to,
 Status SyncMastersFromWeightsCuda(const MasterPair* pairs, std::int64_t count,
                                   Rounding rounding, void* stream) {
   if (count < 0) return kNegativeCount;
-  StreamLauncher launcher(stream);
+  Launcher launcher(stream);
   cuda::LaunchSyncMasters(pairs, count, rounding, launcher);
   return launcher.status();
 }
@@ -91,7 +59,7 @@ Status SyncMastersFromWeightsCuda(const MasterPair* pairs, std::int64_t count,
 Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
                        const float* const* uniforms, void* stream) {
   if (count < 0) return kNegativeCount;
-  StreamLauncher launcher(stream);
+  Launcher launcher(stream);
   cuda::LaunchCast(pairs, count, uniforms, launcher);
   return launcher.status();
 }
@@ -100,7 +68,7 @@ Status UpdateCuda(const Update& update, void* stream) {
   if (update.count < 0) return kNegativeCount;
   const Status forms = CheckForms(update);
   if (!forms.ok()) return forms;
-  StreamLauncher launcher(stream);
+  Launcher launcher(stream);
   cuda::LaunchUpdate(update, launcher);
   return launcher.status();
 }
