@@ -17,45 +17,55 @@ struct RemainderFormulas {
   // The master.
   static KERAS_MP_HOST_DEVICE Float Join(Float weight, Ints remainder) {
     const Words bits = Machine::Bits(weight);
-    // Beyond the bounds it is that of a subnormal weight, which something else overwrote.
-    const Ints bounded = Clamp(remainder, Grid::kLeastRemainder, Grid::kMostRemainder);
-    const Float moved = Machine::FromBits(bits + Machine::AsWords(bounded));
-    const Float joined = IsNotFinite(bits) ? weight : moved;
+    const Ints magnitude = Magnitude(bits);
+    const Float moved = Machine::FromBits(bits + Machine::AsWords(Bounded(remainder)));
+    const Float joined = IsNotFinite(magnitude) ? weight : moved;
     if constexpr (Grid::kFixedUpTo > 0) {
       // Without a remainder -0 stays.
       const Float fixed = Machine::ToFloat(remainder) * kFixedUnit + weight;
-      return IsFixed(weight) ? (remainder == 0 ? weight : fixed) : joined;
+      return IsFixed(magnitude) ? (remainder == 0 ? weight : fixed) : joined;
     }
     return joined;
   }
 
-  // The remainder of a master, of which `weight` is the rounding.
+  // The remainder of a master, of which `weight` is the rounding, before it saturates to
+  // 16 bits.
   static KERAS_MP_HOST_DEVICE Ints Split(Float master, Float weight) {
     const Words bits = Machine::Bits(weight);
-    const Ints difference = Machine::AsInts(Machine::Bits(master) - bits);
-    Ints remainder = Clamp(difference, Grid::kLeastRemainder, Grid::kMostRemainder);
+    const Ints magnitude = Magnitude(bits);
+    Ints remainder = Bounded(Machine::AsInts(Machine::Bits(master) - bits));
     if constexpr (Grid::kFixedUpTo > 0) {
       const Ints units = ToNearest((master - weight) * (1 / kFixedUnit));
-      remainder = IsFixed(weight) ? Clamp(units, -32768, 32767) : remainder;
+      remainder = IsFixed(magnitude) ? units : remainder;
     }
-    return IsNotFinite(bits) ? Ints{} : remainder;
+    return IsNotFinite(magnitude) ? Ints{} : remainder;
   }
 
  private:
   static constexpr float kFixedUnit = 0x1p-40f;
 
-  static KERAS_MP_HOST_DEVICE Ints Clamp(Ints x, int least, int most) {
-    const Ints low = Ints{} + least, high = Ints{} + most;
-    const Ints raised = x < low ? low : x;
-    return raised > high ? high : raised;
+  // Beyond the bounds of FP16 lie the remainders of subnormal weights, which something
+  // else overwrote, and those of masters beyond 65520. All 16 bits are within those of
+  // bfloat16.
+  static KERAS_MP_HOST_DEVICE Ints Bounded(Ints remainder) {
+    if constexpr (Grid::kMostRemainder < 32767) {
+      const Ints low = Ints{} + Grid::kLeastRemainder, high = Ints{} + Grid::kMostRemainder;
+      const Ints raised = remainder < low ? low : remainder;
+      return raised > high ? high : raised;
+    }
+    return remainder;
   }
 
-  static KERAS_MP_HOST_DEVICE auto IsNotFinite(Words bits) {
-    return (bits & 0x7f800000u) == 0x7f800000u;
+  static KERAS_MP_HOST_DEVICE Ints Magnitude(Words bits) {
+    return Machine::AsInts(bits & 0x7fffffffu);
   }
 
-  static KERAS_MP_HOST_DEVICE auto IsFixed(Float weight) {
-    return (weight <= Grid::kFixedUpTo) & (weight >= -Grid::kFixedUpTo);
+  static KERAS_MP_HOST_DEVICE auto IsNotFinite(Ints magnitude) {
+    return magnitude >= 0x7f800000;
+  }
+
+  static KERAS_MP_HOST_DEVICE auto IsFixed(Ints magnitude) {
+    return magnitude <= static_cast<int>(BitsOf(Grid::kFixedUpTo));
   }
 
   // x rounded to nearest even, for |x| <= 2^22: 3 * 2^22 has an ulp of 1.

@@ -45,11 +45,11 @@ class SlotFormulas {
   KERAS_MP_HOST_DEVICE Words Encode(Float x, Words noise) const {
     const Float magnitude = Machine::FromBits(Machine::Bits(x) & 0x7fffffffu);
     const Float scaled = magnitude * inverse_, most = Float{} + kMost;
-    const Float t = scaled < most ? scaled : most;  // NaN becomes the largest
+    const Float t = Machine::Min(scaled, most);  // NaN becomes the largest
     // Twice a normal number, or c more than a small one, which rounds it to their grid:
     // from c on, the codes are the bits of this one.
     const Float twice = t + t, above = t + smallest_normal();
-    const Float shifted = twice > above ? twice : above;
+    const Float shifted = Machine::Max(twice, above);
     const Words dither = (noise >> (32 - kShift)) - kSmallest;
     const Words code = (Machine::Bits(shifted) + dither) >> kShift;
     if constexpr (kIsSigned) {
@@ -64,7 +64,7 @@ class SlotFormulas {
     const Words magnitude = kIsSigned ? code & (kSign - 1) : code;
     const Float shifted = Machine::FromBits((magnitude << kShift) + kSmallest);
     const Float half = shifted * 0.5f, below = shifted - smallest_normal();
-    const Float x = (half < below ? half : below) * scale_;
+    const Float x = Machine::Min(half, below) * scale_;
     if constexpr (!kIsSigned) return x;
     return Machine::FromBits(Machine::Bits(x) | (code & kSign) << 24);
   }

@@ -6,6 +6,8 @@
 // and, for each element,
 //
 //   Sqrt(x)
+//   Min(x, y)     x < y ? x : y, so y where either is NaN
+//   Max(x, y)     x > y ? x : y, likewise
 //   Truncate(x)   x rounded toward 0, for |x| < 2^31 or NaN
 //   Exponent(x)   2^floor(log2 |x|) for normal x; 0 for subnormal x; inf for inf and NaN
 //   Differ(x, y)  whether x and y have different bits
@@ -99,7 +101,7 @@ struct UpdateFormulas {
 
   static KERAS_MP_HOST_DEVICE Float Clip(Float x, float limit) {
     const Float most = All(limit);
-    return x > most ? most : (x < -most ? -most : x);  // NaN stays
+    return Machine::Min(most, Machine::Max(-most, x));  // NaN stays
   }
 
   // The unit in the last place of x: the distance to the next number of the format, a
@@ -108,7 +110,7 @@ struct UpdateFormulas {
   static KERAS_MP_HOST_DEVICE Float Ulp(Float x) {
     const Float power = Machine::Exponent(x);
     const Float smallest = All(Grid::kSmallestPower);
-    return (power > smallest ? power : smallest) * Grid::kEpsilon;
+    return Machine::Max(power, smallest) * Grid::kEpsilon;
   }
 
   // 1 / x, exactly, for a power of two from 2^-126 to 2^126; or no number for inf.
@@ -147,22 +149,27 @@ struct UpdateFormulas {
     return (down + up) * ulp;
   }
 
-  // The larger of x and y, or x where either is NaN.
-  static KERAS_MP_HOST_DEVICE Float Max(Float x, Float y) { return y > x ? y : x; }
-
   static KERAS_MP_HOST_DEVICE Float Abs(Float x) { return x < Float{} ? -x : x; }
 
   static KERAS_MP_HOST_DEVICE Float Sign(Float x) {
     return x > Float{} ? All(1) : (x < Float{} ? All(-1) : x - x);  // NaN stays
   }
 
-  // Updates the master w and the slots of the rule by the un-scaled gradient g.
+  static KERAS_MP_HOST_DEVICE bool Clips(const UpdateHyperparameters& u) {
+    return u.clip_value != 0 || u.clip_factor != 1;
+  }
+
+  // The un-scaled gradient g, clipped by its value, by a norm, or by both.
+  static KERAS_MP_HOST_DEVICE Float Clipped(const UpdateHyperparameters& u, Float g) {
+    if (u.clip_value != 0) g = Clip(g, u.clip_value);
+    return g * u.clip_factor;
+  }
+
+  // Updates the master w and the slots of the rule by the un-scaled and clipped gradient g.
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void Step(const UpdateHyperparameters& u,
                                         bool apply_weight_decay, Float g, Float& w,
                                         Float (&slots)[kMostSlots]) {
-    if (u.clip_value != 0) g = Clip(g, u.clip_value);
-    if (u.clip_factor != 1) g *= u.clip_factor;
     if (apply_weight_decay) w -= w * u.weight_decay * u.learning_rate;
     if constexpr (kRule == UpdateRule::kSgd) {
       w -= g * u.learning_rate;
@@ -195,7 +202,7 @@ struct UpdateFormulas {
     } else if constexpr (kRule == UpdateRule::kAdamax) {
       Float &m = slots[0], &most = slots[1];
       m += (g - m) * u.one_minus_beta_1;
-      most = Max(most * u.beta_2, Abs(g));
+      most = Machine::Max(Abs(g), most * u.beta_2);
       w -= m * u.learning_rate / ((most + u.epsilon) * u.m_divisor);
     } else if constexpr (kIsRmsprop<kRule>) {
       StepRmsprop<kRule>(u, g, w, slots);
@@ -241,7 +248,7 @@ struct UpdateFormulas {
       const Float n = m * u.m_factor / u.m_divisor + g * u.g_factor / u.g_divisor;
       w -= n * u.learning_rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
     } else {
-      if constexpr (kRule == UpdateRule::kAmsgrad) h = Max(h, v);
+      if constexpr (kRule == UpdateRule::kAmsgrad) h = Machine::Max(v, h);
       const Float variance = kRule == UpdateRule::kAmsgrad ? h : v;
       w -= m * u.alpha / (Machine::Sqrt(variance) + u.epsilon);
     }

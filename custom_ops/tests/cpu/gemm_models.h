@@ -61,6 +61,9 @@ struct AmxModel {
   typedef std::uint16_t Shorts __attribute__((vector_size(32)));
   typedef std::uint8_t Bytes __attribute__((vector_size(64)));
 
+  static Float Min(Float a, Float b) { return a < b ? a : b; }
+  static Float Max(Float a, Float b) { return a > b ? a : b; }
+
   static Float LoadHalf(const std::uint16_t* x) {
     Float v;
     for (int i = 0; i < kWidth; ++i) v[i] = HalfToFloat(x[i]);

@@ -28,6 +28,10 @@ struct Avx2 {
 
   static Float Sqrt(Float x) { return _mm256_sqrt_ps(x); }
 
+  // a < b ? a : b and a > b ? a : b, which the compiler makes two instructions of.
+  static Float Min(Float a, Float b) { return _mm256_min_ps(a, b); }
+  static Float Max(Float a, Float b) { return _mm256_max_ps(a, b); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
   }
@@ -35,6 +39,16 @@ struct Avx2 {
   static void StoreHalf(std::uint16_t* to, Float x) {
     const __m128i halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+  }
+
+  // StoreInt16 saturates.
+  static Ints LoadInt16(const std::int16_t* x) {
+    return (Ints)_mm256_cvtepi16_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+  }
+  static void StoreInt16(std::int16_t* to, Ints x) {
+    const __m256i lanes = _mm256_packs_epi32((__m256i)x, (__m256i)x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), LowerOfBoth(lanes));
   }
 
   // kWidth numbers of 8 bits, which have to be below 256.
@@ -50,8 +64,13 @@ struct Avx2 {
   // The compiler's conversions of vectors take them apart into halves.
   static Words Widen(Shorts x) { return (Words)_mm256_cvtepu16_epi32((__m128i)x); }
   static Shorts Narrow(Words x) {
-    const __m256i lanes = _mm256_packus_epi32((__m256i)x, (__m256i)x);
-    return (Shorts)_mm256_castsi256_si128(_mm256_permute4x64_epi64(lanes, 0b1000));
+    return (Shorts)LowerOfBoth(_mm256_packus_epi32((__m256i)x, (__m256i)x));
+  }
+
+ private:
+  // The lower half of each half.
+  static __m128i LowerOfBoth(__m256i x) {
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, 0b1000));
   }
 };
 

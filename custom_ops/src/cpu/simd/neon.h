@@ -28,6 +28,10 @@ struct Neon {
 
   static Float Sqrt(Float x) { return vsqrtq_f32(x); }
 
+  // The processor's own return NaN where a is NaN.
+  static Float Min(Float a, Float b) { return a < b ? a : b; }
+  static Float Max(Float a, Float b) { return a > b ? a : b; }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
   }
@@ -35,6 +39,10 @@ struct Neon {
   static void StoreHalf(std::uint16_t* to, Float x) {
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(x)));
   }
+
+  // StoreInt16 saturates.
+  static Ints LoadInt16(const std::int16_t* x) { return vmovl_s16(vld1_s16(x)); }
+  static void StoreInt16(std::int16_t* to, Ints x) { vst1_s16(to, vqmovn_s32(x)); }
 
   // kWidth numbers of 8 bits, which have to be below 256.
   static Words LoadBytes(const std::uint8_t* x) {

@@ -3,6 +3,7 @@
 #ifndef KERAS_MP_SRC_CPU_SIMD_PORTABLE_H_
 #define KERAS_MP_SRC_CPU_SIMD_PORTABLE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/half.h"
@@ -30,6 +31,9 @@ struct Portable {
                  __builtin_sqrtf(x[3])};
   }
 
+  static Float Min(Float a, Float b) { return a < b ? a : b; }
+  static Float Max(Float a, Float b) { return a > b ? a : b; }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return Float{HalfToFloat(x[0]), HalfToFloat(x[1]), HalfToFloat(x[2]),
                  HalfToFloat(x[3])};
@@ -37,6 +41,14 @@ struct Portable {
 
   static void StoreHalf(std::uint16_t* to, Float x) {
     for (int i = 0; i < kWidth; ++i) to[i] = FloatToHalf(x[i]);
+  }
+
+  // StoreInt16 saturates.
+  static Ints LoadInt16(const std::int16_t* x) { return Ints{x[0], x[1], x[2], x[3]}; }
+  static void StoreInt16(std::int16_t* to, Ints x) {
+    for (int i = 0; i < kWidth; ++i) {
+      to[i] = static_cast<std::int16_t>(std::clamp(x[i], -32768, 32767));
+    }
   }
 
   // kWidth numbers of 8 bits, which have to be below 256.

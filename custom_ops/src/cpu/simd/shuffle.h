@@ -32,7 +32,7 @@ class Lanes {
     return Fold<kWidth / 2>(x, [](Vector a, Vector b) { return a + b; }, All());
   }
   static float Max(Vector x) {
-    return Fold<kWidth / 2>(x, [](Vector a, Vector b) { return a > b ? a : b; }, All());
+    return Fold<kWidth / 2>(x, Simd::Max, All());
   }
 
  private:

@@ -68,23 +68,13 @@ struct Single {
   }
 };
 
-// Signed integers, which are vectors of Ints. Store keeps their lower 16 bits.
+// Signed integers, which are vectors of Ints. Store saturates.
 template <class Simd>
 struct Int16 {
   using Element = std::int16_t;
-  using Shorts = typename Simd::Shorts;
-  using Words = typename Simd::Words;
   using Ints = typename Simd::Ints;
-
-  static Ints Load(const Element* x) {
-    Shorts shorts;
-    std::memcpy(&shorts, x, sizeof shorts);
-    return reinterpret_cast<Ints>(Simd::Widen(shorts) << 16) >> 16;
-  }
-  static void Store(Element* to, Ints v) {
-    const Shorts shorts = Simd::Narrow(reinterpret_cast<Words>(v) & 0xffffu);
-    std::memcpy(to, &shorts, sizeof shorts);
-  }
+  static Ints Load(const Element* x) { return Simd::LoadInt16(x); }
+  static void Store(Element* to, Ints v) { Simd::StoreInt16(to, v); }
 };
 
 // Reads (the rest as 0) or writes the first `count` < kWidth elements of a vector.

@@ -38,7 +38,7 @@ struct VectorMath {
                                               0x1.5553fep-3f, 0x1.555906p-5f, 0x1.1273a4p-7f,
                                               0x1.6a7fb0p-10f};
     const Float small = Broadcast<Simd>(-87.0f), large = Broadcast<Simd>(88.0f);
-    const Float inside = x < small ? small : (x > large ? large : x);
+    const Float inside = Simd::Max(small, Simd::Min(large, x));  // NaN stays
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     const Float shifted = inside * 0x1.715476p+0f + 0x1.8p23f;
     const Float n = shifted - 0x1.8p23f;
@@ -48,7 +48,7 @@ struct VectorMath {
     return x < small ? Float{} : value;
   }
 
-  static Float Relu(Float x) { return x < Float{} ? Float{} : x; }
+  static Float Relu(Float x) { return Simd::Max(Float{}, x); }  // NaN stays
 
   static Float Sigmoid(Float x) { return 1.0f / (1.0f + Exp(-x)); }
 

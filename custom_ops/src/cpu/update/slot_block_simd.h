@@ -75,7 +75,7 @@ class SlotBlock {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const Float power = Machine::Exponent(Load<Simd>(x + v * Simd::kWidth));
-      largest = power > largest ? power : largest;
+      largest = Simd::Max(power, largest);
     }
     const std::uint32_t exponent =
         ExponentOfGroup(keras_mp::BitsOf(Lanes<Simd>::Max(largest)) >> 23);

@@ -43,10 +43,10 @@ struct UpdateKernel {
   void (*encode)(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
                  const UpdateHyperparameters& hyperparameters, int slot,
                  std::uint8_t* codes, std::uint8_t* exponents);
-  // Updates masters and slots by the un-scaled gradients g.
+  // Clips the un-scaled gradients g, and updates masters and slots by them.
   void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
-               bool apply_weight_decay, const float* g, float* master,
-               float* const* slots, std::int64_t n);
+               bool apply_weight_decay, float* g, float* master, float* const* slots,
+               std::int64_t n);
 };
 
 // Null where the library was built without the instruction set.

@@ -114,19 +114,24 @@ struct UpdateBlock {
     });
   }
 
-  template <UpdateRule kRule>
-  static void Step(const UpdateHyperparameters& hyperparameters, bool apply_weight_decay,
-                   const float* gradient, float* master, float* const* slots,
-                   std::int64_t n) {
+  // A test of kDecays for each vector would take as long as SGD does.
+  template <UpdateRule kRule, bool kDecays>
+  static void Step(const UpdateHyperparameters& hyperparameters, float* gradient,
+                   float* master, float* const* slots, std::int64_t n) {
     constexpr int kSlots = kSlotsOf<kRule>;
     const UpdateHyperparameters u = hyperparameters;
+    if (Formulas::Clips(u)) {
+      ForEach(n, [&](auto part, int v, std::int64_t i) {
+        part.Store(gradient + i, v, Formulas::Clipped(u, part.Load(gradient + i, v)));
+      });
+    }
     float* to[kMostSlots] = {};
     for (int k = 0; k < kSlots; ++k) to[k] = slots[k];
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       const Float g = part.Load(gradient + i, v);
       Float w = part.Load(master + i, v), s[kMostSlots] = {};
       for (int k = 0; k < kSlots; ++k) s[k] = part.Load(to[k] + i, v);
-      Formulas::template Step<kRule>(u, apply_weight_decay, g, w, s);
+      Formulas::template Step<kRule>(u, kDecays, g, w, s);
       for (int k = 0; k < kSlots; ++k) part.Store(to[k] + i, v, s[k]);
       part.Store(master + i, v, w);
     });
@@ -205,11 +210,13 @@ struct UpdateOf {
   }
 
   static void Step(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
-                   bool apply_weight_decay, const float* g, float* master,
+                   bool apply_weight_decay, float* g, float* master,
                    float* const* slots, std::int64_t n) {
     WithRule(rule, [&](auto constant) {
-      SingleBlock::template Step<constant.value>(hyperparameters, apply_weight_decay, g,
-                                                 master, slots, n);
+      constexpr UpdateRule kRule = constant.value;
+      const auto step = apply_weight_decay ? SingleBlock::template Step<kRule, true>
+                                           : SingleBlock::template Step<kRule, false>;
+      step(hyperparameters, g, master, slots, n);
     });
   }
 };

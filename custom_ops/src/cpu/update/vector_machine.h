@@ -16,6 +16,8 @@ struct VectorMachine {
   using Words = typename Simd::Words;
 
   static Float Sqrt(Float x) { return Simd::Sqrt(x); }
+  static Float Min(Float x, Float y) { return Simd::Min(x, y); }
+  static Float Max(Float x, Float y) { return Simd::Max(x, y); }
   static Float Truncate(Float x) {
     const Float whole = ToFloat(__builtin_convertvector(x, Ints));
     return x == x ? whole : x;

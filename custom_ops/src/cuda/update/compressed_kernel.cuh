@@ -63,7 +63,7 @@ __device__ __forceinline__ void WriteMaster(const MasterPair& pair, Span span,
       if (has_remainder) {
         weight[i] = RoundNearest(format, master[i]);
         const int r = Remainder::Split(master[i], Widen(format, weight[i]));
-        remainder[i] = static_cast<Bits16>(r);
+        remainder[i] = static_cast<Bits16>(r < -32768 ? -32768 : (r > 32767 ? 32767 : r));
       } else {
         const float uniform = noise.Uniform(static_cast<unsigned>(span.at + i));
         weight[i] =

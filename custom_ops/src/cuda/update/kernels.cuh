@@ -47,6 +47,8 @@ struct ThreadMachine {
   using Words = unsigned;
 
   static __device__ __forceinline__ float Sqrt(float x) { return sqrtf(x); }
+  static __device__ __forceinline__ float Min(float x, float y) { return x < y ? x : y; }
+  static __device__ __forceinline__ float Max(float x, float y) { return x > y ? x : y; }
   static __device__ __forceinline__ float Truncate(float x) { return truncf(x); }
   static __device__ __forceinline__ float Exponent(float x) {
     return FromBits(Bits(x) & 0x7f800000u);
@@ -335,7 +337,8 @@ __device__ __forceinline__ void StepFour(const UpdateHyperparameters& hyperparam
 #pragma unroll
   for (int i = 0; i < kFour; ++i) {
     float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
-    Formulas::Step<kRule>(hyperparameters, apply_weight_decay, unscaled(g[i]), w[i], s);
+    const float clipped = Formulas::Clipped(hyperparameters, unscaled(g[i]));
+    Formulas::Step<kRule>(hyperparameters, apply_weight_decay, clipped, w[i], s);
 #pragma unroll
     for (int k = 0; k < kSlotsOf<kRule>; ++k) slots[k][i] = s[k];
   }
