@@ -249,11 +249,14 @@ def computing_once(operations: Sequence[keras.Operation]) -> Iterator[None]:
     """Has no operation compute again in the backward pass inside a `with` block.
 
     `Operation._remat_mode`: what `keras.RematScope` was when the operation was made;
-    nothing public takes it out of its scope. Before Keras 3.9 there is no such scope.
+    nothing public takes it out of its scope. Before Keras 3.15 only layers have one, and
+    before 3.9 there is no such scope.
     """
     if KERAS < (3, 9):
         yield
         return
+    if KERAS < (3, 15):
+        operations = [each for each in operations if isinstance(each, keras.Layer)]
     modes = [operation._remat_mode for operation in operations]
     try:
         for operation in operations:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import optimizers
+from older_versions import needs
 
 import keras_mp
 from keras_mp import keras_internals
@@ -380,10 +381,24 @@ def test_computing_once_before_keras_3_9(monkeypatch):
         pass
 
 
-@pytest.mark.skipif(
-    keras_internals.KERAS < (3, 9),
-    reason="needs Keras 3.9, for its RematScope",
+@contract(keras_internals.computing_once)
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param((3, 14), id="before-3.15"),
+        pytest.param((3, 15), id="3.15", marks=needs("Keras", 3, 15)),
+    ],
 )
+def test_computing_once_without_layers(version, monkeypatch):
+    x = keras.Input((1,))
+    add = keras.Model(x, keras.ops.add(x, 1.0)).operations[-1]
+    assert hasattr(add, "_remat_mode") == (keras_internals.KERAS >= (3, 15))
+    monkeypatch.setattr(keras_internals, "KERAS", version)
+    with keras_internals.computing_once([add]):
+        pass
+
+
+@needs("Keras", 3, 9)  # its RematScope
 @contract(keras_internals.computing_once)
 def test_computing_once():
     calls = []

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from older_versions import needs
 from unchanged import unchanged
 
 import keras_mp
@@ -197,11 +198,12 @@ def with_penalties():
     penalized = L.Dense(
         *(3, "linear", False, "ones"),
         kernel_regularizer=keras.regularizers.L1(1.0),
-        activity_regularizer=keras.regularizers.L1(1.0),
+        activity_regularizer=keras.regularizers.L2(0.25),
     )
     return sequential(penalized, Penalty(), L.Dense(1, "linear", False, "zeros"))
 
 
+@needs("Keras", 3, 14)  # the mean over a batch
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])
 def test_penalties_of_every_precision_are_added(policy):
     keras.config.set_dtype_policy(policy)
@@ -210,7 +212,8 @@ def test_penalties_of_every_precision_are_added(policy):
     with unchanged(model):
         for _ in range(3):
             report = keras_mp.inspect(model, X, Y)
-    # The error of 1; 12 weights of 1; 2 samples of 3 outputs of 4, their mean and sum.
+    # The error of 1; 12 weights of 1; a quarter of the squares of 3 outputs of 4 in each
+    # of 2 samples, their mean; the sum of those outputs.
     assert report.loss == report.fp16_loss == 1 + 12 + 12 + 24
 
 

@@ -188,7 +188,7 @@ CASES = {
     "low-rank": (low_rank, {}),
     "regularized": (
         lambda: sequential(
-            L.Dense(4, kernel_regularizer="l2", activity_regularizer="l1")
+            L.Dense(4, kernel_regularizer="l1", activity_regularizer="l2")
         ),
         {},
     ),
