@@ -4,6 +4,7 @@
 #ifndef KERAS_MP_SRC_COMMON_REMAINDER_FORMULAS_H_
 #define KERAS_MP_SRC_COMMON_REMAINDER_FORMULAS_H_
 
+#include "common/half.h"
 #include "common/host_device.h"
 
 namespace keras_mp {
