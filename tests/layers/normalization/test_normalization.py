@@ -437,8 +437,8 @@ NAN, INFINITY = float("nan"), float("inf")
 OVERFLOWS = {
     "layer-nan": (layers.LayerNormalization, NAN, NAN),
     "layer-inf": (layers.LayerNormalization, INFINITY, NAN),
-    "rms-nan": (layers.RMSNormalization, NAN, NAN),
-    "rms-inf": (layers.RMSNormalization, INFINITY, 0),
+    "rms-nan": (lambda dtype: layers.RMSNormalization(dtype=dtype), NAN, NAN),
+    "rms-inf": (lambda dtype: layers.RMSNormalization(dtype=dtype), INFINITY, 0),
     "unit-nan": (layers.UnitNormalization, NAN, NAN),
     "unit-inf": (layers.UnitNormalization, -INFINITY, 0),
 }
