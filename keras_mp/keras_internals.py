@@ -249,7 +249,7 @@ def computing_once(operations: Sequence[keras.Operation]) -> Iterator[None]:
     """Has no operation compute again in the backward pass inside a `with` block.
 
     `Operation._remat_mode`: what `keras.RematScope` was when the operation was made;
-    nothing public takes it out of its scope. Before Keras 3.15 only layers have one, and
+    nothing public takes it out of its scope. Before Keras 3.15 only layers have one;
     before 3.9 there is no such scope.
     """
     if KERAS < (3, 9):

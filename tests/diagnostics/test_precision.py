@@ -212,8 +212,8 @@ def test_penalties_of_every_precision_are_added(policy):
     with unchanged(model):
         for _ in range(3):
             report = keras_mp.inspect(model, X, Y)
-    # The error of 1; 12 weights of 1; a quarter of the squares of 3 outputs of 4 in each
-    # of 2 samples, their mean; the sum of those outputs.
+    # The error of 1; 12 weights of 1; a quarter of the squares of 3 outputs of 4, a
+    # sample; the sum of these outputs of 2 samples.
     assert report.loss == report.fp16_loss == 1 + 12 + 12 + 24
 
 
