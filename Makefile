@@ -38,7 +38,7 @@ SOURCES := $(shell find custom_ops -type f)
 .PHONY: help bench build-wheel clean demo docs docs-serve gallery gallery-full lint notebook
 .PHONY: packages-and-test-cpp
 .PHONY: test test-all test-backends test-cpp test-cpp-arm test-cpp-memory test-cpp-slow
-.PHONY: test-next test-slow test-versions test-wheel wheel
+.PHONY: test-next test-slow test-versions test-wheel wheel wheel-cuda
 .DELETE_ON_ERROR:
 
 help:
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
 	@echo 'make wheel          build a wheel and a source distribution in dist, and test them'
+	@echo 'make wheel-cuda     the same in dist-cuda, with the CUDA kernels; needs no GPU and no nvcc'
 	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
 	@echo 'make lint           check style, format and types'
 	@echo 'make clean          remove .venv, build outputs and caches'
@@ -165,6 +166,7 @@ docs-serve: $(VENV)/.installed-docs
 # that g++ of Debian 12 builds for; an older compiler is named by CXX.
 PLATFORM ?= manylinux_2_34_x86_64
 WHEEL := $(CURDIR)/build/wheel
+DIST := dist
 # The minor versions of TensorFlow that the wheel has a library for. With none it is for
 # the TensorFlow of .venv, as in test-all, which need not download the others.
 WHEEL_FOR ?= 2.20 2.21
@@ -173,9 +175,29 @@ test-all: WHEEL_FOR :=
 wheel: build-wheel
 	@$(MAKE) --no-print-directory test-wheel WHEEL_FOR='$(WHEEL_FOR)'
 
+# With the CUDA kernels, for a driver of the CUDA of nvcc; its version says which. Of pip's
+# compilers that of CUDA 13.0 is the oldest, and so the one that the most drivers fit.
+PIP_NVCC := $(CURDIR)/build/nvcc/nvidia/cu13/bin/nvcc
+wheel-cuda: NVCC := $(or $(NVCC),$(PIP_NVCC))
+wheel-cuda: $(if $(NVCC),,$(PIP_NVCC)) $(VENV)/.installed-wheel
+	@label=$$('$(NVCC)' --version | sed -n 's/.* release \([0-9]*\)\..*/+cuda\1/p'); \
+	$(MAKE) --no-print-directory wheel DIST=dist-cuda KERAS_MP_VERSION_LABEL=$$label \
+	  KERAS_MP_CUDA=ON CUDACXX='$(NVCC)'
+
+# With the names of a toolkit: nvcc looks for libraries in lib64, and CMake for libcudart.so.
+$(PIP_NVCC): | $(VENV)/.created
+	@echo "There is no nvcc. Downloading that of CUDA 13.0 (100 MB)."
+	@rm -rf build/nvcc build/nvcc.part
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target build/nvcc.part 'nvidia-nvvm==13.0.*' \
+	  $(patsubst %,'nvidia-cuda-%==13.0.*',nvcc crt runtime cccl)
+	@ln -s lib build/nvcc.part/nvidia/cu13/lib64
+	@ln -s libcudart.so.13 build/nvcc.part/nvidia/cu13/lib/libcudart.so
+	@mv build/nvcc.part build/nvcc
+
 # Of the other TensorFlows only the headers and one library are needed.
 build-wheel: $(VENV)/.installed-wheel
-	@rm -rf $(WHEEL) dist && mkdir -p $(WHEEL)
+	@rm -rf $(WHEEL) $(DIST) && mkdir -p $(WHEEL)
 	@set -e; folders=; for minor in $(WHEEL_FOR); do \
 	  folder=$(CURDIR)/build/tensorflow-$$minor; folders="$$folders:$$folder"; \
 	  test -d $$folder && continue; echo "Downloading TensorFlow $$minor (600 MB)."; \
@@ -186,10 +208,10 @@ build-wheel: $(VENV)/.installed-wheel
 	KERAS_MP_TENSORFLOWS="$${folders#:}" $(RUN) -m build --no-isolation \
 	  --outdir $(WHEEL) >$(WHEEL)/log 2>&1 || { tail -n 50 $(WHEEL)/log >&2; exit 1; }
 	@PATH=$(abspath $(VENV))/bin:$$PATH $(RUN) -m auditwheel repair --plat $(PLATFORM) \
-	  --only-plat --exclude libtensorflow_framework.so.2 --wheel-dir dist $(WHEEL)/*.whl
-	@mv $(WHEEL)/*.tar.gz dist
+	  --only-plat --exclude libtensorflow_framework.so.2 --wheel-dir $(DIST) $(WHEEL)/*.whl
+	@mv $(WHEEL)/*.tar.gz $(DIST)
 
-# The wheel of dist in a new environment for each TensorFlow, where PATH has no compiler,
+# The wheel of $(DIST) in a new environment for each TensorFlow, where PATH has no compiler,
 # from a folder where `import keras_mp` finds nothing else. On another Python:
 # make test-wheel PYTHON=python3.13
 WHEEL_TESTS := installed test_package.py ops/test_gemm.py optimizer/test_rounding.py \
@@ -197,10 +219,10 @@ WHEEL_TESTS := installed test_package.py ops/test_gemm.py optimizer/test_roundin
 test-wheel:
 	@set -e; for minor in $(or $(WHEEL_FOR),newest); do \
 	  wanted="tensorflow==$$minor.*"; \
-	  test $$minor != newest || wanted="$$(echo dist/*.whl)[newest]"; \
+	  test $$minor != newest || wanted="$$(echo $(DIST)/*.whl)[newest]"; \
 	  $(PYTHON) -m venv --clear $(WHEEL)/venv; \
 	  $(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
-	    'hypothesis>=6.100' 'pytest>=9' "$$wanted" dist/*.whl; \
+	    'hypothesis>=6.100' 'pytest>=9' "$$wanted" $(DIST)/*.whl; \
 	  (cd $(WHEEL) && $(TF_QUIET) PATH=$(WHEEL)/venv/bin venv/bin/pytest -q \
 	    -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)); \
 	  rm -rf $(WHEEL)/venv; \
@@ -226,7 +248,7 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis keras_mp/ops/kernels/_keras_mp_ops*.so
+	rm -rf $(VENV) build dist dist-cuda *.egg-info .coverage .hypothesis keras_mp/ops/kernels/_keras_mp_ops*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

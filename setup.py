@@ -6,7 +6,9 @@ a TensorFlow newer than those that were tried, it is a warning. Other systems th
 get no library, and no attempt to build one.
 
 One library is for one minor version of TensorFlow. `make wheel` names several of them
-in KERAS_MP_TENSORFLOWS, and the package gets a library for each.
+in KERAS_MP_TENSORFLOWS, and the package gets a library for each. `make wheel-cuda` puts
+the CUDA of its kernels, such as +cuda13, in KERAS_MP_VERSION_LABEL, which ends the
+version of the package.
 
 Everything else about the package is in setup.cfg.
 """
@@ -170,4 +172,5 @@ setup(
         for name in TENSORFLOWS
     ],
     cmdclass={"build_ext": BuildWithCMake, "bdist_wheel": WheelForEveryPython},
+    options={"egg_info": {"tag_build": os.environ.get("KERAS_MP_VERSION_LABEL", "")}},
 )

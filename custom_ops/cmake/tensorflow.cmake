@@ -91,9 +91,14 @@ set(build "{\"tensorflow\": \"${KERAS_MP_TENSORFLOW_VERSION}\"")
 set(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(APPEND build ", \"compiler\": \"${compiler}\"")
 if(KERAS_MP_CUDA)
-  list(JOIN KERAS_MP_CUDA_ARCHITECTURES " " architectures)
+  # As NVIDIA writes them: 7.5 for 75-real.
+  list(TRANSFORM KERAS_MP_CUDA_ARCHITECTURES REPLACE
+    "([0-9][af]?)(-real|-virtual)?$" ".\\1" OUTPUT_VARIABLE capabilities)
+  list(JOIN capabilities " " capabilities)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" version "${CMAKE_CUDA_COMPILER_VERSION}")
+  set(cuda "${capabilities} by CUDA ${version}")
 endif()
-string(APPEND build ", \"cuda\": \"${architectures}\"}")
+string(APPEND build ", \"cuda\": \"${cuda}\"}")
 set_source_files_properties(tensorflow/common/build_info.cc PROPERTIES
   COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
 install(TARGETS keras_mp_ops LIBRARY DESTINATION .)

@@ -1,6 +1,7 @@
 """setup.py: when the native library is built, and what is said when it is not."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -9,6 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+import keras_mp
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
@@ -75,7 +78,10 @@ class Tree:
 
     def run(self, *arguments, **settings):
         """Runs Python in the sources, with the tools of the environment alone."""
-        hidden = ("CXX", "KERAS_MP_CUDA", "KERAS_MP_TENSORFLOWS", "PYTHONHOME")
+        hidden = (
+            *("CXX", "PYTHONHOME", "KERAS_MP_CUDA", "KERAS_MP_TENSORFLOWS"),
+            "KERAS_MP_VERSION_LABEL",
+        )
         base = {k: v for k, v in os.environ.items() if k not in hidden}
         python = self.environment / "bin" / "python"
         return subprocess.run(
@@ -201,6 +207,18 @@ def test_a_library_for_each_tensorflow_that_is_named(tree):
     assert result.returncode == 0, result.stderr
     names = sorted(path.name for path in tree.library.parent.glob("*.so"))
     assert names == ["_keras_mp_ops_tf2_20.so", "_keras_mp_ops_tf2_21.so"]
+
+
+@pytest.mark.parametrize("label", ["", "+cuda13"])
+def test_a_label_ends_the_version(label, tree):
+    for _ in range(2):  # once, also where a source distribution has it already
+        result = tree.run(
+            "setup.py", "--quiet", "egg_info", KERAS_MP_VERSION_LABEL=label
+        )
+        assert result.returncode == 0, result.stderr
+        metadata = (tree.sources / "keras_mp.egg-info" / "PKG-INFO").read_text()
+        (version,) = re.findall("^Version: (.*)$", metadata, re.MULTILINE)
+        assert version == keras_mp.__version__ + label
 
 
 # Runs setup.py, or the build's backend, as another system would.

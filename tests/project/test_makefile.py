@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = ("CUDACXX", "CUDA_PATH", "KERAS_MP_CUDA", "MAKEFLAGS", "MAKEOVERRIDES")
 # What the Makefile calls, and not what else is in the same folders: an nvcc.
-COMMANDS = ("echo", "find", "rm", "sh", "test")
+COMMANDS = ("echo", "find", "rm", "sed", "sh", "test")
 
 
 @pytest.fixture
@@ -116,6 +116,41 @@ def test_ninja_is_told_of_no_job_server(make, tmp_path):
     setup = f'echo "MAKEFLAGS=$MAKEFLAGS" > {seen}; echo > {tmp_path}/library.so'
     assert build(make, tmp_path, setup, "--jobs=2").returncode == 0
     assert seen.read_text() == "MAKEFLAGS=\n"
+
+
+@pytest.mark.parametrize("place", ["PATH", "CUDACXX"])
+def test_the_cuda_wheel_is_for_the_cuda_of_nvcc(place, make, tmp_path):
+    nvcc = program(
+        tmp_path / ("bin/nvcc" if place == "PATH" else "nvcc-12"),
+        "echo Cuda compilation tools, release 12.4, V12.4.131",
+    )
+    for stamp in (".created", ".installed-wheel"):
+        (tmp_path / stamp).touch()
+    variables = {"CUDACXX": nvcc} if place == "CUDACXX" else {}
+    # A make that says what it was asked for.
+    told = make("wheel-cuda", "MAKE=echo", f"VENV={tmp_path}", **variables)
+    assert told.returncode == 0, told.stderr
+    _, goal, *given = told.stdout.split()
+    assert goal == "wheel"
+    assert dict(each.split("=") for each in given) == {
+        "DIST": "dist-cuda",
+        "KERAS_MP_CUDA": "ON",
+        "KERAS_MP_VERSION_LABEL": "+cuda12",
+        "CUDACXX": nvcc,
+    }
+
+
+def test_without_nvcc_the_cuda_wheel_is_built_by_that_of_pip(make, tmp_path):
+    pip_nvcc = tmp_path / "of_pip"
+    told = make("--dry-run", "wheel-cuda", f"PIP_NVCC={pip_nvcc}").stdout
+    assert "'nvidia-cuda-nvcc==13.0.*'" in told
+    assert f"CUDACXX='{pip_nvcc}'" in told
+
+
+def test_the_cuda_wheel_leaves_the_other_alone(make):
+    told = make("--dry-run", "wheel", "DIST=dist-cuda").stdout
+    assert "--wheel-dir dist-cuda" in told
+    assert not re.search(r"dist(?!-)\b[^-]", told.replace("--dist", ""))
 
 
 @pytest.mark.parametrize(
