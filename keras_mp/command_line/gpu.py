@@ -2,8 +2,11 @@
 
 import argparse
 import itertools
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from keras_mp import info
@@ -16,6 +19,7 @@ from keras_mp.command_line.gpu_measurements import (
 )
 from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size, time_recipes
 from keras_mp.ops.kernels import gpu_reductions, native
+from keras_mp.ops.kernels.convolution_check import convolution_problem
 from keras_mp.ops.kernels.first_use import apart, gpus
 from keras_mp.ops.kernels.product_check import product_problem
 from keras_mp.ops.kernels.reduction_check import reduction_problem
@@ -23,6 +27,8 @@ from keras_mp.ops.kernels.update_check import update_problem
 
 TRAINED = ("float32", "mixed_float16 of Keras", "float16 of keras_mp")
 DTYPES = ("float16", "bfloat16")
+# Where Linux says what the driver is.
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,17 @@ def installed(report: Report, sizes: Sizes) -> None:
     """What is there, and what is missing."""
     import tensorflow as tf
 
-    for name, value in info.facts().items():
-        report.write(f"{name + ':':14}{value}")
-    build = tf.sysconfig.get_build_info()
-    report.write(f"{'TF for CUDA:':14}{build.get('cuda_version', 'none')}")
+    facts = info.facts() | {
+        "TF for CUDA": str(tf.sysconfig.get_build_info().get("cuda_version", "none")),
+        "driver": driver(),
+        "switches": " ".join(
+            f"{name}={value}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith("KERAS_MP_")
+        ),
+    }
+    for name, value in facts.items():
+        report.write(f"{name + ':':14}{value or 'none'}")
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         capability = details.get("compute_capability", (0, 0))
@@ -130,6 +143,15 @@ def installed(report: Report, sizes: Sizes) -> None:
             ".".join(map(str, capability)),
             "7.0 or more: FP16 tensor cores; 8.0: those of bfloat16, too",
         )
+
+
+def driver() -> str:
+    """Returns the version of NVIDIA's driver, such as `"580.65.06"`; empty for none."""
+    if not DRIVER.is_file():
+        return ""
+    first_line, _, _ = DRIVER.read_text(encoding="utf-8").partition("\n")
+    found = re.search(r"\d+\.[\d.]+", first_line)
+    return found[0] if found else "unknown"
 
 
 def kernels(report: Report, sizes: Sizes) -> None:
@@ -152,6 +174,7 @@ def kernels(report: Report, sizes: Sizes) -> None:
             for dtype in DTYPES
         }
         problems["update step"] = apart(update_problem, device)
+        problems["convolution of a SavedModel"] = apart(convolution_problem, device)
         if not devices or gpu_reductions.are_on():
             found = apart(reduction_problem, device)
             problems["softmax, normalization, sums"] = found

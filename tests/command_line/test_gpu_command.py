@@ -46,6 +46,30 @@ def test_a_report_on_a_cpu(tiny, tmp_path, capsys):
     assert re.search(r"^softmax, normalization, sums, CPU:0 +right ", report, re.M)
 
 
+def test_what_a_maintainer_asks_for_first(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_MP_GPU_REDUCTIONS", "formula")
+    report = report_of(tmp_path, capsys)
+    assert re.search(r"^driver: +\w", report, re.M)
+    assert re.search(r"^switches: .*KERAS_MP_GPU_REDUCTIONS=formula", report, re.M)
+
+
+DRIVERS = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue": "550.54.15",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06": "580.65.06",
+    "NVRM": "unknown",
+    None: "",
+}
+
+
+@pytest.mark.parametrize(("text", "version"), DRIVERS.items(), ids=DRIVERS.values())
+def test_the_version_of_the_driver(text, version, tmp_path, monkeypatch):
+    path = tmp_path / "version"
+    if text is not None:
+        path.write_text(f"{text}\nGCC version:  gcc version 11.4.0\n")
+    monkeypatch.setattr(gpu, "DRIVER", path)
+    assert gpu.driver() == version
+
+
 def test_a_wrong_kernel_and_one_that_fails(tiny, tmp_path, capsys, monkeypatch):
 
     def fails(*_):
@@ -54,11 +78,13 @@ def test_a_wrong_kernel_and_one_that_fails(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "product_problem", lambda device, dtype: "It errs.")
     monkeypatch.setattr(gpu, "update_problem", fails)
     monkeypatch.setattr(gpu, "reduction_problem", lambda device: "A sum errs.")
+    monkeypatch.setattr(gpu, "convolution_problem", lambda device: "It is too large.")
     monkeypatch.setattr(gpu, "product_ms", fails)
     report = report_of(tmp_path, capsys)
     assert len(re.findall(r"first use of \w+ products.* It errs\.", report)) == 2
     assert re.search(r"update step.* A kernel fails: no kernel image\.", report)
     assert re.search(r"normalization, sums.* A sum errs\.", report)
+    assert re.search(r"convolution of a SavedModel.* It is too large\.", report)
     assert "\nFAILED: no kernel image\n" in report
     assert "dense, float16 of keras_mp" in report  # what follows is there
 

@@ -1,7 +1,7 @@
 """The known rows and channels of the check at first use, beside the CPU's kernels."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ EPSILON = 1e-3
 # err by at most 2^-15 of the sum of magnitudes, and some of them cancel.
 IN_FP32 = 2.0**-12
 Tensors = Sequence[tf.Tensor]
+# A function of a generator and a dtype to its results.
+Case = Callable[[Any, str], Tensors]
 
 
 def reduction_problem(device: str) -> str:
@@ -29,7 +31,17 @@ def reduction_problem(device: str) -> str:
     Args:
         device: str, its name in TensorFlow.
     """
-    for dtype, (name, run) in itertools.product(ROUNDING, CASES.items()):
+    return difference(CASES, device)
+
+
+def difference(cases: Mapping[str, Case], device: str) -> str:
+    """Returns which case has other results on a device than on the CPU, or nothing.
+
+    Args:
+        cases: dict of `Case`, by what it computes.
+        device: str, its name in TensorFlow.
+    """
+    for dtype, (name, run) in itertools.product(ROUNDING, cases.items()):
         on_cpu, found = (_results(run, dtype, place) for place in ("CPU:0", device))
         for expected, result in zip(on_cpu, found, strict=True):
             if not agree(result, expected):
@@ -45,12 +57,12 @@ def agree(result: tf.Tensor, expected: tf.Tensor) -> bool:
     return bool((np.abs(found - wanted) <= bound).all())  # NaN is not
 
 
-def _results(run: Callable[..., Tensors], dtype: str, device: str) -> Tensors:
+def _results(run: Case, dtype: str, device: str) -> Tensors:
     with tf.device(device):
         return run(np.random.default_rng(0), dtype)
 
 
-def _numbers(random: Any, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
+def numbers(random: Any, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
     """Positive numbers: a 16-bit accumulator of them loses more than the bound."""
     return tf.constant(random.uniform(0.5, 1, shape), dtype)
 
@@ -58,7 +70,7 @@ def _numbers(random: Any, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
 def _softmax(random: Any, dtype: str) -> Tensors:
     ops, results = native.library(), []
     for shape in ROWS:
-        x, grad_y = (_numbers(random, dtype, shape) for _ in range(2))
+        x, grad_y = (numbers(random, dtype, shape) for _ in range(2))
         y = ops.keras_mp_softmax(x=x)
         wide = tf.cast(x, tf.float32)
         results += [
@@ -73,8 +85,8 @@ def _softmax(random: Any, dtype: str) -> Tensors:
 def _row_norm(random: Any, dtype: str) -> Tensors:
     ops, results = native.library(), []
     for shape, kind in zip(ROWS, KINDS, strict=True):
-        x, grad_y = (_numbers(random, dtype, shape) for _ in range(2))
-        gamma, beta = (_numbers(random, "float32", shape[1:]) for _ in range(2))
+        x, grad_y = (numbers(random, dtype, shape) for _ in range(2))
+        gamma, beta = (numbers(random, "float32", shape[1:]) for _ in range(2))
         options = {"kind": kind, "epsilon": EPSILON}
         y = ops.keras_mp_row_norm(x=x, gamma=[gamma], beta=[beta], **options)
         grad_x, grad_gamma, grad_beta = ops.keras_mp_row_norm_gradient(
@@ -87,7 +99,7 @@ def _row_norm(random: Any, dtype: str) -> Tensors:
 def _sum(random: Any, dtype: str) -> Tensors:
     shapes = (*CHANNELS, (2, 9000, 1))
     return [
-        native.library().keras_mp_sum(x=_numbers(random, dtype, shape))
+        native.library().keras_mp_sum(x=numbers(random, dtype, shape))
         for shape in shapes
     ]
 
@@ -95,9 +107,9 @@ def _sum(random: Any, dtype: str) -> Tensors:
 def _batch_norm(random: Any, dtype: str) -> Tensors:
     ops, results = native.library(), []
     for shape in CHANNELS:
-        x, grad_y = (_numbers(random, dtype, shape) for _ in range(2))
+        x, grad_y = (numbers(random, dtype, shape) for _ in range(2))
         gamma, beta, mean, variance = (
-            _numbers(random, "float32", shape[1:2]) for _ in range(4)
+            numbers(random, "float32", shape[1:2]) for _ in range(4)
         )
         statistics = {"mean": mean, "variance": variance, "epsilon": EPSILON}
         results += [

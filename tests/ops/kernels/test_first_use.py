@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_mp
 from keras_mp.ops import batch_norm_kernel
 from keras_mp.ops.kernels import (
+    convolution_check,
     dispatch,
     first_use,
     gpu_reductions,
@@ -17,6 +18,7 @@ from keras_mp.ops.kernels import (
     reduction_check,
     update,
 )
+from keras_mp.ops.kernels.convolution_check import convolution_problem
 from keras_mp.ops.kernels.product_check import product_problem
 from keras_mp.ops.kernels.reduction_check import reduction_problem
 from keras_mp.ops.kernels.update_check import CASES, RULES, update_problem
@@ -204,18 +206,30 @@ def test_another_choice_of_reductions_is_an_error(monkeypatch):
         keras_mp.ops.sum(A)
 
 
+def wrong_by(factor, right, index=-1):
+    """A case of which one result on the GPU is wrong."""
+
+    def wrong(random, dtype):
+        results = list(right(random, dtype))
+        if is_on_gpu(results[index]):
+            results[index] *= tf.cast(factor, results[index].dtype)
+        return results
+
+    return wrong
+
+
+LESS_OR_NAN = pytest.mark.parametrize(
+    "factor", [1 - 2**-6, float("nan")], ids=["less", "nan"]
+)
+
+
 @pytest.mark.parametrize("case", reduction_check.CASES)
-@pytest.mark.parametrize("factor", [1 - 2**-6, float("nan")], ids=["less", "nan"])
+@LESS_OR_NAN
 def test_a_wrong_reduction_is_turned_off_with_one_warning(monkeypatch, case, factor):
     """The last result on the GPU errs by 2^-6, as one that FP16 sums lose."""
     monkeypatch.setenv(gpu_reductions.SWITCH, "kernels")
-    right = reduction_check.CASES[case]
-
-    def wrong(random, dtype):
-        *results, last = right(random, dtype)
-        return [*results, last * tf.cast(factor if is_on_gpu(last) else 1, last.dtype)]
-
-    monkeypatch.setitem(reduction_check.CASES, case, wrong)
+    cases = reduction_check.CASES
+    monkeypatch.setitem(cases, case, wrong_by(factor, cases[case]))
     with pytest.warns(UserWarning, match=f"{case} of float16 differs from") as warned:
         assert not dispatch.has_reduction_kernels()
     assert len(warned) == 1
@@ -223,6 +237,21 @@ def test_a_wrong_reduction_is_turned_off_with_one_warning(monkeypatch, case, fac
         warnings.simplefilter("error")
         assert not dispatch.has_reduction_kernels()
     assert dispatch.has_gemm_kernel(tf.float16)  # the products are checked apart
+
+
+def test_right_convolutions_pass():
+    assert convolution_problem(GPU) == ""
+
+
+@pytest.mark.parametrize(
+    "result", range(4), ids=["y", "FP32-y", "grad-x", "grad-kernel"]
+)
+@LESS_OR_NAN
+def test_a_wrong_convolution_is_told_of(monkeypatch, result, factor):
+    (case,) = cases = convolution_check.CASES
+    monkeypatch.setitem(cases, case, wrong_by(factor, cases[case], result))
+    message = "Depthwise convolution of float16 differs from that on the CPU."
+    assert convolution_problem(GPU) == message
 
 
 def test_a_strategy_and_a_tape_do_not_reach_the_check(strategy):
