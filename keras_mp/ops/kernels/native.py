@@ -121,9 +121,9 @@ def has_cuda() -> bool:
     if problem:
         warnings.warn(
             "keras_mp.ops.fp16_gemm and the update step run in plain TensorFlow on the "
-            f"GPU, and so slower. Received: {LIBRARY}: {problem}. It needs a driver "
-            "for the CUDA that it was built with, and the GPU's architecture among "
-            f"{build_facts()['cuda'] or 'those of a build with nvcc'}. {HOW_TO_BUILD} "
+            f"GPU, and so slower. Received: {LIBRARY}: {problem}. Its kernels for GPUs "
+            f"are {build_facts()['cuda'] or 'none'}. `make wheel-cuda` in the sources "
+            "of keras_mp builds those for this driver: docs/guides/on_a_gpu.md. "
             "KERAS_MP_OPS=reference turns this warning off.",
             stacklevel=2,
         )
