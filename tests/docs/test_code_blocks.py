@@ -1,5 +1,6 @@
 """Every Python block of the documentation runs, page by page, from top to bottom.
 
+A page begins with nothing, so that a reader can paste its first block.
 Of the shell blocks the commands of keras_mp are parsed.
 """
 
@@ -8,12 +9,9 @@ import re
 import shlex
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_mp
 from keras_mp.command_line import main, parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,34 +32,16 @@ def blocks_of(page):
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(blocks_of(page))]
 
 
-@pytest.fixture
-def names():
-    """What the pages begin with: modules, a compiled model, and data for it."""
-    rng = np.random.default_rng(0)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
-    x = rng.normal(size=(32, 4)).astype("float32")
-    return {
-        "__name__": "__main__",
-        "keras": keras,
-        "keras_mp": keras_mp,
-        "np": np,
-        "model": model,
-        "x": x,
-        "y": x.sum(axis=1, keepdims=True),
-        "dataset": tf.data.Dataset.from_tensors((x, x.sum(axis=1, keepdims=True))),
-    }
-
-
 def test_pages_have_code():
     assert len(PAGES) > 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_code_blocks(page, names, strategy, tmp_path, monkeypatch, capsys):
+def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # The replicas of all other tests.
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *_: strategy)
+    names = {"__name__": "__main__"}
     for first, code in blocks_of(page):
         # An error of the code is told with the line of the page.
         source = compile("\n" * (first - 1) + code, str(page), "exec")
@@ -71,11 +51,11 @@ def test_code_blocks(page, names, strategy, tmp_path, monkeypatch, capsys):
             assert shown in printed, f"{shown!r} is not in {printed!r}"
 
 
-def test_the_recipe_of_inspect_warns_of_nothing(names, tmp_path, monkeypatch, capsys):
+def test_the_recipe_of_inspect_warns_of_nothing(tmp_path, monkeypatch, capsys):
     """A warning is an error here; Keras has one for an optimizer without state."""
     monkeypatch.chdir(tmp_path)
     for _, code in blocks_of(DOCS / "command_line.md"):
-        exec(code, names)
+        exec(code, {"__name__": "__main__"})
     assert main(["inspect", "model.keras", "--data", "batch.npz"]) == 0
     assert "loss scaling needed?" in capsys.readouterr().out
 
