@@ -1,4 +1,4 @@
-"""`find_overflow`: the layer where the numbers of a batch first overflow."""
+"""`find_overflow`: the layer where the values of a batch first overflow."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Overflow:
-    """Where the numbers of a batch stop to be finite.
+    """Where the values of a batch stop being finite.
 
     Attributes:
         path: str, of the layer, or of the weight whose gradient it is; of the model,
@@ -81,7 +81,7 @@ def find_overflow(
     sample_weight: Any = None,
     loss_scale: float | None = None,
 ) -> Overflow | None:
-    """Finds the layer where the numbers of a batch first overflow.
+    """Finds the layer where the values of a batch first overflow.
 
     The batch is run under the model's own dtype policy. First come the weights
     themselves, then what the layers compute, at any depth and in the order of
@@ -100,7 +100,7 @@ def find_overflow(
         loss_scale: positive float. Defaults to that of the model's optimizer, or 1.
 
     Returns:
-        `Overflow`, or None where all numbers are finite.
+        `Overflow`, or None where all values are finite.
 
     Raises:
         TypeError, ValueError, RuntimeError: as for `inspect`.

@@ -1,4 +1,4 @@
-"""`inspect`: one batch through a model, and what FP16 does to its numbers."""
+"""`inspect`: one batch through a model, and what FP16 does to its values."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def inspect(
     loss_scale: float | None = None,
     as_is: bool = False,
 ) -> Numerics:
-    """Runs one batch through a model and tells what FP16 does to its numbers.
+    """Runs one batch through a model and reports what FP16 does to its values.
 
     Activations, their gradients, weights, weight gradients and updates are those of the
     model computed in FP32, so that they show what FP16 *would* lose. Beside them the
@@ -50,7 +50,7 @@ def inspect(
         sample_weight: as `x`, or None (default).
         loss_scale: positive float, at which the gradients of FP16 are computed.
             Defaults to that of the model's optimizer, or 1.
-        as_is: bool, default False: whether the numbers are to be those of the model
+        as_is: bool, default False: whether the values are to be those of the model
             under its own policy, at `loss_scale` and divided by it, instead of those in
             FP32.
 

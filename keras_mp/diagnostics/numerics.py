@@ -33,7 +33,7 @@ class Entry:
     Attributes:
         path: str, of the layer or the variable.
         kind: str, one of `KINDS`.
-        statistics: `TensorStatistics` of its numbers.
+        statistics: `TensorStatistics` of its values.
         relative_error: float or None: of FP16's gradient, or of the update of an FP16
             weight without a master, `|x - reference| / |reference|`; the reference is
             computed in FP32.
@@ -114,7 +114,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Numerics:
-    """What FP16 does to the numbers of a model in one step of training.
+    """What FP16 does to the values of a model in one step of training.
 
     Attributes:
         entries: tuple of `Entry`, in the order of computation.

@@ -37,14 +37,14 @@ _MAPS = {
 
 
 class NumericsCallback(keras.callbacks.Callback):
-    """Samples what FP16 does to the numbers of a model while `fit` trains it.
+    """Samples what FP16 does to the values of a model while `fit` trains it.
 
     At every n-th step the un-scaled weight gradients, the weights (their masters), the
     updates, and what passes through a `keras_mp.layers.Probe` with its gradient are
     counted by exponent, as by `inspect`: exact zeros, what FP16 would lose, make
     subnormal or let overflow, and the updates that leave an FP16 weight without a
     master as it was. Gradients are counted inside of the step, the rest beside it;
-    training is the same to the bit. The step is traced once more, at the beginning; a
+    training is bit-identical. The step is traced once more, at the beginning; a
     `fit` that an exception or Ctrl-C ended leaves nothing in the steps that follow.
 
     With `log_dir` a sample is a line of JSON in `numerics.jsonl`, flushed to the disk;

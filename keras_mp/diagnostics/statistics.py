@@ -1,4 +1,4 @@
-"""`TensorStatistics`: what FP16 can and cannot hold of the numbers of a tensor."""
+"""`TensorStatistics`: what FP16 can and cannot hold of the values of a tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ _LAST_FINITE_EXPONENT = 15
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """Counts of the numbers of a tensor, by exponent.
+    """Counts of the values of a tensor, by exponent.
 
-    With them it is known without the tensor, and exactly, how many of its numbers FP16
+    They tell exactly, and without the tensor, how many of its values FP16
     would lose after a multiplication by any power of two.
 
     Attributes:
-        elements: int, how many numbers there are.
+        elements: int, how many values there are.
         zeros: int, those that are exactly zero.
         infinities: int.
         nans: int.

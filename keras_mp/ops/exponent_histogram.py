@@ -21,12 +21,12 @@ _INF = 0xFF << _MANTISSA_BITS
 
 
 def exponent_histogram(x: Any) -> tf.Tensor:
-    """Counts the numbers of a tensor by the exponent of their magnitude.
+    """Counts the values of a tensor by the exponent of their magnitude.
 
     Bin 0 counts zeros; bin `e + 150` counts the magnitudes in `[2**e, 2**(e + 1))`, for
     e from -149 (the smallest subnormal FP32 number) to 127; bin 278 counts infinities
-    and bin 279 NaN. The exponent is read from the bits, so that subnormal numbers are
-    counted as such, also where the processor flushes them to zero. On a CPU a native
+    and bin 279 NaN. The exponent is read from the bits, so that subnormal values are
+    counted as such, even if the processor flushes them to zero. On a CPU a native
     kernel counts, in one pass over the tensor.
 
     Args:

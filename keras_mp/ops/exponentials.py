@@ -29,10 +29,12 @@ def softmax(
 ) -> tf.Tensor:
     """Computes the softmax in FP32 and rounds once.
 
-    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. Before the rounding, an element has
-    a relative error of a few `2**-24`, and the sum of N terms one of `N * 2**-24`. The
-    gradient is computed in FP32 from `x`, or from the result if the result has fewer
-    bits than `x`; only that tensor is kept for the backward pass.
+    `round(exp(x - max(x)) / sum(exp(x - max(x))))`. Only the result is rounded to
+    `output_dtype`. Before that, its relative error is a few times `2**-24` from the
+    exponential, and up to `N * 2**-24` from the sum of N terms, where `2**-24` is the
+    relative error of one FP32 rounding. The gradient is computed in FP32 from `x`, or
+    from the result if the result has fewer bits than `x`. Only that tensor is kept for
+    the backward pass.
 
     A logit of -inf has probability 0 if the other logits of its row are finite or -inf
     and at least one is finite. A row with a NaN or +inf, or of -inf only, has no

@@ -31,15 +31,17 @@ def fp16_gemm(
     """Multiplies FP16 matrices, accumulates in FP32, and rounds once.
 
     `round(activation(alpha * op(a) @ op(b) + bias))`, where everything inside `round`
-    is FP32. An element of `a @ b` errs by at most `K * 2**-24 * sum(|a| |b|)`, and on
-    tensor cores, which truncate, by three times that; the
-    rounding is to nearest even, and what overflows becomes inf. On a CPU with dot
-    products of bfloat16 (`avx512_bf16`, `amx_bf16`, `amx_fp16`), bfloat16 numbers and
-    sums below `2**-126` count as 0, which adds up to `2**-126 * sum(1 + |a| + |b|)`.
+    is FP32. The error of an element of `a @ b` is at most `K * 2**-24 * sum(|a| |b|)`,
+    where `2**-24` is the relative error of one FP32 rounding; on tensor cores, which
+    truncate, it is at most three times that. The result is rounded to nearest even,
+    and what overflows becomes inf. On a CPU that multiplies bfloat16 (`avx512_bf16`,
+    `amx_bf16`, `amx_fp16`), bfloat16 inputs and sums below `2**-126`, the smallest
+    normal number, count as 0. This adds an error of up to
+    `2**-126 * sum(1 + |a| + |b|)`.
 
     The gradient uses the same op: the upstream gradient times the derivative of the
-    activation is rounded once, to the dtype of `a`, before `alpha`, and the products
-    with it accumulate in FP32. `alpha` gets no gradient. The derivatives of tanh and
+    activation is rounded once, to the dtype of `a`, before `alpha`, and its matrix
+    products accumulate in FP32. `alpha` gets no gradient. The derivatives of tanh and
     sigmoid are computed from their results, as in TensorFlow: if those were rounded,
     the derivatives err by up to 2**-11 (bfloat16: 2**-8).
 

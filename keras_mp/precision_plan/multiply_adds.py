@@ -16,15 +16,15 @@ _CONVOLUTIONS = frozenset(
 def float16_share(model: Any, x: Any) -> float:
     """Returns the share of multiply-adds in the forward pass whose inputs are FP16.
 
-    The graph of the model is traced and its products are counted: those of layers, and
-    those in the code of layers; but not those in loops over time.
+    The graph of the model is traced and its matrix products are counted: those of
+    layers, and those in the code of layers; but not those in loops over time.
 
     Args:
         model: `keras.Model`, built.
         x: tensor, or a structure of several: a batch of inputs.
 
     Returns:
-        float from 0 to 1; 1 where there are no products.
+        float from 0 to 1; 1 where there are no matrix products.
     """
     import tensorflow as tf
 

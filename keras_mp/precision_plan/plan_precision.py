@@ -39,12 +39,12 @@ def plan_precision(
     batches: int = 4,
     extend: bool = False,
 ) -> PrecisionPlan:
-    """Finds the layers of a model that need more than FP16, from its numbers.
+    """Finds the layers of a model that need more than FP16, from their values.
 
     First the model is run in FP32, forward and backward. A layer that is given, returns
-    or back-propagates numbers above `65504 / margin` leaves FP16, with the layers whose
-    own code goes on with those numbers; but its products stay in FP16, with FP32
-    results. Then the model is run so: where a number still overflows, or the weight
+    or back-propagates values above `65504 / margin` leaves FP16, with the layers whose
+    own code goes on with those values. Its matrix products stay in FP16, with FP32
+    results. Then the model is run so: where a value still overflows, or the weight
     gradients differ from those in FP32 by more than `tolerance`, the layers at fault
     leave FP16, too. Nothing of the model is changed until `PrecisionPlan.apply`.
 
@@ -58,7 +58,7 @@ def plan_precision(
         y: as `x`: its targets. None (default) for a dataset, which has them.
         sample_weight: as `x`, or None (default).
         margin: float, at least 1: by how much other batches, and later steps, may have
-            larger numbers. Defaults to 4.
+            larger values. Defaults to 4.
         tolerance: positive float, the relative error of all weight gradients, taken as
             one vector, that is accepted. Defaults to 0.02.
         batches: int, how many batches of a dataset are run. Defaults to 4.

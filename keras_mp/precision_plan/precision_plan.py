@@ -51,8 +51,8 @@ class PrecisionPlan:
     FP16:
 
     - `"float16"`: as its dtype policy says.
-    - `"float16_products"`: what it multiplies is rounded to FP16, and everything else
-      is FP32, the results of the products too.
+    - `"float16_products"`: the inputs of its matrix products are rounded to FP16, and
+      everything else is FP32, the results of the products too.
     - `"scaled_float16_products"`: as that, and what is multiplied is divided by a power
       of two first, so that it neither overflows nor vanishes.
     - `"float32"`.
@@ -63,7 +63,7 @@ class PrecisionPlan:
         float16_share: float, the share of multiply-adds whose inputs are FP16.
         gradient_error: float, the relative error of all weight gradients with the plan,
             taken as one vector, as it was measured.
-        margin: float, by how much other batches may have larger numbers.
+        margin: float, by how much other batches may have larger values.
         notes: tuple of str, what the plan could not mend, and why.
 
     Example:
@@ -98,7 +98,7 @@ class PrecisionPlan:
         """Has the layers of a model compute as planned, in place.
 
         The model is converted as by `keras_mp.convert`; then the listed layers get
-        other dtype policies, and a layer inside another one returns numbers in the
+        other dtype policies, and a layer inside another one returns values in the
         precision of that. Weights, names and the state of the optimizer stay. Where no
         layer has a 16-bit policy, the other layers get `mixed_float16`. A plan that was
         applied before is forgotten; `keras_mp.to_keras` does that, too.

@@ -1,8 +1,8 @@
 """Counts of CUTLASS's kernels with the tiles of ours, from the same compiler.
 
 PYTHONPATH=tests python -m cuda_ptx.cutlass_counts FOLDER prints the rows that stand
-beside ours in docs/performance.md. FOLDER is `include` of a copy of NVIDIA's CUTLASS,
-which is no part of this project.
+beside ours in docs/performance/cuda_kernels.md. FOLDER is `include` of a copy of
+NVIDIA's CUTLASS, which is no part of this project.
 """
 
 import sys

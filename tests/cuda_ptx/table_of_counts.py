@@ -1,4 +1,4 @@
-"""Writes the table of docs/performance.md: what ptxas makes of each CUDA kernel.
+"""Writes the table of docs/performance/cuda_kernels.md: what ptxas makes of kernels.
 
 PYTHONPATH=tests python -m cuda_ptx.table_of_counts
 """

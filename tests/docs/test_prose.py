@@ -19,6 +19,10 @@ DIALECT = {
     r"\bmade of the files\b": "generated from the files",
     r"\bslots?\b": "optimizer state",
     r"\bbut for\b": "except",
+    r"\bto the bit\b": "bit for bit, bit-identical",
+    r"\b[Mm]end(s|ed|ing)?\b": "fix",
+    r"(?<!atrix[ -])(?<!dot )\bproducts?\b": "matrix products",
+    r"\b(of|than|and) ours\b": "those of keras_mp",
     r"\bun-scaled gradients that they are given\b": "their un-scaled gradients",
 }
 # The one place that explains the word.

@@ -50,7 +50,7 @@ PROMISES = {
         ],
     },
     "docs/guides/optimizer_state.md": {
-        "the master to the bit, so training is the same": [
+        "the exact master, bit for bit, so training is the same": [
             "test_stored_state.py::test_remainders_are_fp32_masters_to_the_bit[adam-eager]",
             "test_stored_state.py::test_remainders_are_fp32_masters_to_the_bit[adam-xla]",
             "test_remainders.py::test_random_masters[float16]",
@@ -65,7 +65,7 @@ PROMISES = {
         "saved with one form loads into any other": [
             "test_stored_state.py::test_a_saved_form_is_loaded_into_every_other[adam-both]"
         ],
-        "A run that is": [
+        "a run that is killed and resumed ends bit-identical": [
             "test_stored_state.py::test_a_model_goes_on_from_a_file_to_the_bit[both-plain]"
         ],
         "On several replicas the first one updates compressed state": [
@@ -100,13 +100,13 @@ PROMISES = {
         "A model that FP16 suits gets an empty plan": [
             "test_plan_precision.py::test_a_model_that_fp16_suits_gets_an_empty_plan[mixed_float16]"
         ],
-        "A layer that still turns finite numbers into infinite ones": [
+        "A layer that still turns finite values into infinite ones": [
             "test_plan_precision.py::test_overflows_inside_of_code_of_ones_own"
         ],
         "no loss scale is needed": [
             "test_float16_products.py::test_small_gradients_are_kept_without_a_loss_scale"
         ],
-        "The products of dense layers, attention and pointwise convolutions": [
+        "The matrix products of dense layers, attention and pointwise convolutions": [
             "test_float16_products.py::test_every_product_is_of_fp16_numbers[dense-plain]",
             "test_float16_products.py::test_every_product_is_of_fp16_numbers[heads-plain]",
             "test_float16_products.py::test_every_product_is_of_fp16_numbers[conv2d-plain]",
@@ -195,7 +195,7 @@ PROMISES = {
             "test_optimizers.py::test_the_table_has_every_optimizer_of_keras",
             "test_custom_loops.py::test_a_name_and_a_config_can_be_wrapped",
         ],
-        "it is saved and restored with the model, masters included, to the bit": [
+        "it is saved and restored with the model, masters included, bit for bit": [
             "test_resume.py::test_resumed_run_equals_the_uninterrupted_one",
             "test_saved_files.py::test_trains_on_as_before",
         ],
@@ -319,7 +319,7 @@ PROMISES = {
         ],
     },
     "docs/diagnosing.md": {
-        "the layer where numbers overflow": [
+        "the layer where values overflow": [
             "test_find_overflow.py::test_the_planted_layer_is_named[nested-backward]"
         ],
         "the paper's rule, over 10 batches": [

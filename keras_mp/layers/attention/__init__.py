@@ -1,1 +1,1 @@
-"""Attention whose products and softmax accumulate in FP32."""
+"""Attention whose matrix products and softmax accumulate in FP32."""

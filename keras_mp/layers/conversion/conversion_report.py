@@ -28,10 +28,10 @@ class ConversionReport:
 
     Args:
         converted: number of layers of each class of `keras_mp.layers`.
-        nothing_to_convert: number of layers of each class without 16-bit products and
-            sums, including layers that compute in FP32.
-        left: number of layers and operations that compute 16-bit products or sums as
-            Keras does, by `(class, reason)`.
+        nothing_to_convert: number of layers of each class without 16-bit matrix
+            products and sums, including layers that compute in FP32.
+        left: number of layers and operations that compute 16-bit matrix products or
+            sums as Keras does, by `(class, reason)`.
 
     Example:
 
@@ -70,7 +70,7 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
 
     A layer is listed as left if its compute dtype is FP16 or bfloat16 and it is a Keras
     layer with a counterpart in keras_mp, a Keras layer without one that computes
-    products or sums, or a layer of your own whose `call` refers to a product or a sum.
+    matrix products or sums, or a layer of your own whose `call` refers to one of them.
     The code of such a layer is analysed, not run. If it mentions float32, it may cast
     before it sums, and the reason says so.
 

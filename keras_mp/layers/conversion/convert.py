@@ -52,7 +52,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     Args:
         model: `keras.Model`, or a layer.
         verbose: bool, default False: whether to print the `conversion_report`. If
-            False, a warning lists the layers left that compute 16-bit products or sums.
+            False, a warning lists the layers left that compute matrix products or sums
+            in 16 bits.
 
     Returns:
         The same object.
@@ -77,7 +78,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
         print(report)
     elif report.left:
         warnings.warn(
-            "What `convert` leaves computes 16-bit products and sums as Keras does. "
+            "What `convert` leaves computes matrix products and sums in 16 bits, as "
+            "Keras does. "
             f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
             "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
             "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "

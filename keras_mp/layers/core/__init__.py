@@ -1,1 +1,1 @@
-"""Dense layers, whose products accumulate in FP32."""
+"""Dense layers, whose matrix products accumulate in FP32."""

@@ -105,7 +105,7 @@ def has_cell_of_type(layer: Any, *classes: Any) -> bool:
 
 
 def has_cell_of_keras(layer: Any) -> bool:
-    """Tells whether the cell of a layer computes as a cell of Keras or one of ours."""
+    """Tells whether the cell of a layer computes as one of Keras or of keras_mp."""
     package = type(layer.cell).__module__.partition(".")[0]
     return package in ("keras", "keras_mp") and "call" not in vars(layer.cell)
 

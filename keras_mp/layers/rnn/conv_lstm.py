@@ -116,7 +116,7 @@ def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM1D(FP32ConvLSTM, keras.layers.ConvLSTM1D):
-    """`keras.layers.ConvLSTM1D`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.ConvLSTM1D`, whose 16-bit matrix products accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.
@@ -136,7 +136,7 @@ class ConvLSTM1D(FP32ConvLSTM, keras.layers.ConvLSTM1D):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM2D(FP32ConvLSTM, keras.layers.ConvLSTM2D):
-    """`keras.layers.ConvLSTM2D`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.ConvLSTM2D`, whose 16-bit matrix products accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.
@@ -156,7 +156,7 @@ class ConvLSTM2D(FP32ConvLSTM, keras.layers.ConvLSTM2D):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM3D(FP32ConvLSTM, keras.layers.ConvLSTM3D):
-    """`keras.layers.ConvLSTM3D`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.ConvLSTM3D`, whose 16-bit matrix products accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.

@@ -12,7 +12,7 @@ from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GRU(BuildsCell, keras.layers.GRU):
-    """`keras.layers.GRU`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.GRU`, whose 16-bit matrix products accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The inputs of all time steps are multiplied in one product before the loop, and

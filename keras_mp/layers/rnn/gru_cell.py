@@ -124,7 +124,7 @@ def project_gru(cell: Any, x: Any, training: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GRUCell(OrthogonalInFP32, keras.layers.GRUCell):
-    """`keras.layers.GRUCell`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.GRUCell`, whose 16-bit matrix products accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The gradients of FP32 weights are FP32. `keras_mp.layers.GRU` rounds its kernels

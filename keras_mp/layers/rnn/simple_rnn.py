@@ -16,7 +16,7 @@ from keras_mp.layers.rnn.simple_rnn_cell import (
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SimpleRNN(BuildsCell, keras.layers.SimpleRNN):
-    """`keras.layers.SimpleRNN`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.SimpleRNN`, whose 16-bit matrix products accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is
     written. The inputs of all time steps are multiplied in one product before the

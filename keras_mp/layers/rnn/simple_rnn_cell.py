@@ -54,7 +54,7 @@ def project_simple(cell: Any, x: Any, training: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SimpleRNNCell(OrthogonalInFP32, keras.layers.SimpleRNNCell):
-    """`keras.layers.SimpleRNNCell`, whose 16-bit products accumulate in FP32.
+    """`keras.layers.SimpleRNNCell`, whose 16-bit matrix products accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is
     written. The gradients of FP32 weights are FP32.

@@ -21,7 +21,7 @@ class FusedRule:
         slots: list of lists of slots, each as long as the optimizer's variables.
         hyperparameters: function of the optimizer that returns the rule's
             hyperparameters by name, without those that all rules have. They are
-            computed as in its `update_step`, to the bit: in FP32 where that casts an
+            computed as in its `update_step`, bit for bit: in FP32 where that casts an
             option first, in Python where it does not.
     """
 
