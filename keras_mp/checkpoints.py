@@ -106,7 +106,7 @@ class Checkpoints(keras.callbacks.Callback):
             raise OSError(
                 error.errno,
                 f"Checkpoint {number} could not be written: {error.strerror}{where}. "
-                "Those before it are as they were. Mend that, for instance make room, "
+                "Those before it are as they were. Fix that, for instance make room, "
                 "or choose another directory",
                 str(self.directory),
             ) from error

@@ -55,7 +55,7 @@ class SampleLog:
             raise OSError(
                 error.errno,
                 "NumericsCallback must be able to write to its log_dir. Received: "
-                f"{error.strerror}. Mend that, or choose another directory",
+                f"{error.strerror}. Fix that, or choose another directory",
                 str(self.path),
             ) from error
 

@@ -55,7 +55,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
        state of the loss scale changes (step 7).
     3. The gradients are cast to FP32 and divided by the scale.
     4. A master takes over what was written to its weight since the last step.
-    5. The inner optimizer (clipping, decay, accumulation, slots, EMA, constraints)
+    5. The inner optimizer (clipping, decay, accumulation, moments, EMA, constraints)
        updates the masters.
     6. Every weight becomes its master, rounded. A variable stored in FP32 is its own
        master.
