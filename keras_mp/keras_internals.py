@@ -415,6 +415,11 @@ def drop_attention_weights(layer: Any, weights: Any, training: bool | None) -> A
     return layer._dropout_layer(weights, training=training)
 
 
+def attention_seeds(layer: Any) -> keras.random.SeedGenerator:
+    """Returns the seeds of that dropout; there are some where its rate is above 0."""
+    return layer._dropout_layer.seed_generator
+
+
 def causal_mask(layer: keras.layers.MultiHeadAttention, query: Any, value: Any) -> Any:
     """Returns the mask that hides later positions, as the layer computes it.
 

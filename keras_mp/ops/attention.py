@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_mp.ops import attention_dropout
 from keras_mp.ops.checks import to_float_tensor
 from keras_mp.ops.exponentials import softmax
 from keras_mp.ops.gradients import vjp
@@ -34,6 +35,8 @@ def dot_product_attention(
     mask: Any = None,
     scale: Any = None,
     is_causal: bool = False,
+    dropout: float = 0.0,
+    seed: Any = None,
 ) -> tf.Tensor:
     """Computes `round(softmax(scale * query @ key.T + bias) @ value)` in FP32.
 
@@ -51,6 +54,12 @@ def dot_product_attention(
     A key that the mask hides has weight 0. A query that sees no key attends to all of
     them equally, as in Keras; without keys the result is 0.
 
+    With dropout each weight of the softmax is 0 with a probability of `dropout`,
+    rounded down to a multiple of `2**-32`, and else multiplied by `1 / (1 - dropout)`
+    in FP32. A hash of the seed and of batch, head, query and key decides: no mask is
+    stored, and every route, eager, graph, XLA, kernel and formula, drops the same
+    weights.
+
     Args:
         query: float16, bfloat16 or float32, `[batch, queries, heads, size]`. With
             float64, all is float64.
@@ -64,12 +73,15 @@ def dot_product_attention(
         scale: a number, or a scalar tensor; default None: `size**-0.5`.
         is_causal: bool, default False. If True, query `t` does not see the keys after
             the `t`-th.
+        dropout: number from [0, 1), default 0; it is rounded to FP32.
+        seed: int, two ints, or a `keras.random.SeedGenerator`, which drops other
+            weights at every call; default None. With dropout it is needed.
 
     Returns:
         A tensor of the dtype of `query`, `[batch, queries, heads, value_size]`.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit.
+        ValueError: if shapes or dtypes do not fit, or there is dropout without a seed.
 
     Example:
 
@@ -92,18 +104,22 @@ def dot_product_attention(
     masks = () if mask is None else (_at_scores(_to_bool(mask), "mask"),)
     if scale is None:
         scale = _default_scale(query)
+    dropout = attention_dropout.check_rate(dropout)
+    seeds = (attention_dropout.draw(seed),) if dropout else ()
     if has_kernel(query.dtype.name) and not biases and isinstance(scale, Real):
         result, _ = native.library().keras_mp_attention(
             query=query,
             key=key,
             value=value,
             mask=masks,
+            seed=seeds,
             scale=float(scale),
             is_causal=is_causal,
+            dropout=dropout,
         )
         return result  # its gradient is registered
     wide = tf.cast(scale, accumulator_dtype(query))
-    formula = _Formula(tuple(masks), is_causal)
+    formula = _Formula(masks, is_causal, seeds, dropout)
     return dispatch(formula, None, query, key, value, wide, *biases)
 
 
@@ -114,10 +130,14 @@ class _Formula:
     Args:
         masks: one bool tensor of four dimensions, or none.
         is_causal: as in `dot_product_attention`.
+        seeds: one of two int32 numbers, or none.
+        dropout: float, as in `dot_product_attention`.
     """
 
     masks: tuple[tf.Tensor, ...]
     is_causal: bool
+    seeds: tuple[tf.Tensor, ...]
+    dropout: float
 
     def __call__(
         self,
@@ -136,7 +156,10 @@ class _Formula:
         scores = scale * tf.matmul(q, k, transpose_b=True)
         for bias in biases:
             scores += tf.cast(bias, scores.dtype)
-        result = tf.matmul(softmax(self.hide(scores)), v)
+        weights = softmax(self.hide(scores))
+        for seed in self.seeds:
+            weights = attention_dropout.drop(weights, self.dropout, seed)
+        result = tf.matmul(weights, v)
         result = tf.cast(tf.transpose(result, [0, 2, 1, 3]), query.dtype)
         return tf.ensure_shape(result, [*query.shape[:3], value.shape[3]])
 
@@ -213,7 +236,7 @@ def _check(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> None:
 @tf.RegisterGradient("KerasMp>Attention")
 def _attention_grad(op: Any, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     """No gradient flows through the second output, which is not public."""
-    query, key, value, *masks = op.inputs
+    query, key, value, *more = op.inputs
     result, log_sum_exp = op.outputs
     grads = native.library().keras_mp_attention_gradient(
         query=query,
@@ -222,19 +245,26 @@ def _attention_grad(op: Any, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
         result=result,
         log_sum_exp=log_sum_exp,
         grad=grad,
-        mask=masks,
+        **_masks_and_seeds(more),
         scale=op.get_attr("scale"),
         is_causal=op.get_attr("is_causal"),
+        dropout=op.get_attr("dropout"),
     )
-    return [*grads, *(None for _ in masks)]
+    return [*grads, *(None for _ in more)]
 
 
 # The result and its log_sum_exp are functions of the other inputs, through which their
 # gradients flow here.
 @tf.RegisterGradient("KerasMp>AttentionGradient")
 def _attention_grad_grad(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    query, key, value, _, _, grad, *masks = op.inputs
-    formula = _Formula(tuple(masks), op.get_attr("is_causal"))
+    query, key, value, _, _, grad, *more = op.inputs
+    given = _masks_and_seeds(more)
+    formula = _Formula(
+        tuple(given["mask"]),
+        op.get_attr("is_causal"),
+        tuple(given["seed"]),
+        op.get_attr("dropout"),
+    )
     scale = tf.constant(op.get_attr("scale"))
 
     def slopes(*tensors: tf.Tensor) -> tuple[Any, ...]:
@@ -242,4 +272,12 @@ def _attention_grad_grad(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None
         return tuple(vjp(lambda *x: formula(*x, scale), given, [grad]))
 
     *grads, grad_grad = vjp(slopes, [query, key, value, grad], upstream)
-    return [*grads, None, None, grad_grad, *(None for _ in masks)]
+    return [*grads, None, None, grad_grad, *(None for _ in more)]
+
+
+def _masks_and_seeds(inputs: list[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
+    """Returns the last inputs of the ops by their names."""
+    return {
+        name: [x for x in inputs if x.dtype == dtype]
+        for name, dtype in (("mask", tf.bool), ("seed", tf.int32))
+    }

@@ -71,6 +71,14 @@ def drop_attention_weights():
         yield np.min(kept), 1.0
 
 
+def attention_seeds():
+    for layer in attentions():
+        seeds = keras_internals.attention_seeds(layer)
+        before = np.array(seeds.state)
+        layer(X, X, training=True)
+        yield np.array_equal(seeds.state, before), False
+
+
 def causal_mask():
     mask = keras_internals.causal_mask(attentions()[0], X, X)
     yield np.array(mask).tolist(), [np.tri(3, dtype=bool).tolist()]
@@ -228,6 +236,7 @@ CONTRACTS = (
     scores_scale,
     grouped_query_scores_scale,
     drop_attention_weights,
+    attention_seeds,
     causal_mask,
     returns_attention_scores,
     uses_renorm,

@@ -124,8 +124,10 @@ def calls():
             "key": half(2, 6, 2, 5),
             "value": half(2, 6, 2, 7),
             "mask": [np.ones((2, 4, 3, 6), bool)],
+            "seed": [np.ones(2, "int32")],
             "scale": 0.5,
             "is_causal": True,
+            "dropout": 0.25,
         },
         "attention_gradient": {
             "query": half(2, 3, 4, 5),
@@ -135,8 +137,10 @@ def calls():
             "log_sum_exp": single(2, 4, 3),
             "grad": half(2, 3, 4, 7),
             "mask": [np.ones((2, 4, 3, 6), bool)],
+            "seed": [np.ones(2, "int32")],
             "scale": 0.5,
             "is_causal": True,
+            "dropout": 0.25,
         },
         "sum": {"x": half(2, 3, 4)},
         "exponent_histogram": {"x": half(2, 3)},
@@ -279,6 +283,7 @@ GRADIENT = {
     f"with-{change}" for change in (*SIZES, "one-rank-more", "scalar", "vector")
 }
 POOLS = {"window": {"with-2"}, "strides": {"with-2"}}
+SEEDS = {f"with-{change}" for change in ("negative", "too-large", "large-and-empty")}
 SCALES = {"as--1.0", "as-nan", "as-inf"}
 FITS = {
     "fp16_gemm": {
@@ -313,9 +318,14 @@ FITS = {
     "attention": {
         "value": {"longer", "shorter"},
         "mask": {"none", "too-few"},
+        "seed": SEEDS,
         "scale": SCALES,
     },
-    "attention_gradient": {"mask": {"none", "too-few"}, "scale": SCALES},
+    "attention_gradient": {
+        "mask": {"none", "too-few"},
+        "seed": SEEDS,
+        "scale": SCALES,
+    },
     "sum": {"x": SIZES},
     "exponent_histogram": {"x": {*SIZES, "one-rank-more", "scalar", "vector"}},
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},

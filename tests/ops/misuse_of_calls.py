@@ -88,6 +88,12 @@ CALLS = {
         "scale = 5.0e-01 : f32, is_causal = true",
         None,
     ),
+    "attention with dropout": (
+        [*QUERY_KEY_VALUE, "3x1x4x6xi1", "2xi32"],
+        ["3x4x4x7xf16", "3x4x4xf32"],
+        "scale = 5.0e-01 : f32, is_causal = true, dropout = 2.5e-01 : f32",
+        None,
+    ),
     "attention_gradient": (
         [*QUERY_KEY_VALUE, "3x4x4x7xf16", "3x4x4xf32", "3x4x4x7xf16", "3x1x4x6xi1"],
         QUERY_KEY_VALUE,
@@ -118,6 +124,10 @@ ATTRIBUTES = {
     "dilation": ("dilations = array<i64: 1, 1>", "dilations = array<i64: 2, 1>"),
     "three-dilations": ("dilations = array<i64:", "dilations = array<i64: 1,"),
     "same": ("is_same = false", "is_same = true"),
+    "no-scale": ("scale = 5.0e-01 : f32, ", ""),
+    "dropout-of-all": ("dropout = 2.5e-01", "dropout = 1.0"),
+    "negative-dropout": ("dropout = 2.5e-01", "dropout = -2.5e-01"),
+    "dropout-of-a-bool": ("dropout = 2.5e-01 : f32", "dropout = true"),
     "no-decays": ("decay = array<i64: 0>", "decay = array<i64>"),
 }
 
@@ -203,7 +213,8 @@ def mistakes(name):
     free = name == "check_gradients"
     for i, text in enumerate(operands):
         for other in other_types(text):
-            if not (free and i == 1 and other.endswith("f16")):
+            fits = free and i == 1 and other.endswith("f16")
+            if other != text and not fits:
                 changed = [*operands[:i], other, *operands[i + 1 :]]
                 yield f"operand {i} {other}", (changed, results, attributes)
     for i, text in enumerate(results):

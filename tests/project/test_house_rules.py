@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 
 # In each chain a module may import those of the ranks before its own; a package, such
-# as layers, also its own modules. No chain imports from another; both begin with
-# `dtypes`. `keras_mp` itself, the table of contents, imports anything.
+# as layers, also its own modules. No chain imports from another; both begin with the
+# same modules. `keras_mp` itself, the table of contents, imports anything.
 CHAINS = (
     (
-        ("dtypes",),
+        ("dtypes", "random_bits"),
         ("arguments",),
         ("serialization",),
         ("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
@@ -31,7 +31,7 @@ CHAINS = (
         ("callbacks",),
     ),
     (
-        ("dtypes",),
+        ("dtypes", "random_bits"),
         ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),

@@ -4,15 +4,21 @@
 //
 //   s[t, c] = scale * sum over h of query[t, h] * key[c, h]
 //   p[t, c] = exp(s[t, c]) / sum over d of exp(s[t, d])
-//   result[t, v] = round(sum over c of p[t, c] * value[c, v])
+//   result[t, v] = round(sum over c of d[t, c] * p[t, c] * value[c, v])
 //   log_sum_exp[t] = log(sum over c of exp(s[t, c]))
 //
 // for each head, and with grad = the gradient of the result,
 //
-//   g[t, c] = p[t, c] * (sum over v of grad[t, v] * (value[c, v] - result[t, v]))
+//   g[t, c] = p[t, c] * sum over v of grad[t, v] * (d[t, c] * value[c, v] - result[t, v])
 //   grad_query[t, h] = round(scale * sum over c of g[t, c] * key[c, h])
 //   grad_key[c, h] = round(scale * sum over t of g[t, c] * query[t, h])
-//   grad_value[c, v] = round(sum over t of p[t, c] * grad[t, v])
+//   grad_value[c, v] = round(sum over t of d[t, c] * p[t, c] * grad[t, v])
+//
+// d is 1 without dropout. With it, d[t, c] is 0 where a hash of 32 bits of (seed, batch,
+// head, t, c) is below floor(2^32 * dropout), and else 1 / (1 - dropout). So it is the
+// same forward and backward, on every instruction set, and wherever blocks begin;
+// common/attention_dropout.h has the hash. Weights are dropped with a probability that is
+// a multiple of 2^-32. The sum of the softmax is that of all weights.
 //
 // A query does not see a key that the mask, or with is_causal a key c > t, hides from it:
 // its p is 0. A query that sees no key has p = 1 / keys for all of them, as the softmax of
@@ -20,11 +26,12 @@
 //
 // Accumulator: FP32 for s, p, g and the sums. Where s errs by at most e before the softmax,
 // (key_size + 2) * 2^-24 * scale * sum |query| |key|, p errs by at most 2 e + (keys + 64) *
-// 2^-24 of itself, and the result by twice that of sum p |value|. The gradients compute p
-// again from log_sum_exp, which errs by 2^-24 of itself, and read the rounded result. On
-// avx512_bf16, amx_bf16 and amx_fp16, bfloat16 is multiplied by dot products: they flush
-// numbers and sums below 2^-126 to 0, and p and g are rounded to bfloat16 as operands of
-// the sums of the gradients.
+// 2^-24 of itself, and the result by twice that of sum d p |value|; 1 / (1 - dropout) and
+// the product with it are rounded to FP32. The gradients compute p again from log_sum_exp,
+// which errs by 2^-24 of itself, and read the rounded result. On avx512_bf16, amx_bf16 and
+// amx_fp16, bfloat16 is multiplied by dot products: they flush numbers and sums below
+// 2^-126 to 0, and d p and g are rounded to bfloat16 as operands of the sums of the
+// gradients.
 // Rounding: once, to nearest even. NaN and inf make the rows that see them NaN. Scores are
 // above -1.7e38.
 
@@ -53,6 +60,8 @@ struct Attention {
   DataType type = DataType::kHalf;  // of all tensors but log_sum_exp
   float scale = 1;
   bool is_causal = false;
+  float dropout = 0;  // from [0, 1)
+  std::uint32_t seed[2] = {0, 0};  // of the dropout
 
   const void* query = nullptr;
   const void* key = nullptr;

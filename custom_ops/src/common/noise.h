@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "common/mix.h"
 #include "keras_mp/update.h"
 
 namespace keras_mp {
@@ -24,16 +25,8 @@ class Noise {
                static_cast<std::uint32_t>(u.noise_low) +
                static_cast<std::uint32_t>(stream) * 0x9e3779b9u) {}
 
-  // 32 random bits for the element of an index modulo 2^32: the mixer "lowbias32" of
-  // Chris Wellons' "Prospecting for Hash Functions".
-  KERAS_MP_HOST_DEVICE Words Bits(Words index) const {
-    Words x = index + start_;
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= x >> 15;
-    x *= 0x846ca68bu;
-    return x ^ x >> 16;
-  }
+  // 32 random bits for the element of an index modulo 2^32.
+  KERAS_MP_HOST_DEVICE Words Bits(Words index) const { return Mix<Words>(index + start_); }
 
   // A number from [0, 1), a multiple of 2^-24.
   KERAS_MP_HOST_DEVICE Float Uniform(Words index) const {

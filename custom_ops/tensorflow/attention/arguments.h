@@ -18,12 +18,14 @@ namespace keras_mp {
 struct AttentionAttributes {
   float scale = 1;
   bool is_causal = false;
+  float dropout = 0;
 };
 
 template <class Context>
 absl::Status GetAttentionAttributes(Context* ctx, AttentionAttributes* attributes) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("scale", &attributes->scale));
-  return ctx->GetAttr("is_causal", &attributes->is_causal);
+  TF_RETURN_IF_ERROR(ctx->GetAttr("is_causal", &attributes->is_causal));
+  return ctx->GetAttr("dropout", &attributes->dropout);
 }
 
 // A status, as the number of elements may not fit into 64 bits where another size is 0.
@@ -61,10 +63,28 @@ inline absl::Status SetMaskStrides(const std::vector<tensorflow::TensorShape>& m
   return absl::OkStatus();
 }
 
+// `seeds`: those of the op, of which there is one with a dropout, and else none or one.
+inline absl::Status CheckDropout(float dropout,
+                                 const std::vector<tensorflow::TensorShape>& seeds) {
+  if (!(dropout >= 0 && dropout < 1)) {  // a NaN is not
+    return absl::InvalidArgumentError(absl::StrCat(
+        "dropout must be 0 or more, and below 1. Received: dropout=", dropout));
+  }
+  const bool fits = seeds.size() <= 1 && (dropout == 0 || seeds.size() == 1);
+  if (fits && (seeds.empty() || seeds[0] == tensorflow::TensorShape({2}))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a dropout has one seed, of two numbers. Received: dropout=", dropout, " and ",
+      seeds.size(), " seeds",
+      seeds.empty() ? "" : absl::StrCat(", the first of shape ", seeds[0].DebugString())));
+}
+
 inline absl::Status MakeAttention(const tensorflow::TensorShape& query,
                                   const tensorflow::TensorShape& key,
                                   const tensorflow::TensorShape& value,
                                   const std::vector<tensorflow::TensorShape>& masks,
+                                  const std::vector<tensorflow::TensorShape>& seeds,
                                   const AttentionAttributes& attributes,
                                   tensorflow::DataType type, Attention* a) {
   const bool fits = query.dims() == 4 && key.dims() == 4 && value.dims() == 4 &&
@@ -93,7 +113,15 @@ inline absl::Status MakeAttention(const tensorflow::TensorShape& query,
   a->type = TypeOf(type);
   a->scale = attributes.scale;
   a->is_causal = attributes.is_causal;
+  a->dropout = attributes.dropout;
+  TF_RETURN_IF_ERROR(CheckDropout(a->dropout, seeds));
   return SetMaskStrides(masks, a);
+}
+
+inline void SetSeed(const void* seed, Attention* a) {
+  for (int i = 0; i < 2; ++i) {
+    a->seed[i] = static_cast<std::uint32_t>(static_cast<const std::int32_t*>(seed)[i]);
+  }
 }
 
 // Checks the shapes of the results that a gradient is given.

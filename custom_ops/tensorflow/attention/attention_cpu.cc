@@ -40,24 +40,37 @@ absl::Status MergeShapes(InferenceContext* c, ShapeHandle* query, ShapeHandle* k
   return c->Merge(c->Dim(*key, 2), c->Dim(*value, 2), &merged);
 }
 
+// Masks are the inputs from the `first` on, and after them seeds.
+absl::Status CheckMaskAndSeed(InferenceContext* c, int first) {
+  int masks;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_mask", &masks));
+  for (int i = first; i < c->num_inputs(); ++i) {
+    ShapeHandle given;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), i < first + masks ? 4 : 1, &given));
+  }
+  return absl::OkStatus();
+}
+
+// What was added after the first version has defaults, so that graphs which were saved by
+// it are read: the seed and the dropout.
 REGISTER_OP("KerasMp>Attention")
     .Input("query: T")
     .Input("key: T")
     .Input("value: T")
     .Input("mask: num_mask * bool")
+    .Input("seed: num_seed * int32")
     .Output("result: T")
     .Output("log_sum_exp: float")
     .Attr("T: {half, bfloat16, float}")
     .Attr("num_mask: int >= 0 = 0")
     .Attr("scale: float")
     .Attr("is_causal: bool")
+    .Attr("num_seed: int >= 0 = 0")
+    .Attr("dropout: float = 0.0")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, key, value;
       TF_RETURN_IF_ERROR(MergeShapes(c, &query, &key, &value));
-      for (int i = 3; i < c->num_inputs(); ++i) {
-        ShapeHandle mask;
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 4, &mask));
-      }
+      TF_RETURN_IF_ERROR(CheckMaskAndSeed(c, /*first=*/3));
       c->set_output(0, c->MakeShape({c->Dim(query, 0), c->Dim(query, 1),
                                      c->Dim(query, 2), c->Dim(value, 3)}));
       c->set_output(
@@ -66,7 +79,8 @@ REGISTER_OP("KerasMp>Attention")
     })
     .Doc("round(softmax(scale * query key^T) value) for each head, in FP32, without a "
          "tensor of the scores; and the logarithm of each sum of the softmax, for the "
-         "gradient. A mask is false where a key is hidden from a query.");
+         "gradient. A mask is false where a key is hidden from a query. The weights are "
+         "dropped by a hash of the seed and their position.");
 
 REGISTER_OP("KerasMp>AttentionGradient")
     .Input("query: T")
@@ -76,6 +90,7 @@ REGISTER_OP("KerasMp>AttentionGradient")
     .Input("log_sum_exp: float")
     .Input("grad: T")
     .Input("mask: num_mask * bool")
+    .Input("seed: num_seed * int32")
     .Output("grad_query: T")
     .Output("grad_key: T")
     .Output("grad_value: T")
@@ -83,13 +98,16 @@ REGISTER_OP("KerasMp>AttentionGradient")
     .Attr("num_mask: int >= 0 = 0")
     .Attr("scale: float")
     .Attr("is_causal: bool")
+    .Attr("num_seed: int >= 0 = 0")
+    .Attr("dropout: float = 0.0")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, key, value;
       TF_RETURN_IF_ERROR(MergeShapes(c, &query, &key, &value));
-      for (int i = 3; i < c->num_inputs(); ++i) {
+      for (int i = 3; i < 6; ++i) {
         ShapeHandle given;
         TF_RETURN_IF_ERROR(c->WithRank(c->input(i), i == 4 ? 3 : 4, &given));
       }
+      TF_RETURN_IF_ERROR(CheckMaskAndSeed(c, /*first=*/6));
       c->set_output(0, query);
       c->set_output(1, key);
       c->set_output(2, value);
@@ -98,10 +116,14 @@ REGISTER_OP("KerasMp>AttentionGradient")
     .Doc("The gradient of KerasMp>Attention for its tensors, from its results and the "
          "gradient of the first. It computes the scores again.");
 
-// A mask of the op as the bytes that the kernel reads; null for none.
-const std::uint8_t* MaskOf(const tensorflow::OpInputList& masks) {
-  return masks.size() == 0 ? nullptr
-                           : static_cast<const std::uint8_t*>(masks[0].data());
+// The shapes of a list of inputs, and the data of the first; null for none.
+absl::Status ReadList(OpKernelContext* ctx, const char* name,
+                      std::vector<TensorShape>* shapes, const void** data) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(ctx->input_list(name, &list));
+  for (const Tensor& tensor : list) shapes->push_back(tensor.shape());
+  *data = list.size() == 0 ? nullptr : list[0].data();
+  return absl::OkStatus();
 }
 
 class AttentionOp : public tensorflow::OpKernel {
@@ -113,17 +135,18 @@ class AttentionOp : public tensorflow::OpKernel {
  protected:
   // Makes the problem of the inputs that both ops have.
   absl::Status Make(OpKernelContext* ctx, Attention* a) const {
-    tensorflow::OpInputList masks;
-    TF_RETURN_IF_ERROR(ctx->input_list("mask", &masks));
-    std::vector<TensorShape> shapes;
-    for (const Tensor& mask : masks) shapes.push_back(mask.shape());
+    std::vector<TensorShape> masks, seeds;
+    const void *mask, *seed;
+    TF_RETURN_IF_ERROR(ReadList(ctx, "mask", &masks, &mask));
+    TF_RETURN_IF_ERROR(ReadList(ctx, "seed", &seeds, &seed));
     const Tensor &query = ctx->input(0), &key = ctx->input(1), &value = ctx->input(2);
-    TF_RETURN_IF_ERROR(MakeAttention(query.shape(), key.shape(), value.shape(), shapes,
-                                     attributes_, query.dtype(), a));
+    TF_RETURN_IF_ERROR(MakeAttention(query.shape(), key.shape(), value.shape(), masks,
+                                     seeds, attributes_, query.dtype(), a));
     a->query = query.data();
     a->key = key.data();
     a->value = value.data();
-    a->mask = MaskOf(masks);
+    a->mask = static_cast<const std::uint8_t*>(mask);
+    if (seed != nullptr) SetSeed(seed, a);
     return absl::OkStatus();
   }
 

@@ -23,19 +23,20 @@ class AttentionXla : public tensorflow::XlaOpKernel {
  public:
   explicit AttentionXla(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, GetAttentionAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_mask", &masks_));
   }
 
  protected:
   // Makes the problem of the inputs that both ops have; the masks are those from
-  // `first_mask` on.
+  // `first_mask` on, and the seeds follow.
   absl::Status Make(XlaOpKernelContext* ctx, int first_mask, Attention* a) const {
     std::vector<TensorShape> shapes(ctx->num_inputs());
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       TF_RETURN_IF_ERROR(GetShape(ctx, i, &shapes[i]));
     }
-    return MakeAttention(shapes[0], shapes[1], shapes[2],
-                         {shapes.begin() + first_mask, shapes.end()}, attributes_,
-                         ctx->input_type(0), a);
+    const auto mask = shapes.begin() + first_mask, seed = mask + masks_;
+    return MakeAttention(shapes[0], shapes[1], shapes[2], {mask, seed},
+                         {seed, shapes.end()}, attributes_, ctx->input_type(0), a);
   }
 
   // Calls the handler with all inputs, and sets all outputs.
@@ -58,7 +59,8 @@ class AttentionXla : public tensorflow::XlaOpKernel {
     }
     const std::vector<std::string> attributes = {
         Attribute("scale", attributes_.scale),
-        Attribute("is_causal", attributes_.is_causal)};
+        Attribute("is_causal", attributes_.is_causal),
+        Attribute("dropout", attributes_.dropout)};
     const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
     OP_REQUIRES_OK(ctx, results.status());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -68,6 +70,7 @@ class AttentionXla : public tensorflow::XlaOpKernel {
 
  private:
   AttentionAttributes attributes_;
+  int masks_ = 0;
 };
 
 class AttentionXlaOp : public AttentionXla {

@@ -1,7 +1,7 @@
 // The XLA FFI handlers of attention on a CPU: functions that XLA calls with buffers.
 
+#include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "attention/arguments.h"
@@ -29,37 +29,60 @@ bool HaveType(ffi::DataType type, std::initializer_list<ffi::AnyBuffer> buffers)
   return true;
 }
 
-// Makes the problem of the buffers; whether they fit together.
+// Reads the attributes; whether they are there. A call that an earlier version wrote has
+// no dropout.
+bool Read(const ffi::Dictionary& given, AttentionAttributes* attributes) {
+  const auto scale = given.get<float>("scale");
+  const auto is_causal = given.get<bool>("is_causal");
+  if (!scale.has_value() || !is_causal.has_value()) return false;
+  *attributes = {*scale, *is_causal};
+  if (!given.contains("dropout")) return true;
+  const auto dropout = given.get<float>("dropout");
+  if (dropout.has_value()) attributes->dropout = *dropout;
+  return dropout.has_value();
+}
+
+// Makes the problem of the buffers; whether they fit together. `more`: masks, and seeds.
 bool Make(const ffi::AnyBuffer& query, const ffi::AnyBuffer& key,
-          const ffi::AnyBuffer& value, const ffi::RemainingArgs& masks,
-          const AttentionAttributes& attributes, Attention* a) {
+          const ffi::AnyBuffer& value, const ffi::RemainingArgs& more,
+          const ffi::Dictionary& given, Attention* a) {
   const auto type = TensorFlowTypeOf(query.element_type());
-  if (type == tensorflow::DT_INVALID || masks.size() > 1 ||
-      !HaveType(query.element_type(), {key, value})) {
+  AttentionAttributes attributes;
+  if (type == tensorflow::DT_INVALID || !HaveType(query.element_type(), {key, value}) ||
+      !Read(given, &attributes)) {
     return false;
   }
-  std::vector<tensorflow::TensorShape> shapes;
-  if (masks.size() == 1) {
-    const ffi::AnyBuffer mask = *masks.get<ffi::AnyBuffer>(0);
-    if (mask.element_type() != ffi::PRED) return false;
-    shapes.push_back(ShapeOf(mask));
-    a->mask = static_cast<const std::uint8_t*>(mask.untyped_data());
+  std::vector<tensorflow::TensorShape> masks, seeds;
+  const void* seed = nullptr;
+  for (std::size_t i = 0; i < more.size(); ++i) {
+    const ffi::AnyBuffer one = *more.get<ffi::AnyBuffer>(i);
+    if (one.element_type() == ffi::PRED) {
+      masks.push_back(ShapeOf(one));
+      a->mask = static_cast<const std::uint8_t*>(one.untyped_data());
+    } else if (one.element_type() == ffi::S32) {
+      seeds.push_back(ShapeOf(one));
+      seed = one.untyped_data();
+    } else {
+      return false;
+    }
   }
   a->query = query.untyped_data();
   a->key = key.untyped_data();
   a->value = value.untyped_data();
-  return MakeAttention(ShapeOf(query), ShapeOf(key), ShapeOf(value), shapes, attributes,
-                       type, a)
-      .ok();
+  const bool fits = MakeAttention(ShapeOf(query), ShapeOf(key), ShapeOf(value), masks,
+                                  seeds, attributes, type, a)
+                        .ok();
+  if (fits && seed != nullptr) SetSeed(seed, a);
+  return fits;
 }
 
 ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key,
-                        ffi::AnyBuffer value, ffi::RemainingArgs masks,
+                        ffi::AnyBuffer value, ffi::RemainingArgs more,
                         ffi::Result<ffi::AnyBuffer> result,
-                        ffi::Result<ffi::AnyBuffer> log_sum_exp, float scale,
-                        bool is_causal) {
+                        ffi::Result<ffi::AnyBuffer> log_sum_exp,
+                        ffi::Dictionary attributes) {
   Attention a;
-  if (!Make(query, key, value, masks, {scale, is_causal}, &a) ||
+  if (!Make(query, key, value, more, attributes, &a) ||
       !HaveType(query.element_type(), {*result}) || !HaveType(ffi::F32, {*log_sum_exp}) ||
       !CheckResults(a, ShapeOf(*result), ShapeOf(*log_sum_exp), ShapeOf(*result)).ok()) {
     return Misfit(kAttentionCall);
@@ -72,11 +95,11 @@ ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuff
 ffi::Error RunAttentionGradient(
     ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer value,
     ffi::AnyBuffer result, ffi::AnyBuffer log_sum_exp, ffi::AnyBuffer grad,
-    ffi::RemainingArgs masks, ffi::Result<ffi::AnyBuffer> grad_query,
+    ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> grad_query,
     ffi::Result<ffi::AnyBuffer> grad_key, ffi::Result<ffi::AnyBuffer> grad_value,
-    float scale, bool is_causal) {
+    ffi::Dictionary attributes) {
   Attention a;
-  if (!Make(query, key, value, masks, {scale, is_causal}, &a) ||
+  if (!Make(query, key, value, more, attributes, &a) ||
       !HaveType(query.element_type(),
                 {result, grad, *grad_query, *grad_key, *grad_value}) ||
       !HaveType(ffi::F32, {log_sum_exp}) ||
@@ -92,13 +115,6 @@ ffi::Error RunAttentionGradient(
   return ToError(AttentionGradientCpu(a, gradient, XlaThreads(pool)));
 }
 
-// Adds the attributes, which both have.
-template <class Binding>
-auto WithAttentionAttributes(Binding&& binding) {
-  return std::forward<Binding>(binding).template Attr<float>("scale").template Attr<bool>(
-      "is_causal");
-}
-
 auto WithThreeTensors() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
@@ -108,19 +124,21 @@ auto WithThreeTensors() {
 }
 
 XLA_FFI_DEFINE_HANDLER(kAttention, RunAttention,
-                       WithAttentionAttributes(WithThreeTensors()
-                                          .RemainingArgs()
-                                          .Ret<ffi::AnyBuffer>()
-                                          .Ret<ffi::AnyBuffer>()));
+                       WithThreeTensors()
+                           .RemainingArgs()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attrs());
 XLA_FFI_DEFINE_HANDLER(kAttentionGradient, RunAttentionGradient,
-                       WithAttentionAttributes(WithThreeTensors()
-                                          .Arg<ffi::AnyBuffer>()
-                                          .Arg<ffi::AnyBuffer>()
-                                          .Arg<ffi::AnyBuffer>()
-                                          .RemainingArgs()
-                                          .Ret<ffi::AnyBuffer>()
-                                          .Ret<ffi::AnyBuffer>()
-                                          .Ret<ffi::AnyBuffer>()));
+                       WithThreeTensors()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attrs());
 
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kAttentionCall, "Host", kAttention);
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kAttentionGradientCall, "Host",

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.dropout import DropsByPosition
 from keras_mp.layers.attention.one_pass import (
     attend_in_one_pass,
     can_attend_in_one_pass,
@@ -21,13 +22,13 @@ from keras_mp.layers.precision import multiplies
 # name; default names of layers and weights derive from the name of the class.
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GroupedQueryAttention(
-    KeepsPolicy, FP32Projections, keras.layers.GroupQueryAttention
+    KeepsPolicy, FP32Projections, DropsByPosition, keras.layers.GroupQueryAttention
 ):
     """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
 
     As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, the
     projections are layers of the class `keras_mp.layers.EinsumDense`, and on a CPU no
-    tensor of the scores is made.
+    tensor of the scores is made; dropout is as there.
 
     Args: those of `keras.layers.GroupQueryAttention`.
 
@@ -56,11 +57,11 @@ class GroupedQueryAttention(
                 query, key, value, attention_mask, training
             )
         returns_scores = keras_internals.returns_attention_scores(self)
-        if not returns_scores and can_attend_in_one_pass(
-            self, query, key, value, attention_mask, training
-        ):
+        if not returns_scores and can_attend_in_one_pass(self, query, key, value):
             scale = keras_internals.grouped_query_scores_scale(self)
-            outputs = attend_in_one_pass(self, query, key, value, attention_mask, scale)
+            outputs = attend_in_one_pass(
+                self, query, key, value, attention_mask, scale, training
+            )
             return outputs, None
         scores = contract(
             self,

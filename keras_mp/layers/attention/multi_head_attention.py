@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.dropout import DropsByPosition
 from keras_mp.layers.attention.one_pass import (
     attend_in_one_pass,
     can_attend_in_one_pass,
@@ -18,7 +19,9 @@ from keras_mp.layers.precision import multiplies
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAttention):
+class MultiHeadAttention(
+    KeepsPolicy, FP32Projections, DropsByPosition, keras.layers.MultiHeadAttention
+):
     """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
@@ -27,8 +30,9 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
     `keras_mp.layers.EinsumDense`.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the attention without a
-    tensor of the scores: in 16 bits, where the scores are not returned and no dropout
-    is active.
+    tensor of the scores: in 16 bits, where the scores are not returned. Its dropout
+    drops other weights than Keras's from the same seed, and the same ones in every
+    precision.
 
     Args: those of `keras.layers.MultiHeadAttention`.
 
@@ -70,11 +74,18 @@ class MultiHeadAttention(KeepsPolicy, FP32Projections, keras.layers.MultiHeadAtt
                 **{name: True for name, is_asked in options.items() if is_asked},
             )
         if not return_attention_scores and can_attend_in_one_pass(
-            self, query, key, value, attention_mask, training, use_causal_mask
+            self, query, key, value
         ):
             scale = keras_internals.scores_scale(self)
             outputs = attend_in_one_pass(
-                self, query, key, value, attention_mask, scale, use_causal_mask
+                self,
+                query,
+                key,
+                value,
+                attention_mask,
+                scale,
+                training,
+                use_causal_mask,
             )
             return outputs, None
         rank = len(query.shape)

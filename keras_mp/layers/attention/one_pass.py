@@ -5,6 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.layers.attention.dropout import drops_by_position
 from keras_mp.layers.precision import uses_ops
 
 # The einsums of scores and outputs that Keras builds for [batch, length, heads, size].
@@ -14,22 +15,14 @@ _EQUATIONS = (
 )
 
 
-def can_attend_in_one_pass(
-    layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    training: bool | None,
-    is_causal: bool = False,
-) -> bool:
+def can_attend_in_one_pass(layer: Any, query: Any, key: Any, value: Any) -> bool:
     """Tells whether `attend_in_one_pass` computes what a layer is to compute.
 
-    It does in 16 bits, without active dropout, where the kernel of the op runs.
+    It does in 16 bits, where the kernel of the op runs.
 
-    Args: those of `attend_in_one_pass`; `training`, as the layer is called.
+    Args: those of `attend_in_one_pass`.
     """
-    if not uses_ops(layer, query, key, value) or (training and layer.dropout > 0.0):
+    if not uses_ops(layer, query, key, value) or not drops_by_position(layer.dropout):
         return False
     equations = (
         keras_internals.scores_equation(layer),
@@ -38,9 +31,6 @@ def can_attend_in_one_pass(
     if equations not in _EQUATIONS or (query.shape[0] is None) != (
         key.shape[0] is None
     ):
-        return False
-    # `_zero_without_keys` knows of one kind of mask.
-    if is_causal and mask is not None and layer.dropout > 0.0:
         return False
     from keras_mp.ops.attention import has_kernel
 
@@ -54,9 +44,10 @@ def attend_in_one_pass(
     value: Any,
     mask: Any,
     scale: float,
+    training: bool | None,
     is_causal: bool = False,
 ) -> Any:
-    """Returns the outputs of an attention.
+    """Returns the outputs of an attention, with its dropout.
 
     Args:
         layer: a multi-head or grouped-query attention.
@@ -65,6 +56,7 @@ def attend_in_one_pass(
         value: `[batch, keys, heads, value_size]`.
         mask: `[batch, queries, keys]`, `[batch, heads, queries, keys]`, or None.
         scale: factor of the scores.
+        training: bool, or None for False, as the layer is called.
         is_causal: bool, whether later keys are hidden too.
     """
     from keras_mp.ops import dot_product_attention
@@ -74,11 +66,19 @@ def attend_in_one_pass(
         for _ in range(4 - len(mask.shape)):
             mask = ops.expand_dims(mask, -3)
         mask = ops.cast(mask, "bool")
+    drops = training and layer.dropout > 0.0
     outputs = dot_product_attention(
-        query, key, value, mask=mask, scale=scale, is_causal=is_causal
+        query,
+        key,
+        value,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        dropout=layer.dropout if drops else 0.0,
+        seed=keras_internals.attention_seeds(layer) if drops else None,
     )
     if mask is not None and layer.dropout > 0.0:
-        return _zero_without_keys(outputs, mask)
+        return _zero_without_keys(outputs, mask, is_causal)
     return outputs
 
 
@@ -95,10 +95,15 @@ def _with_equal_batches(*tensors: Any) -> list[Any]:
     return [repeated(x) for x in tensors]
 
 
-def _zero_without_keys(outputs: Any, mask: Any) -> Any:
+def _zero_without_keys(outputs: Any, mask: Any, is_causal: bool) -> Any:
     """Returns 0 for a query whose keys are all masked.
 
     Where a layer has dropout, Keras lets it attend to nothing; else to all equally.
     """
-    sees_any = ops.transpose(ops.any(mask, axis=-1, keepdims=True), (0, 2, 1, 3))
+    sees_any = ops.any(mask, axis=-1)
+    if is_causal:
+        first_seen = ops.argmax(ops.cast(mask, "int32"), axis=-1)
+        queries = ops.arange(ops.shape(outputs)[1], dtype=first_seen.dtype)
+        sees_any = ops.logical_and(sees_any, first_seen <= queries)
+    sees_any = ops.expand_dims(ops.transpose(sees_any, (0, 2, 1)), -1)
     return ops.where(sees_any, outputs, ops.zeros((), outputs.dtype))

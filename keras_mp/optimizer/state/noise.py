@@ -9,8 +9,8 @@ from typing import Any
 
 from keras import ops
 
-# Of 2**32 / golden ratio, so that the streams of a step lie far apart.
-_STREAM = 0x9E3779B9
+from keras_mp.random_bits import GOLDEN, int32, mix, shift_right
+
 # Of the slots, and after them of weights that are rounded stochastically.
 STREAM_OF_WEIGHTS = 3
 
@@ -25,7 +25,7 @@ def noise_of_step(seed: int, step: Any) -> Any:
     Returns:
         Scalar int32 tensor.
     """
-    return _mix(ops.cast(step, "int32") * _int32(_STREAM) + _int32(seed))
+    return mix(ops.cast(step, "int32") * int32(GOLDEN) + int32(seed))
 
 
 def random_bits(shape: Sequence[int], noise: Any, stream: int) -> Any:
@@ -40,7 +40,7 @@ def random_bits(shape: Sequence[int], noise: Any, stream: int) -> Any:
         int32 tensor of `shape`.
     """
     positions = ops.arange(math.prod(shape), dtype="int32")
-    return ops.reshape(_mix(positions + noise + _int32(stream * _STREAM)), shape)
+    return ops.reshape(mix(positions + noise + int32(stream * GOLDEN)), shape)
 
 
 def uniforms(shape: Sequence[int], noise: Any) -> Any:
@@ -61,23 +61,3 @@ def halves_of(noise: Any) -> tuple[Any, Any]:
     """Returns the low and the high 16 bits of noise, as float32 scalars."""
     low, high = ops.bitwise_and(noise, 0xFFFF), shift_right(noise, 16)
     return ops.cast(low, "float32"), ops.cast(high, "float32")
-
-
-def shift_right(x: Any, bits: int) -> Any:
-    """Shifts an int32 tensor and fills with zeros, whatever its sign."""
-    return ops.bitwise_and(ops.right_shift(x, bits), 2 ** (32 - bits) - 1)
-
-
-def _mix(x: Any) -> Any:
-    """Returns a hash of int32 numbers: a bijection whose every output bit looks random.
-
-    The constants are those of Chris Wellons' `lowbias32`.
-    """
-    x = ops.bitwise_xor(x, shift_right(x, 16)) * _int32(0x7FEB352D)
-    x = ops.bitwise_xor(x, shift_right(x, 15)) * _int32(0x846CA68B)
-    return ops.bitwise_xor(x, shift_right(x, 16))
-
-
-def _int32(x: int) -> int:
-    """Returns the int32 with the low 32 bits of `x`."""
-    return (x + 2**31) % 2**32 - 2**31

@@ -58,6 +58,7 @@ calls = {
         key=x[None, None],
         value=x[None, None],
         mask=[],
+        seed=[],
         scale=1.0,
         is_causal=False,
     ),

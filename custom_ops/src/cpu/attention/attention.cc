@@ -34,6 +34,9 @@ Status Check(const Attention& a, Isa isa) {
   if (a.mask != nullptr && a.mask_strides[3] != 0 && a.mask_strides[3] != 1) {
     return {StatusCode::kInvalidArgument, "the mask must be packed along the keys"};
   }
+  if (!(a.dropout >= 0 && a.dropout < 1)) {  // a NaN is not
+    return {StatusCode::kInvalidArgument, "the dropout must be 0 or more, and below 1"};
+  }
   if (!IsSupported(isa)) return kUnsupportedIsa;
   return {};
 }

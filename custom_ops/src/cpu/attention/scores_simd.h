@@ -16,6 +16,7 @@
 #include <cstring>
 #include <limits>
 
+#include "common/attention_dropout.h"
 #include "cpu/attention/block_product.h"
 #include "cpu/simd/shuffle.h"
 #include "cpu/simd/simd.h"
@@ -90,6 +91,34 @@ struct Scores {
     }
   };
 
+  // The dropout of one query and the keys of a tile, which begin with `key`.
+  struct DropRow {
+    AttentionDropout<Simd> dropout;
+    std::uint32_t key;
+
+    DropRow(const Attention& a, std::int64_t batch, std::int64_t head, std::int64_t query,
+            std::int64_t key)
+        : dropout(a, batch, head, query), key(static_cast<std::uint32_t>(key)) {}
+
+    // Whether the weights of the keys from column c on are kept.
+    Ints Keeps(std::int64_t c) const {
+      const Words keys =
+          reinterpret_cast<Words>(LaneNumbers()) + (key + static_cast<std::uint32_t>(c));
+      return dropout.Bits(keys) >= dropout.threshold;
+    }
+    Float Drop(Ints keeps, Float x) const {
+      return keeps ? x * dropout.factor : Float{};
+    }
+  };
+
+  // Without dropout.
+  struct KeepRow {
+    KeepRow(const Attention&, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+
+    bool Keeps(std::int64_t) const { return true; }
+    Float Drop(bool, Float x) const { return x; }
+  };
+
   // Turns the products of a query with keys into scores, and returns the largest, but no
   // less than `most`. Ignores NaN, which makes the sum of its row NaN.
   static float ScaleAndMask(float* row, std::int64_t columns, float scale,
@@ -103,35 +132,39 @@ struct Scores {
     return Lanes<Simd>::Max(largest);
   }
 
-  // Turns scores into exp(score - shift), and returns their sum.
-  static float Exponentials(float* row, std::int64_t columns, float shift) {
+  // Turns scores into exp(score - shift) with dropout, and returns their sum without.
+  template <class Drops>
+  static float Exponentials(float* row, std::int64_t columns, float shift,
+                            const Drops& drops) {
     Float sum = {};
     for (std::int64_t c = 0; c < columns; c += kWidth) {
       const Float e = Math::Exp(Load<Simd>(row + c) - shift);
-      Store<Simd>(row + c, e);
+      Store<Simd>(row + c, drops.Drop(drops.Keeps(c), e));
       sum += e;
     }
     return Lanes<Simd>::Sum(sum);
   }
 
-  // Turns the products of a query with keys into probabilities p, and those of its
-  // gradient with values, `slopes`, into p * (slopes - mean).
+  // Turns the products of a query with keys into probabilities p with dropout, d * p, and
+  // those of its gradient with values, `slopes`, into p * (d * slopes - mean).
+  template <class Drops>
   static void Gradients(float* row, float* slopes, std::int64_t columns, float scale,
                         const MaskRow& mask, float log_sum_exp, float mean,
-                        std::int64_t keys) {
+                        std::int64_t keys, const Drops& drops) {
     if (log_sum_exp == kSeesNoKey) {
       const Float equal = Broadcast<Simd>(1 / static_cast<float>(keys));
       for (std::int64_t c = 0; c < columns; c += kWidth) {
-        Store<Simd>(row + c, equal);
+        Store<Simd>(row + c, drops.Drop(drops.Keeps(c), equal));
         Store<Simd>(slopes + c, Float{});
       }
       return;
     }
     for (std::int64_t c = 0; c < columns; c += kWidth) {
+      const auto keeps = drops.Keeps(c);
       const Float x = mask.Apply(Load<Simd>(row + c) * scale, c, columns);
       const Float p = Math::Exp(x - log_sum_exp);
-      Store<Simd>(row + c, p);
-      Store<Simd>(slopes + c, p * (Load<Simd>(slopes + c) - mean));
+      Store<Simd>(row + c, drops.Drop(keeps, p));
+      Store<Simd>(slopes + c, p * (drops.Drop(keeps, Load<Simd>(slopes + c)) - mean));
     }
   }
 };

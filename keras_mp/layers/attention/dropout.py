@@ -1,0 +1,46 @@
+"""The dropout of attention weights, of which the kernel makes no tensor."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def drops_by_position(rate: float) -> bool:
+    """Tells whether the kernel has such a rate, which in FP32 is below 1."""
+    return bool(np.float32(rate) < 1)
+
+
+class AttentionDropout(keras.layers.Dropout):
+    """Drops weights `[batch, heads, queries, keys]` by a hash of their position.
+
+    So a layer drops the same weights by the kernel, which makes no tensor of them, and
+    where it returns them, in 16 bits and in FP32. With another rank, and on another
+    backend than TensorFlow, it is Keras's dropout.
+
+    Args: those of `keras.layers.Dropout`.
+    """
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        is_own = len(inputs.shape) == 4 and drops_by_position(self.rate)
+        if not training or not is_own or keras.backend.backend() != "tensorflow":
+            return super().call(inputs, training=bool(training))
+        from keras_mp.ops.attention_dropout import check_rate, draw, drop
+
+        rate = check_rate(self.rate)
+        return drop(inputs, rate, draw(self.seed_generator)) if rate else inputs
+
+
+class DropsByPosition:
+    """Mixin for a Keras attention, which drops weights by an `AttentionDropout`.
+
+    The assignment of Keras's `Dropout` to an attribute is where it is replaced, as in
+    `FP32Projections`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is keras.layers.Dropout:
+            value = AttentionDropout(
+                value.rate, seed=value.seed, dtype=value.dtype_policy, name=value.name
+            )
+        super().__setattr__(name, value)
