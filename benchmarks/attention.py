@@ -6,8 +6,9 @@ with 8 heads of 64 and 2,048 tokens in all, in sequences of the given length; fo
 and forward and backward, in graphs. A ratio is the median, over the rounds, of the time
 of ours over that of Keras's, which runs next to it: below 1 ours is faster. In FP32 the
 layer is Keras's own. The bytes are what one step of the op, forward and backward, adds
-at its peak to a process of its own that has its inputs, on Linux. `--xla` has XLA
-compile them; tokens as arguments choose rows.
+at its peak to a process of its own that has its inputs, on Linux. With dropout, which
+keras.ops has not, its op is what the layer of Keras computes. `--xla` has XLA compile
+them; tokens as arguments choose rows.
 """
 
 import os
@@ -16,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import argparse
+import functools
 import re
 import statistics
 import subprocess
@@ -35,6 +37,7 @@ TOKENS = (64, 256, 1024, 2048)
 DTYPES = ("float16", "bfloat16", "float32")
 PACKAGES = {"keras_mp": keras_mp, "keras": keras}
 HEADS, SIZE, ALL_TOKENS = 8, 64, 2048
+DROPOUT, DROPPED_TOKENS = 0.1, (64, 2048)
 # The most that ours may take of Keras's time, and of its bytes at 2,048 tokens.
 MOST = {("float16", 2048): 0.5}
 MOST_BYTES = {("float16", 2048): 0.2}
@@ -46,20 +49,33 @@ def normal(shape, dtype):
     return tf.constant(x.astype(tf.as_dtype(dtype).as_numpy_dtype))
 
 
-def op_step(package, dtype, tokens, what, xla, all_tokens=ALL_TOKENS):
+def op_step(package, dtype, tokens, dropout, what, xla, all_tokens=ALL_TOKENS):
     """A function of no arguments that runs the op on its inputs."""
     shape = (all_tokens // tokens, tokens, HEADS, SIZE)
     tensors = [normal(shape, dtype) for _ in range(3)]
-    return step(package.ops.dot_product_attention, tensors, [], what, xla)
+    attend = package.ops.dot_product_attention
+    if dropout:
+        seeds = keras.random.SeedGenerator(0)
+        ours = functools.partial(attend, dropout=dropout, seed=seeds)
+        theirs = functools.partial(attend_with_dropout, dropout, seeds)
+        attend = ours if package is keras_mp else theirs
+    return step(attend, tensors, [], what, xla)
 
 
-def layer_step(package, dtype, tokens, what, xla):
+def attend_with_dropout(dropout, seeds, query, key, value):
+    """What `keras.layers.MultiHeadAttention` computes with dropout."""
+    scores = keras.ops.einsum("aecd,abcd->acbe", key, query * SIZE**-0.5)
+    weights = keras.random.dropout(keras.ops.softmax(scores), dropout, seed=seeds)
+    return keras.ops.einsum("acbe,aecd->abcd", weights, value)
+
+
+def layer_step(package, dtype, tokens, dropout, what, xla):
     """The same for the layer, attending to its own input."""
-    layer = package.layers.MultiHeadAttention(HEADS, SIZE, dtype=dtype)
+    layer = package.layers.MultiHeadAttention(HEADS, SIZE, dropout=dropout, dtype=dtype)
     x = normal((ALL_TOKENS // tokens, tokens, HEADS * SIZE), dtype)
     layer.build(x.shape, x.shape)
     weights = layer.trainable_variables
-    return step(lambda x: layer(x, x), [x], weights, what, xla)
+    return step(lambda x: layer(x, x, training=True), [x], weights, what, xla)
 
 
 def step(function, tensors, weights, what, xla):
@@ -101,23 +117,24 @@ def status(name):
     return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024
 
 
-def print_growth(package, dtype, tokens, xla):
+def print_growth(package, dtype, tokens, dropout, xla):
     """Prints the MiB that a step adds at its peak, after a small one has run."""
-    op_step(package, dtype, 8, "both", xla, all_tokens=8)()
-    run = op_step(package, dtype, tokens, "both", xla)
+    op_step(package, dtype, 8, dropout, "both", xla, all_tokens=8)()
+    run = op_step(package, dtype, tokens, dropout, "both", xla)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     before = status("VmRSS")
     run()
     print(status("VmHWM") - before)
 
 
-def growth(name, dtype, tokens, xla):
+def growth(name, dtype, tokens, dropout, xla):
     command = [sys.executable, __file__, str(tokens), "--alone", name, dtype]
+    command.append(str(dropout))
     output = subprocess.check_output(command + ["--xla"] * xla, text=True)
     return float(output.split()[-1])
 
 
-def cells(dtype, tokens, rounds, xla):
+def cells(dtype, tokens, dropout, rounds, xla):
     """Returns the cells of a row."""
     most = MOST.get((dtype, tokens), 1.0)
     found = []
@@ -125,10 +142,10 @@ def cells(dtype, tokens, rounds, xla):
         if make is layer_step and dtype == "float32":
             found.append("")
             continue
-        pair = [make(x, dtype, tokens, what, xla) for x in (keras_mp, keras)]
+        pair = [make(x, dtype, tokens, dropout, what, xla) for x in (keras_mp, keras)]
         one, milliseconds = ratio(*pair, rounds)
         found.append(f"{marked(one, one <= most)} ({milliseconds:.1f} ms)")
-    ours, theirs = (growth(name, dtype, tokens, xla) for name in PACKAGES)
+    ours, theirs = (growth(name, dtype, tokens, dropout, xla) for name in PACKAGES)
     share = ours / theirs
     met = share <= MOST_BYTES.get((dtype, tokens), 1.0)
     return [*found, f"{marked(share, met)} ({ours:.0f} and {theirs:.0f} MiB)"]
@@ -140,22 +157,24 @@ def main():
     parser.add_argument("--rounds", type=int, default=15, help="default 15")
     parser.add_argument("--xla", action="store_true", help="compile with XLA")
     parser.add_argument(
-        "--alone", nargs=2, help="print the bytes of a package, a dtype"
+        "--alone", nargs=3, help="print the bytes of a package, a dtype, a dropout"
     )
     arguments = parser.parse_args()
     if arguments.alone:
-        name, dtype = arguments.alone
-        print_growth(PACKAGES[name], dtype, arguments.tokens[0], arguments.xla)
+        name, dtype, dropout = arguments.alone
+        package, tokens = PACKAGES[name], arguments.tokens[0]
+        print_growth(package, dtype, tokens, float(dropout), arguments.xla)
         return
     print(f"{machine()}; XLA: {arguments.xla}; {arguments.rounds} rounds\n")
-    columns = ["dtype", "tokens", "op, forward", "op, both", "layer, forward"]
-    columns += ["layer, both", "bytes of the op, both"]
+    columns = ["dtype", "tokens", "dropout", "op, forward", "op, both"]
+    columns += ["layer, forward", "layer, both", "bytes of the op, both"]
     print(f"| {' | '.join(columns)} |")
     print("|" + "---|" * len(columns))
-    for dtype in DTYPES:
-        for tokens in arguments.tokens:
-            row = cells(dtype, tokens, arguments.rounds, arguments.xla)
-            print(f"| {dtype} | {tokens} | {' | '.join(row)} |", flush=True)
+    for dropout, dtype, tokens in product((0.0, DROPOUT), DTYPES, arguments.tokens):
+        if dropout and (dtype == "float32" or tokens not in DROPPED_TOKENS):
+            continue
+        row = cells(dtype, tokens, dropout, arguments.rounds, arguments.xla)
+        print(f"| {dtype} | {tokens} | {dropout} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
