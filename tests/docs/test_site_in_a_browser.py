@@ -13,33 +13,61 @@ import pytest
 
 SITE = Path(__file__).resolve().parents[2] / "build" / "site"
 SCRIPT = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-WIDTHS = (390, 1280)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+    # It asks for the pages of the test, and for nothing else.
+    *("--disable-background-networking", "--disable-component-update"),
+    *("--disable-quic", "--disable-sync"),
+    # So that it stays until it is ended.
+    "--remote-debugging-port=0",
+)
+WIDTHS = (1280, 390)
 PAGES = sorted(
     f"/{page.parent.relative_to(SITE)}/".replace("/./", "/")
     for page in SITE.rglob("index.html")
 )
+# What the test has to notice, put into a page of the site. A class keeps the theme from
+# making the table scroll.
+CUT_OFF = """
+<table class="wide" style="width: 3000px"><tr><td>A table</td></tr></table>
+<div class="doc-signature"><code style="display: block; overflow: hidden; width: 9px">
+signature(argument)</code></div>
+</article>
+"""
+NOTICED = [
+    "/planted/ at 1280: the page is wider than the window",
+    "/planted/ at 1280: clipped: A table",
+    "/planted/ at 1280: a signature that is cut off: signature(argument)",
+    "/planted/ at 390: the page is wider than the window",
+    "/planted/ at 390: clipped: A table",
+]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves the site and the page that measures the others, and takes its answer."""
+    """Serves the site, a page with faults, and the page that measures and answers."""
 
     def do_GET(self):
-        if self.path != "/measure":
-            return super().do_GET()
-        call = f"measure({json.dumps(PAGES)}, {json.dumps(WIDTHS)})"
-        self._answer(f"<body></body><script>{SCRIPT}\n{call}</script>".encode())
+        if self.path == "/measure":
+            call = f"post(measure({json.dumps([*PAGES, '/planted/'])}, {[*WIDTHS]}))"
+            self._answer(f"<body></body><script>{SCRIPT}\n{call}</script>")
+        elif self.path == "/planted/":
+            page = (SITE / "quickstart" / "index.html").read_text(encoding="utf-8")
+            self._answer(page.replace("</article>", CUT_OFF))
+        else:
+            super().do_GET()
 
     def do_POST(self):
         length = int(self.headers["Content-Length"])
         self.server.found.put(json.loads(self.rfile.read(length)))
-        self._answer(b"")
+        self._answer("")
 
     def _answer(self, body):
         self.send_response(200)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body.encode())
 
     def log_message(self, *args):
         """Says nothing of each request."""
@@ -57,21 +85,30 @@ def server():
         thread.join()
 
 
+def answer(server, browser, log):
+    """What the browser posts; an error with its log if it has ended, or in 200 s."""
+    for _ in range(100):
+        try:
+            return server.found.get(timeout=2)
+        except queue.Empty:
+            if browser.poll() is not None:
+                break
+    raise RuntimeError(f"The browser gave no answer. {log.read_text()}")
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 @pytest.mark.skipif(not PAGES, reason="needs the site: make docs")
 def test_nothing_is_cut_off(server, tmp_path):
-    browser = subprocess.Popen(
-        [
-            *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu"),
-            *(f"--user-data-dir={tmp_path}", "--window-size=1400,1000"),
-            *("--remote-debugging-port=0",),  # so that it stays
-            f"http://127.0.0.1:{server.server_port}/measure",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    address = f"http://127.0.0.1:{server.server_port}/measure"
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        browser = subprocess.Popen(
+            [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", address],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
     try:
-        assert server.found.get(timeout=200) == []
+        assert answer(server, browser, log) == NOTICED
     finally:
         browser.terminate()
         browser.wait()
