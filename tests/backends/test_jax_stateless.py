@@ -1,5 +1,8 @@
 """The stateless step, as Keras's `fit` and functions under `jax.jit` use it."""
 
+import re
+from pathlib import Path
+
 import jax
 import keras
 import numpy as np
@@ -253,3 +256,13 @@ def test_two_optimizers_share_a_scale_in_a_compiled_step():
     # One step of both has moved the scale once, and so does the next.
     state = step(state, tensors([np.full(1, np.inf)] * 2, "float16"))
     assert state[scale] == 2.0
+
+
+def test_the_code_of_the_page_runs():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    text = (docs / "guides" / "jax_and_pytorch.md").read_text()
+    [code] = re.findall(r"^```py\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "__main__"}
+    exec(code, names)
+    assert np.isfinite(names["loss"])
+    assert names["state"][0][0].dtype == "float16"

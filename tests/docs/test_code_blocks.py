@@ -77,3 +77,9 @@ def test_pages_have_commands():
 def test_commands_are_parsed(page, arguments):
     options = parser().parse_args(shlex.split(arguments, comments=True))
     assert callable(importlib.import_module(options.module).run)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_lines_of_code_fit_the_page(page):
+    lines = [line for _, code in blocks_of(page) for line in code.splitlines()]
+    assert [line for line in lines if len(line) > 88] == []
