@@ -231,7 +231,7 @@ PROMISES = {
         "Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop, Lion and Ftrl": [
             "test_fused_update.py::test_the_optimizers_that_are_fused"
         ],
-        "an option that the kernels do not know": [
+        "an option that the kernels do not support": [
             "test_fused_update.py::test_an_option_that_is_not_known_is_left_to_the_optimizer"
         ],
         "in eager mode, in a graph and under XLA": [
@@ -250,7 +250,7 @@ PROMISES = {
         ],
         "It warns of what it leaves": ["test_convert.py::test_the_report"],
         "is the way back": ["test_convert.py::test_to_keras_is_the_inverse"],
-        "three routes that agree to one rounding": [
+        "three routes, whose results agree to one rounding": [
             "test_gemm.py::test_case",
             "test_contract.py::test_16_bits_are_close_to_float64",
         ],
