@@ -184,7 +184,8 @@ def main():
         APPLICATIONS.update(dict.fromkeys(APPLICATIONS, arguments.size))
     print(machine(), end="\n\n")
     print(
-        "| model | converted | left | error, Keras | ours | FP32, ms | Keras | ours |"
+        "| model | converted | left | error, Keras | keras_mp "
+        "| FP32, ms | Keras | keras_mp |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.names:
