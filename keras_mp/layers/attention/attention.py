@@ -7,12 +7,18 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention.base_attention import apply_scores
+from keras_mp.layers.attention.dropout import drop_without_heads
+from keras_mp.layers.attention.one_pass import (
+    attend_without_heads,
+    can_attend_without_heads,
+)
 from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     multiplies,
     multiply,
     read_without_autocast,
     remat,
+    uses_ops,
 )
 
 
@@ -43,6 +49,11 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     softmax NaN, stays finite. The weights are rounded, and their product with the
     values accumulates in FP32.
 
+    On a CPU, `keras_mp.ops.dot_product_attention` computes the dot score in 16 bits,
+    without a tensor of the scores and without rounded weights, where there is no
+    `use_scale` and the scores are not returned. In 16 bits the dropout drops other
+    weights than Keras's from the same seed.
+
     Args: those of `keras.layers.Attention`.
 
     Example:
@@ -53,6 +64,44 @@ class Attention(KeepsPolicy, keras.layers.Attention):
 
     Reference: Mixed Precision Training, section 3.3.
     """
+
+    def call(
+        self,
+        inputs: Any,
+        mask: Any = None,
+        training: bool = False,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        if return_attention_scores or not self._attends_in_one_pass(inputs, mask):
+            return super().call(
+                inputs,
+                mask=mask,
+                training=training,
+                return_attention_scores=return_attention_scores,
+                use_causal_mask=use_causal_mask,
+            )
+        query, value = inputs[:2]
+        query_mask, value_mask = mask[:2] if mask else (None, None)
+        outputs = attend_without_heads(
+            self, query, inputs[-1], value, value_mask, training, use_causal_mask
+        )
+        if query_mask is None:
+            return outputs
+        zero = ops.zeros((), outputs.dtype)
+        return ops.where(ops.expand_dims(query_mask, -1), outputs, zero)
+
+    def _attends_in_one_pass(self, inputs: Any, mask: Any) -> bool:
+        """Tells whether the kernel computes this; a subclass has methods of its own."""
+        return (
+            type(self) is Attention
+            and self.score_mode == "dot"
+            and self.scale is None
+            and isinstance(inputs, list)
+            and len(inputs) in (2, 3)
+            and (mask is None or (isinstance(mask, list) and len(mask) in (2, 3)))
+            and can_attend_without_heads(self, *inputs)
+        )
 
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if not multiplies(self, query, key):
@@ -71,4 +120,6 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     ) -> tuple[Any, Any]:
         if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
-        return apply_scores(self, scores, value, scores_mask, training)
+        is_own = uses_ops(self, value) and len(scores.shape) == 3
+        drop = drop_without_heads if is_own else keras.random.dropout
+        return apply_scores(self, scores, value, scores_mask, training, drop)

@@ -1,6 +1,6 @@
 """Shared by the attention layers: from FP32 scores to weights and outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -36,7 +36,12 @@ def masked_softmax(
 
 
 def apply_scores(
-    layer: Any, scores: Any, value: Any, mask: Any, training: bool
+    layer: Any,
+    scores: Any,
+    value: Any,
+    mask: Any,
+    training: bool,
+    drop: Callable[..., Any] = keras.random.dropout,
 ) -> tuple[Any, Any]:
     """Returns the attention outputs and weights, both in the dtype of `value`.
 
@@ -46,12 +51,11 @@ def apply_scores(
         value: tensor of the compute dtype, `[batch, values, size]`.
         mask: bool, `[batch, values]`, `[batch, 1 or queries, values]`, or None.
         training: bool.
+        drop: function of weights, a rate and `seed`.
     """
     if mask is not None and len(mask.shape) == 2:
         mask = ops.expand_dims(mask, axis=-2)
     weights = masked_softmax(scores, mask, dtype=layer.compute_dtype)
     if training and layer.dropout > 0:
-        weights = keras.random.dropout(
-            weights, layer.dropout, seed=layer.seed_generator
-        )
+        weights = drop(weights, layer.dropout, seed=layer.seed_generator)
     return multiply(layer, weights, value), weights

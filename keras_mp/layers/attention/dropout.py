@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 
 def drops_by_position(rate: float) -> bool:
@@ -29,6 +30,22 @@ class AttentionDropout(keras.layers.Dropout):
 
         rate = check_rate(self.rate)
         return drop(inputs, rate, draw(self.seed_generator)) if rate else inputs
+
+
+def drop_without_heads(weights: Any, rate: float, seed: Any) -> Any:
+    """Drops weights `[batch, queries, keys]` as those of one head.
+
+    Args:
+        weights: float tensor.
+        rate: float from [0, 1]; 1 drops all.
+        seed: `keras.random.SeedGenerator`.
+    """
+    from keras_mp.ops.attention_dropout import check_rate, draw, drop
+
+    if not drops_by_position(rate):
+        return ops.zeros_like(weights)
+    of_one_head = ops.expand_dims(weights, 1)
+    return ops.squeeze(drop(of_one_head, check_rate(rate), draw(seed)), 1)
 
 
 class DropsByPosition:

@@ -37,6 +37,61 @@ def can_attend_in_one_pass(layer: Any, query: Any, key: Any, value: Any) -> bool
     return has_kernel(layer.compute_dtype)
 
 
+def can_attend_without_heads(layer: Any, *inputs: Any) -> bool:
+    """Tells the same of `attend_without_heads`.
+
+    Args:
+        layer: `keras.layers.Attention`.
+        *inputs: query, value, and key if it has one.
+    """
+    if not uses_ops(layer, *inputs) or not drops_by_position(layer.dropout):
+        return False
+    batch = inputs[0].shape[0]
+    if any(len(x.shape) != 3 or x.shape[0] != batch for x in inputs):
+        return False
+    from keras_mp.ops.attention import has_kernel
+
+    return has_kernel(layer.compute_dtype)
+
+
+def attend_without_heads(
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    training: bool | None,
+    is_causal: bool,
+) -> Any:
+    """Returns the outputs of an attention without heads and scale, with its dropout.
+
+    Args:
+        layer: `keras.layers.Attention`.
+        query: `[batch, queries, size]`.
+        key: `[batch, keys, size]`.
+        value: `[batch, keys, value_size]`.
+        mask: `[batch, keys]`, or None.
+        training: bool, or None for False, as the layer is called.
+        is_causal: bool, whether later keys are hidden too.
+    """
+    from keras_mp.ops import dot_product_attention
+
+    if mask is not None:
+        mask = ops.cast(mask[:, None, None, :], "bool")
+    drops = training and layer.dropout > 0.0
+    outputs = dot_product_attention(
+        ops.expand_dims(query, 2),
+        ops.expand_dims(key, 2),
+        ops.expand_dims(value, 2),
+        mask=mask,
+        scale=1.0,
+        is_causal=is_causal,
+        dropout=layer.dropout if drops else 0.0,
+        seed=layer.seed_generator if drops else None,
+    )
+    return ops.squeeze(outputs, 2)
+
+
 def attend_in_one_pass(
     layer: Any,
     query: Any,
