@@ -16,7 +16,7 @@ LDG, LDGSTS = {0x381, 0x981}, 0xFAE
 PRMT = {0x216, 0x416, 0x816}
 MOV, IMAD = {0x202, 0xC02}, 0x224
 ZERO_REGISTER, ALWAYS = 255, 7
-BITS_16, BITS_128 = 2, 6  # of a load, as its field says
+BITS_128 = 6  # of a load, as its field says
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,8 @@ class Instruction:
     def serves_unaligned_operands(self):
         """Whether it loads less than 16 bytes, or packs what was loaded so."""
         width = self.high >> 9 & 7
-        return (
-            (self.opcode in LDG and width == BITS_16)
-            or (self.opcode == LDGSTS and width != BITS_128)
-            or self.opcode in PRMT
-        )
+        loads = self.opcode in LDG or self.opcode == LDGSTS
+        return (loads and width != BITS_128) or self.opcode in PRMT
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ struct alignas(8) ushort4 {
 struct alignas(4) uchar4 {
   unsigned char x, y, z, w;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(4) ushort2 {
   unsigned short x, y;
 };

@@ -152,15 +152,28 @@ class RegisterLoader {
       : share_(matrix, ld, mn, mn_end, range, thread), align_(align) {}
 
   __device__ __forceinline__ void Fetch() {
+    if (align_ >= 8) {
 #pragma unroll
-    for (int i = 0; i < Share::kCount; ++i) {
-      if (align_ == 16) {
-        chunk_[i] = share_.Has(i, 0)
-                        ? *reinterpret_cast<const uint4*>(share_.source + i * share_.pitch)
-                        : make_uint4(0, 0, 0, 0);
-      } else {
+      for (int i = 0; i < Share::kCount; ++i) {
+        const uint2 low = ReadHalf(i, 0), high = ReadHalf(i, kChunk / 2);
+        chunk_[i] = make_uint4(low.x, low.y, high.x, high.y);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Share::kCount; ++i) {
         chunk_[i] = ReadChunk(share_.Source(i), share_.Valid(i));
       }
+    }
+    share_.Advance();
+  }
+
+  // Fetch() where `align` is 16, which does not ask for it again at each tile.
+  __device__ __forceinline__ void FetchAligned() {
+#pragma unroll
+    for (int i = 0; i < Share::kCount; ++i) {
+      chunk_[i] = share_.Has(i, 0)
+                      ? *reinterpret_cast<const uint4*>(share_.source + i * share_.pitch)
+                      : make_uint4(0, 0, 0, 0);
     }
     share_.Advance();
   }
@@ -179,6 +192,13 @@ class RegisterLoader {
 
  private:
   using Share = TileShare<Tile, kThreads>;
+
+  // The half of chunk i that begins at element `first`.
+  __device__ __forceinline__ uint2 ReadHalf(int i, int first) const {
+    const Bits16* from = share_.source + i * share_.pitch + first;
+    return share_.Has(i, first) ? *reinterpret_cast<const uint2*>(from) : uint2{0, 0};
+  }
+
   Share share_;
   int align_;
   uint4 chunk_[Share::kCount];

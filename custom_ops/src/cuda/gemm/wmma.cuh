@@ -99,10 +99,17 @@ __global__ void __launch_bounds__(Shape::kThreads) WmmaKernel(const Problem p) {
 
   Bits16* const tiles = reinterpret_cast<Bits16*>(SharedMemory());
   const int steps = CeilDiv(range.end - range.begin, Shape::kK);
+  // One branch for both, for the operands that have to be fast.
+  const bool are_aligned = p.align_a == 16 && p.align_b == 16;
   const auto fetch = [&](int step) {
     if (step >= steps) return;
-    load_a.Fetch();
-    load_b.Fetch();
+    if (are_aligned) {
+      load_a.FetchAligned();
+      load_b.FetchAligned();
+    } else {
+      load_a.Fetch();
+      load_b.Fetch();
+    }
   };
   const auto store = [&](int step, Bits16* stage) {
     if (step >= steps) return;
