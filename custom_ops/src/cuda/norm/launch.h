@@ -33,21 +33,24 @@ auto WithFormat(DataType type, const Work& work) {
 
 constexpr int kRowSharedBytes = kBlockWarps * static_cast<int>(sizeof(float));
 
-// Launches choose(team, is_held), a kernel for rows of that size: a team of a warp or a
-// block for each row, and whether the registers of the team hold it.
-template <class Launcher, class Arguments, class Choose>
-void LaunchRows(Index rows, Index size, const Arguments& arguments, const Choose& choose,
+// Launches choose(format, team, is_held), a kernel for the rows of a problem: a team of a
+// warp or a block for each row, and whether the registers of the team hold it.
+template <class Problem, class Arguments, class Choose, class Launcher>
+void LaunchRows(const Problem& problem, const Arguments& arguments, const Choose& choose,
                 Launcher& launcher) {
+  if (problem.size == 0) return;
   void (*kernel)(Arguments) = nullptr;
-  Index blocks = rows;
-  if (size <= kHeld * kWarp) {
-    kernel = choose(Constant<kWarp>{}, Constant<1>{});
-    blocks = CeilDiv(rows, Index{kBlockWarps});
-  } else if (size <= kHeld * kBlock) {
-    kernel = choose(Constant<kBlock>{}, Constant<1>{});
-  } else {
-    kernel = choose(Constant<kBlock>{}, Constant<0>{});
-  }
+  Index blocks = problem.rows;
+  WithFormat(problem.type, [&](auto format) {
+    if (problem.size <= kHeld * kWarp) {
+      kernel = choose(format, Constant<kWarp>{}, Constant<1>{});
+      blocks = CeilDiv(problem.rows, Index{kBlockWarps});
+    } else if (problem.size <= kHeld * kBlock) {
+      kernel = choose(format, Constant<kBlock>{}, Constant<1>{});
+    } else {
+      kernel = choose(format, Constant<kBlock>{}, Constant<0>{});
+    }
+  });
   launcher.Run(kernel, blocks, kRowSharedBytes, arguments);
 }
 
@@ -105,16 +108,12 @@ void LaunchFinish(const FinishArguments& arguments, Launcher& launcher) {
 
 template <class Launcher>
 void LaunchRowNorm(const RowNorm& norm, Launcher& launcher) {
-  if (norm.size == 0) return;
-  WithFormat(norm.type, [&](auto format) {
-    using Format = decltype(format);
-    LaunchRows(
-        norm.rows, norm.size, norm,
-        [](auto team, auto is_held) {
-          return RowNormKernel<Format, team.value, is_held.value>;
-        },
-        launcher);
-  });
+  LaunchRows(
+      norm, norm,
+      [](auto format, auto team, auto is_held) {
+        return RowNormKernel<decltype(format), team.value, is_held.value>;
+      },
+      launcher);
 }
 
 // The sums over the rows in the gradient of a row normalization.
@@ -135,18 +134,14 @@ inline std::size_t WorkspaceFloats(const RowNormGradient& gradient) {
 template <class Launcher>
 void LaunchRowNormGradient(const RowNormGradient& gradient, float* workspace,
                            Launcher& launcher) {
-  if (gradient.size == 0) return;
   const bool has_sums = HasColumnSums(gradient);
   float* const scales = has_sums ? workspace : nullptr;
-  WithFormat(gradient.type, [&](auto format) {
-    using Format = decltype(format);
-    LaunchRows(
-        gradient.rows, gradient.size, RowNormGradientArguments{gradient, scales},
-        [](auto team, auto is_held) {
-          return RowNormGradientKernel<Format, team.value, is_held.value>;
-        },
-        launcher);
-  });
+  LaunchRows(
+      gradient, RowNormGradientArguments{gradient, scales},
+      [](auto format, auto team, auto is_held) {
+        return RowNormGradientKernel<decltype(format), team.value, is_held.value>;
+      },
+      launcher);
   if (!has_sums) return;
   const ColumnParts parts = PartsOf(gradient);
   float* const partials = workspace + 2 * gradient.rows;
@@ -166,47 +161,36 @@ void LaunchRowNormGradient(const RowNormGradient& gradient, float* workspace,
 
 template <class Launcher>
 void LaunchSoftmax(const Softmax& softmax, Launcher& launcher) {
-  if (softmax.size == 0) return;
-  WithFormat(softmax.type, [&](auto format) {
-    using Format = decltype(format);
-    LaunchRows(
-        softmax.rows, softmax.size, softmax,
-        [&](auto team, auto is_held) {
-          return softmax.is_x_float
-                     ? SoftmaxKernel<Float, Format, team.value, is_held.value>
-                     : SoftmaxKernel<Format, Format, team.value, is_held.value>;
-        },
-        launcher);
-  });
+  LaunchRows(
+      softmax, softmax,
+      [&](auto format, auto team, auto is_held) {
+        using Format = decltype(format);
+        return softmax.is_x_float
+                   ? SoftmaxKernel<Float, Format, team.value, is_held.value>
+                   : SoftmaxKernel<Format, Format, team.value, is_held.value>;
+      },
+      launcher);
 }
 
 template <class Launcher>
 void LaunchSoftmaxGradient(const SoftmaxGradient& gradient, Launcher& launcher) {
-  if (gradient.size == 0) return;
-  WithFormat(gradient.type, [&](auto format) {
-    using Format = decltype(format);
-    LaunchRows(
-        gradient.rows, gradient.size, gradient,
-        [](auto team, auto is_held) {
-          return SoftmaxGradientKernel<Format, team.value, is_held.value>;
-        },
-        launcher);
-  });
+  LaunchRows(
+      gradient, gradient,
+      [](auto format, auto team, auto is_held) {
+        return SoftmaxGradientKernel<decltype(format), team.value, is_held.value>;
+      },
+      launcher);
 }
 
 template <class Launcher>
 void LaunchFloatSoftmaxGradient(const FloatSoftmaxGradient& gradient,
                                 Launcher& launcher) {
-  if (gradient.size == 0) return;
-  WithFormat(gradient.type, [&](auto format) {
-    using Format = decltype(format);
-    LaunchRows(
-        gradient.rows, gradient.size, gradient,
-        [](auto team, auto is_held) {
-          return FloatSoftmaxGradientKernel<Format, team.value, is_held.value>;
-        },
-        launcher);
-  });
+  LaunchRows(
+      gradient, gradient,
+      [](auto format, auto team, auto is_held) {
+        return FloatSoftmaxGradientKernel<decltype(format), team.value, is_held.value>;
+      },
+      launcher);
 }
 
 // Contiguous elements are the rows of a matrix; else a row of `inner` columns has one
