@@ -420,6 +420,25 @@ def attention_seeds(layer: Any) -> keras.random.SeedGenerator:
     return layer._dropout_layer.seed_generator
 
 
+def attends_otherwise(cls: Any, base: Any) -> bool:
+    """Tells whether a class overrides what the `call` of an `Attention` calls.
+
+    `Attention._validate_inputs`, `_calculate_score_mask`, `_calculate_scores` and
+    `_apply_scores`: a subclass may override them, as Keras's own `AdditiveAttention`
+    does.
+
+    Args:
+        cls: a subclass of `base`, or `base`.
+        base: a subclass of `keras.layers.Attention`.
+    """
+    return (
+        cls._validate_inputs is not base._validate_inputs
+        or cls._calculate_score_mask is not base._calculate_score_mask
+        or cls._calculate_scores is not base._calculate_scores
+        or cls._apply_scores is not base._apply_scores
+    )
+
+
 def causal_mask(layer: keras.layers.MultiHeadAttention, query: Any, value: Any) -> Any:
     """Returns the mask that hides later positions, as the layer computes it.
 
@@ -506,7 +525,7 @@ def own_variables(layer: Any) -> list[tuple[Any, bool]]:
 
 @contextmanager
 def unlocked(layer: Any) -> Iterator[None]:
-    """Lets variables of a built layer be replaced inside a `with` block.
+    """Lets the state of a built layer be replaced or extended inside a `with` block.
 
     `Layer._tracker`: `build` locks it, and nothing public unlocks it.
     """

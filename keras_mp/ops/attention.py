@@ -58,7 +58,8 @@ def dot_product_attention(
     rounded down to a multiple of `2**-32`, and else multiplied by `1 / (1 - dropout)`
     in FP32. A hash of the seed and of batch, head, query and key decides: no mask is
     stored, and every route, eager, graph, XLA, kernel and formula, drops the same
-    weights.
+    weights. On a GPU, outside of XLA, TensorFlow computes that hash on the CPU; the
+    attention layers use Keras's dropout there.
 
     Args:
         query: float16, bfloat16 or float32, `[batch, queries, heads, size]`. With
@@ -75,13 +76,15 @@ def dot_product_attention(
             the `t`-th.
         dropout: number from [0, 1), default 0; it is rounded to FP32.
         seed: int, two ints, or a `keras.random.SeedGenerator`, which drops other
-            weights at every call; default None. With dropout it is needed.
+            weights at every call; default None. With dropout it is needed. With
+            `keras.KerasTensor` no generator is possible.
 
     Returns:
         A tensor of the dtype of `query`, `[batch, queries, heads, value_size]`.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, or there is dropout without a seed.
+        ValueError: if shapes or dtypes do not fit, there is dropout without a seed, or
+            a generator with `keras.KerasTensor`.
 
     Example:
 

@@ -3,7 +3,7 @@
 The kernel computes the same bits (custom_ops/src/common/attention_dropout.h).
 """
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import keras
@@ -34,17 +34,16 @@ def draw(seed: Any) -> tf.Tensor:
         seed: int, two ints, or a `keras.random.SeedGenerator`, whose next is taken.
 
     Raises:
-        ValueError: it is None, or has another shape.
+        ValueError: it is None, or has another dtype or shape.
     """
     if isinstance(seed, keras.random.SeedGenerator):
         seed = seed.next()
-    elif isinstance(seed, int):
-        seed = [int32(seed), 0]
+    elif isinstance(seed, Integral):
+        seed = [int32(int(seed)), 0]
     if seed is not None:
-        # The low 32 bits of each number.
-        numbers = tf.cast(tf.convert_to_tensor(seed), tf.int32)
-        if numbers.shape.is_compatible_with([2]):
-            return numbers
+        numbers = tf.convert_to_tensor(seed)
+        if numbers.dtype.is_integer and numbers.shape.is_compatible_with([2]):
+            return tf.cast(numbers, tf.int32)  # the low 32 bits of each
     raise ValueError(
         "With `dropout`, `seed` must be an int, two ints, or a "
         f"keras.random.SeedGenerator. Received: seed={seed!r}. A generator draws other "

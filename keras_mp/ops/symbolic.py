@@ -74,6 +74,13 @@ def symbolic(*tensors: str) -> Callable[[_Function], _Function]:
             }
             if not any(keras.utils.is_keras_tensor(x) for x in given.values()):
                 return function(*args, **kwargs)
+            if isinstance(arguments.get("seed"), keras.random.SeedGenerator):
+                raise ValueError(
+                    "With KerasTensors, `seed` must be an int or two ints, since a "
+                    "functional model does not save a generator with its operations. "
+                    f"Received: seed={arguments['seed']!r}. For other weights at every "
+                    "call, use keras_mp.layers.MultiHeadAttention."
+                )
             if arguments.get("output_dtype") is not None:
                 # A string can be saved in the config.
                 dtype = keras.backend.standardize_dtype(arguments["output_dtype"])

@@ -79,6 +79,27 @@ def attention_seeds():
         yield np.array_equal(seeds.state, before), False
 
 
+def attends_otherwise():
+    base = keras.layers.Attention
+    yield keras_internals.attends_otherwise(base, base), False
+    yield keras_internals.attends_otherwise(keras.layers.AdditiveAttention, base), True
+    for name in (
+        "_validate_inputs",
+        "_calculate_score_mask",
+        "_calculate_scores",
+        "_apply_scores",
+    ):
+        asked = []
+
+        def method(self, *inputs, name=name, asked=asked, **options):
+            asked.append(name)
+            return getattr(base, name)(self, *inputs, **options)
+
+        cls = type("Own", (base,), {name: method})
+        cls()([X, X])
+        yield (keras_internals.attends_otherwise(cls, base), bool(asked)), (True, True)
+
+
 def causal_mask():
     mask = keras_internals.causal_mask(attentions()[0], X, X)
     yield np.array(mask).tolist(), [np.tri(3, dtype=bool).tolist()]
@@ -237,6 +258,7 @@ CONTRACTS = (
     grouped_query_scores_scale,
     drop_attention_weights,
     attention_seeds,
+    attends_otherwise,
     causal_mask,
     returns_attention_scores,
     uses_renorm,

@@ -75,6 +75,7 @@ HALVES = ("float16", "bfloat16")
 SEEDS = {
     "int": (5, (5, 0)),
     "large-int": (2**32 - 1, (-1, 0)),
+    "int-of-numpy": (np.int64(5), (5, 0)),
     "list": ([5, 6], (5, 6)),
     "int64": (np.array([2**32 - 1, 6]), (-1, 6)),
     "uint32": (np.uint32([2**32 - 1, 6]), (-1, 6)),

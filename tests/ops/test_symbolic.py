@@ -131,6 +131,13 @@ def test_an_error_in_a_model_is_that_of_the_function():
         ops.softmax(keras.Input((7,), dtype="int32"))
 
 
+def test_a_generator_is_refused_since_no_file_would_have_it():
+    x = keras.Input((2, 1, 4))
+    seed = keras.random.SeedGenerator(1)
+    with pytest.raises(ValueError, match=r"an int or two ints, .* Received: seed="):
+        ops.dot_product_attention(x, x, x, dropout=0.5, seed=seed)
+
+
 def test_a_call_without_its_tensor_is_refused():
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         ops.sum()

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import apply_scores
-from keras_mp.layers.attention.dropout import drop_without_heads
+from keras_mp.layers.attention.dropout import drop_without_heads, hashes_positions
 from keras_mp.layers.attention.one_pass import (
     attend_without_heads,
     can_attend_without_heads,
@@ -51,8 +52,8 @@ class Attention(KeepsPolicy, keras.layers.Attention):
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the dot score in 16 bits,
     without a tensor of the scores and without rounded weights, where there is no
-    `use_scale` and the scores are not returned. In 16 bits the dropout drops other
-    weights than Keras's from the same seed.
+    `use_scale` and the scores are not returned. There the dropout drops other weights
+    in 16 bits than Keras's from the same seed.
 
     Args: those of `keras.layers.Attention`.
 
@@ -64,6 +65,9 @@ class Attention(KeepsPolicy, keras.layers.Attention):
 
     Reference: Mixed Precision Training, section 3.3.
     """
+
+    # What `call` computes by the kernel it leaves to the methods that a subclass has.
+    hands_on = frozenset({"call"})
 
     def call(
         self,
@@ -92,9 +96,9 @@ class Attention(KeepsPolicy, keras.layers.Attention):
         return ops.where(ops.expand_dims(query_mask, -1), outputs, zero)
 
     def _attends_in_one_pass(self, inputs: Any, mask: Any) -> bool:
-        """Tells whether the kernel computes this; a subclass has methods of its own."""
+        """Tells whether the kernel computes this, and a subclass nothing else."""
         return (
-            type(self) is Attention
+            not keras_internals.attends_otherwise(type(self), Attention)
             and self.score_mode == "dot"
             and self.scale is None
             and isinstance(inputs, list)
@@ -120,6 +124,6 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     ) -> tuple[Any, Any]:
         if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)
-        is_own = uses_ops(self, value) and len(scores.shape) == 3
+        is_own = uses_ops(self, value) and len(scores.shape) == 3 and hashes_positions()
         drop = drop_without_heads if is_own else keras.random.dropout
         return apply_scores(self, scores, value, scores_mask, training, drop)

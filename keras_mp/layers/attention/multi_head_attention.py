@@ -30,9 +30,9 @@ class MultiHeadAttention(
     `keras_mp.layers.EinsumDense`.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the attention without a
-    tensor of the scores: in 16 bits, where the scores are not returned. Its dropout
-    drops other weights than Keras's from the same seed, and the same ones in every
-    precision.
+    tensor of the scores: in 16 bits, where the scores are not returned. There, for
+    inputs `[batch, length, size]`, the dropout drops other weights than Keras's from
+    the same seed, and the same ones in every precision.
 
     Args: those of `keras.layers.MultiHeadAttention`.
 

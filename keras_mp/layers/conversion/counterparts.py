@@ -289,10 +289,14 @@ def _disabled(base: Any) -> set[str]:
     """Returns the methods of a Keras layer that its conversion disables or replaces.
 
     They are the methods that the counterpart overrides, such as `call`, and those that
-    only the overridden methods of the Keras layer call, such as `convolution_op`.
+    only the overridden methods of the Keras layer call, such as `convolution_op`; but
+    not those of its `hands_on`, which call that of the Keras layer.
     """
+    counterpart = COUNTERPARTS[base]
     of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
-    ours = _methods(set(COUNTERPARTS[base].__mro__) - set(base.__mro__))
+    ours = _methods(set(counterpart.__mro__) - set(base.__mro__))
+    for name in getattr(counterpart, "hands_on", ()):
+        del ours[name]
     called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
     # The counterparts call private methods of Keras through this module.
     internals = dict(inspect.getmembers(keras_internals, inspect.isfunction))

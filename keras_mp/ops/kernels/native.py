@@ -123,7 +123,8 @@ def has_cuda() -> bool:
             "keras_mp.ops.fp16_gemm and the update step run in plain TensorFlow on the "
             f"GPU, and so slower. Received: {LIBRARY}: {problem}. Its kernels for GPUs "
             f"are {build_facts()['cuda'] or 'none'}. `make wheel-cuda` in the sources "
-            "of keras_mp builds those for this driver: docs/guides/on_a_gpu.md. "
+            "of keras_mp builds others, by an nvcc of a CUDA that the driver knows: "
+            "docs/guides/on_a_gpu.md. "
             "KERAS_MP_OPS=reference turns this warning off.",
             stacklevel=2,
         )

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp import Checkpoints, layers
+from keras_mp.ops.kernels import dispatch
 
 X = np.float16(np.random.default_rng(0).uniform(-1, 1, (2, 5, 6)))
 HEADS = {
@@ -128,6 +129,28 @@ def test_the_seeds_have_the_names_of_keras(name):
     theirs, ours = names
     assert len(ours) == 1
     assert ours == theirs
+
+
+@EACH
+def test_the_layers_after_it_begin_as_after_that_of_keras(name):
+    """Each draws its seeds from Python's random numbers, where it is given none."""
+    kernels = []
+    for package in (keras.layers, layers):
+        keras.utils.set_random_seed(0)
+        make(name, seed=None, package=package)
+        dense = keras.layers.Dense(3)
+        dense.build((1, 2))
+        kernels.append(dense.kernel.numpy())
+    np.testing.assert_array_equal(*kernels)
+
+
+@EACH
+def test_on_a_gpu_it_is_the_dropout_of_keras(name, monkeypatch):
+    monkeypatch.setattr(dispatch, "has_accelerator", lambda: True)
+    theirs = make(name, "float32", package=keras.layers)
+    found = [outputs_and_gradients(x) for x in (make(name, "float32"), theirs)]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-16)
 
 
 @EACH

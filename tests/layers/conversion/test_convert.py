@@ -622,6 +622,35 @@ def test_a_subclass_keeps_its_methods_and_gets_our_arithmetic(tmp_path):
     assert type(keras_mp.to_keras(model).layers[0]) is Named
 
 
+class Causal(keras.layers.Attention):
+    """A subclass whose own `call` asks that of Keras."""
+
+    def call(self, inputs, **options):
+        return super().call(inputs, use_causal_mask=True, **options)
+
+
+class Flipped(keras.layers.Attention):
+    """A subclass with another method, which our `call` has to leave alone."""
+
+    def _calculate_score_mask(self, scores, v_mask, use_causal_mask):
+        return keras.ops.logical_not(
+            super()._calculate_score_mask(scores, v_mask, use_causal_mask)
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [(Causal, {}, [1, 1.5]), (Flipped, {"use_causal_mask": True}, [2, 1.5])],
+    ids=["call", "another-method"],
+)
+def test_a_subclass_of_an_attention_computes_as_before(make, options, expected):
+    query, value = np.zeros((1, 2, 4), "float16"), np.float16([[[1] * 4, [2] * 4]])
+    layer = keras_mp.convert(make(dtype="float16"))
+    assert isinstance(layer, layers.Attention)
+    found = layer([query, value], **options)
+    np.testing.assert_array_equal(found[0, :, 0], expected)
+
+
 def test_a_subclass_with_a_call_of_its_own_stays_and_is_told_of():
     dense = Doubled(2, dtype="mixed_float16")
     model = keras.Sequential([keras.Input((3,)), dense, keras.layers.Dense(1)])
