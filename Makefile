@@ -183,7 +183,7 @@ wheel-cuda: $(if $(NVCC),,$(PIP_NVCC)) $(VENV)/.installed-wheel
 	@label=$$('$(NVCC)' --version | sed -n 's/.* release \([0-9]*\)\..*/+cuda\1/p'); \
 	$(MAKE) --no-print-directory wheel DIST=dist-cuda KERAS_MP_VERSION_LABEL=$$label \
 	  KERAS_MP_CUDA=ON CUDACXX='$(NVCC)'
-	@rm dist-cuda/*.tar.gz  # its version would say that it has the kernels
+	@rm -f dist-cuda/*.tar.gz  # its version would say that it has the kernels
 
 # With the names of a toolkit: nvcc looks for libraries in lib64, and CMake for libcudart.so.
 $(PIP_NVCC): | $(VENV)/.created
