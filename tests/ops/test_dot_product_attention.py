@@ -128,7 +128,12 @@ def test_no_tensor_has_a_number_for_each_pair(ops_mode):
     assert not any({33, 35} <= set(shape) for shape in shapes)
 
 
-def test_a_second_derivative(library):
+@pytest.mark.parametrize(
+    "options",
+    [{"is_causal": True}, {"dropout": 0.25, "seed": (3, -5)}],
+    ids=["causal", "dropout"],
+)
+def test_a_second_derivative(library, options):
     """Of FP32 beside float64, whose formula is TensorFlow's."""
     found = []
     for dtype in ("float32", "float64"):
@@ -139,7 +144,7 @@ def test_a_second_derivative(library):
             outer.watch(tensors)
             with tf.GradientTape() as inner:
                 inner.watch(tensors)
-                y = dot_product_attention(*tensors, is_causal=True)
+                y = dot_product_attention(*tensors, **options)
             slopes = inner.gradient(y, tensors)
             penalty = sum(tf.reduce_sum(slope**2) for slope in slopes)
         found.append([x.numpy() for x in outer.gradient(penalty, tensors)])

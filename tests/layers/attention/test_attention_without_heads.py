@@ -1,5 +1,6 @@
 """Attention by the kernel beside the way that has scores: masks, dropout, gradients."""
 
+import functools
 import itertools
 
 import keras
@@ -63,7 +64,7 @@ def test_graphs_and_xla_drop_what_eager_drops(jit):
         layers.Attention(dropout=0.5, seed=1, dtype="float16") for _ in range(2)
     )
     wanted = outputs_and_gradients(layer, training=True)
-    run = lambda f: tf.function(f, jit_compile=jit)  # noqa: E731
+    run = functools.partial(tf.function, jit_compile=jit)
     found = outputs_and_gradients(other, run, training=True)
     for one, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, expected, rtol=0, atol=4 * 2.0**-10)

@@ -127,7 +127,7 @@ struct Scores {
     for (std::int64_t c = 0; c < columns; c += kWidth) {
       const Float x = mask.Apply(Load<Simd>(row + c) * scale, c, columns);
       Store<Simd>(row + c, x);
-      largest = x > largest ? x : largest;
+      largest = Simd::Max(x, largest);
     }
     return Lanes<Simd>::Max(largest);
   }
