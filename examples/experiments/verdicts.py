@@ -84,9 +84,7 @@ def of_forms(comparison: Comparison, results: Results) -> str:
     for name in FORMS:
         other = precision({"flags": {"precision": name, "loss_scale": "dynamic"}})
         for measure, margin in comparison.margins.items():
-            found = differences(
-                results, other, measure, margin, comparison.pooled, "mixed"
-            )
+            found = differences(results, other, measure, margin, False, "mixed")
             rows += [
                 [", ".join(filter(None, (label, other))), measure, *_cells(difference)]
                 for label, difference in found.items()

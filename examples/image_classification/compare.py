@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison
+from experiments.compare import SETTINGS, Comparison, forms
 from experiments.paired import Margin
 from image_classification.model import NETWORKS
 
@@ -19,7 +19,9 @@ COMPARISON = Comparison(
     settings={
         f"{network}, {name}": ["--network", network, *flags]
         for network in NETWORKS
-        for name, flags in SETTINGS.items()
+        for name, flags in (
+            SETTINGS | (forms(3) if network == "alexnet" else {})
+        ).items()
     },
     demo=[
         f"{network}, {name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison, constant
+from experiments.compare import SETTINGS, Comparison, constant, forms
 from experiments.paired import Margin
 from experiments.report import Results
 
@@ -32,7 +32,7 @@ def translations(results: Results, out: Path) -> str:
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS | constant(128),
+    settings=SETTINGS | constant(128) | forms(3),
     demo=["fp32", "mixed"],
     measures=["held-out perplexity", "BLEU greedy", "BLEU beam 5"],
     margins={
