@@ -4,8 +4,10 @@
 
 #include "keras_mp/update_cpu.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "common/compressed_suite.h"
 #include "common/update_suite.h"
@@ -48,6 +50,47 @@ class CpuDevice {
   int threads_ = 0;
 };
 
+// So many gradients that they are written past the caches: 16 and 32 bits, to where whole
+// vectors can be written and to where they cannot, and the sum of their squares.
+void TestManyGradients(Isa isa) {
+  constexpr std::int64_t kSizes[] = {(1 << 22) + 3, (1 << 22) + 1029};
+  constexpr float kGuard = 7;
+  const std::vector<std::uint16_t> halves(kSizes[0], FloatToHalf(6));
+  std::vector<float> singles(kSizes[1]);
+  for (std::int64_t i = 0; i < kSizes[1]; ++i) singles[i] = static_cast<float>(i % 97);
+  std::vector<float> to_halves(kSizes[0] + 1, kGuard), to_singles(kSizes[1] + 2, kGuard);
+
+  const Gradient gradients[] = {{kSizes[0], DataType::kHalf, halves.data()},
+                                {kSizes[1], DataType::kFloat, singles.data()}};
+  float* const to[] = {to_halves.data(), to_singles.data() + 1};
+  const float scale = 2;
+  float largest[2], sum_of_squares;
+  GradientCheck check;
+  check.gradients = gradients;
+  check.count = 2;
+  check.scale = &scale;
+  check.largest = largest;
+  check.sum_of_squares = &sum_of_squares;
+  EXPECT(CpuDevice(isa).Unscale(check, to).ok(), "%s: many gradients", Name(isa));
+
+  double expected_sum = 9.0 * kSizes[0];
+  std::int64_t wrong = std::count_if(to_halves.begin(), to_halves.end() - 1,
+                                     [](float x) { return x != 3; });
+  for (std::int64_t i = 0; i < kSizes[1]; ++i) {
+    const float expected = static_cast<float>(i % 97) / 2;
+    wrong += to_singles[i + 1] != expected;
+    expected_sum += static_cast<double>(expected) * expected;
+  }
+  EXPECT(wrong == 0, "%s: %ld of many gradients are wrong", Name(isa), wrong);
+  EXPECT(to_halves.back() == kGuard && to_singles.front() == kGuard &&
+             to_singles.back() == kGuard,
+         "%s wrote beside many gradients", Name(isa));
+  EXPECT(largest[0] == 3 && largest[1] == 48, "%s: largest %g and %g", Name(isa),
+         largest[0], largest[1]);
+  EXPECT(std::abs(sum_of_squares / expected_sum - 1) < 1e-5, "%s: sum of squares %g",
+         Name(isa), sum_of_squares);
+}
+
 }  // namespace
 }  // namespace keras_mp
 
@@ -65,6 +108,7 @@ int main(int argc, char** argv) {
     suite.TestManyLists(100);
     CompressedSuite compressed(CpuDevice{isa});
     compressed.TestAll(1 << 21);
+    TestManyGradients(isa);
   }
   return Report();
 }

@@ -32,6 +32,9 @@ struct Avx2 {
   static Float Min(Float a, Float b) { return _mm256_min_ps(a, b); }
   static Float Max(Float a, Float b) { return _mm256_max_ps(a, b); }
 
+  // Writes past the caches, to a multiple of 32 bytes.
+  static void Stream(float* to, Float x) { _mm256_stream_ps(to, x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
   }

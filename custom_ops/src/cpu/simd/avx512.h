@@ -34,6 +34,9 @@ struct Avx512 {
   static Float Min(Float a, Float b) { return _mm512_maskz_min_ps(0xffff, a, b); }
   static Float Max(Float a, Float b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 
+  // Writes past the caches, to a multiple of 64 bytes.
+  static void Stream(float* to, Float x) { _mm512_stream_ps(to, x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     // Masked, because GCC 12 warns of uninitialized memory in the plain intrinsics.
     return _mm512_maskz_cvtph_ps(

@@ -32,6 +32,8 @@ struct Neon {
   static Float Min(Float a, Float b) { return a < b ? a : b; }
   static Float Max(Float a, Float b) { return a > b ? a : b; }
 
+  static void Stream(float* to, Float x) { std::memcpy(to, &x, sizeof x); }
+
   static Float LoadHalf(const std::uint16_t* x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
   }

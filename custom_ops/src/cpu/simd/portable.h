@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "common/half.h"
 
@@ -33,6 +34,8 @@ struct Portable {
 
   static Float Min(Float a, Float b) { return a < b ? a : b; }
   static Float Max(Float a, Float b) { return a > b ? a : b; }
+
+  static void Stream(float* to, Float x) { std::memcpy(to, &x, sizeof x); }
 
   static Float LoadHalf(const std::uint16_t* x) {
     return Float{HalfToFloat(x[0]), HalfToFloat(x[1]), HalfToFloat(x[2]),

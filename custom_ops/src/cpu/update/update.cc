@@ -10,6 +10,7 @@
 #include "keras_mp/update_cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <vector>
 
@@ -24,6 +25,9 @@ namespace {
 // Elements of a chunk. The sums of squares of its blocks, and of all chunks, are added up
 // in double.
 constexpr std::int64_t kChunkSize = 1 << 16;
+// From so many un-scaled gradients on they are written past the caches, which could not
+// hold them until they are read: 32 MiB.
+constexpr std::int64_t kStreamedSize = 1 << 23;
 static_assert(kChunkSize % kUpdateBlock == 0 && kUpdateBlock % kSlotGroup == 0,
               "no group of a slot is in two blocks");
 
@@ -87,8 +91,11 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
   const Status status = CheckSizes(check.count, isa);
   if (!status.ok()) return status;
   const UpdateKernel& kernel = *UpdateKernelOf(isa);
-  const auto chunks =
-      Cut(check.count, [&](std::int64_t i) { return check.gradients[i].size; });
+  const auto size_of = [&](std::int64_t i) { return check.gradients[i].size; };
+  const auto chunks = Cut(check.count, size_of);
+  std::int64_t elements = 0;
+  for (std::int64_t i = 0; i < check.count; ++i) elements += size_of(i);
+  const bool streams = elements >= kStreamedSize;
   std::vector<std::int32_t> largest(chunks.size());
   std::vector<double> sums(check.sum_of_squares ? chunks.size() : 0);
   ForChunks(parallel, chunks, [&](std::int64_t i) {
@@ -98,11 +105,13 @@ Status Check(const GradientCheck& check, const To& to, const Parallel& parallel,
     std::int32_t most = 0;
     ForBlocks(chunk, [&](std::int64_t at, std::int64_t n) {
       float* given = Offset(to(chunk.array), at);
-      float* unscaled = given ? given : buffer;
+      float* unscaled = given && !streams ? given : buffer;
       most = std::max(most, kernel.unscale(At(gradient, at), gradient.type, n,
                                            *check.scale, unscaled));
       if (check.sum_of_squares) sums[i] += kernel.sum_of_squares(unscaled, n);
+      if (given && streams) kernel.stream(unscaled, n, given);
     });
+    if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
     largest[i] = most;
   });
   std::vector<std::int32_t> of_array(check.count);

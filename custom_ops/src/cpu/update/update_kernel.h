@@ -20,6 +20,9 @@ struct UpdateKernel {
   // integers they have the order of the magnitudes, and those of NaN come last.
   std::int32_t (*unscale)(const void* x, DataType type, std::int64_t n, float scale,
                           float* to);
+  // Copies past the caches, where the instruction set can. A fence has to follow before
+  // another thread reads.
+  void (*stream)(const float* from, std::int64_t n, float* to);
   float (*sum_of_squares)(const float* x, std::int64_t n);
   // master = weight where the weight is not a rounding of the master.
   void (*sync_masters)(float* master, const std::uint16_t* weight, DataType type,

@@ -157,6 +157,16 @@ struct UpdateOf {
     return SingleBlock::Unscale(static_cast<const float*>(x), n, scale, to);
   }
 
+  static void Stream(const float* from, std::int64_t n, float* to) {
+    std::int64_t i = 0;
+    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(typename Simd::Float) == 0) {
+      for (; i + Simd::kWidth <= n; i += Simd::kWidth) {
+        Simd::Stream(to + i, Load<Simd>(from + i));
+      }
+    }
+    std::copy(from + i, from + n, to + i);
+  }
+
   static void SyncMasters(float* master, const std::uint16_t* weight, DataType type,
                           std::int64_t n, Rounding rounding) {
     type == DataType::kHalf ? HalfBlock::SyncMasters(master, weight, n, rounding)
@@ -223,7 +233,8 @@ struct UpdateOf {
 
 template <class Simd>
 constexpr UpdateKernel kUpdateKernel = {
-    UpdateOf<Simd>::Unscale,     UpdateOf<Simd>::SingleBlock::SumOfSquares,
+    UpdateOf<Simd>::Unscale,     UpdateOf<Simd>::Stream,
+    UpdateOf<Simd>::SingleBlock::SumOfSquares,
     UpdateOf<Simd>::SyncMasters, UpdateOf<Simd>::Cast,
     UpdateOf<Simd>::CastWithNoise,
     UpdateOf<Simd>::Join,        UpdateOf<Simd>::Split,
