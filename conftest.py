@@ -1,6 +1,8 @@
 """Sets up TensorFlow and Keras for the tests and for the doctests in keras_mp/."""
 
+import gc
 import os
+import time
 
 # Read by TensorFlow and Keras when they are imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -34,10 +36,29 @@ tf.config.set_logical_device_configuration(
 )
 
 
+SECONDS_BETWEEN_COLLECTIONS = 5
+last_collection = time.monotonic()
+gc.freeze()  # what has been imported is not looked at again
+
+
+@pytest.fixture(autouse=True)
+def prompt_collection():
+    """Collects garbage before an iterator of tf.data in it is old.
+
+    Its destructor may wait for a thread that autotunes and missed that it is over: as
+    long as the iterator has lived, up to a minute. Collecting after each test would
+    take longer than most tests.
+    """
+    global last_collection
+    yield
+    if time.monotonic() - last_collection > SECONDS_BETWEEN_COLLECTIONS:
+        gc.collect()
+        last_collection = time.monotonic()
+
+
 @pytest.fixture(autouse=True)
 def fresh_keras():
     """No test sees the names, dtype policy or random state another one left."""
-    # Collecting garbage after each test would take longer than most tests.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
