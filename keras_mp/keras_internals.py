@@ -359,8 +359,8 @@ OVERRIDDEN_HOOKS = {
     "Attention": ("_calculate_scores", "_apply_scores"),
     "Average": ("_merge_function",),
     "Dot": ("_merge_function",),
-    "GroupQueryAttention": ("_compute_attention",),
-    "MultiHeadAttention": ("_compute_attention",),
+    "GroupQueryAttention": ("_compute_attention_mask", "_compute_attention"),
+    "MultiHeadAttention": ("_compute_attention_mask", "_compute_attention"),
 }
 
 
@@ -436,6 +436,25 @@ def attends_otherwise(cls: Any, base: Any) -> bool:
         or cls._calculate_score_mask is not base._calculate_score_mask
         or cls._calculate_scores is not base._calculate_scores
         or cls._apply_scores is not base._apply_scores
+    )
+
+
+def takes_masks_otherwise(cls: Any, base: Any) -> bool:
+    """Tells whether a class overrides what makes the mask of an attention, or takes it.
+
+    `MultiHeadAttention._compute_attention_mask`, `_compute_causal_mask` and
+    `_compute_attention`, which `call` calls, or that itself: a subclass may override
+    them.
+
+    Args:
+        cls: a subclass of `base`, or `base`.
+        base: a subclass of `keras.layers.MultiHeadAttention` or `GroupQueryAttention`.
+    """
+    return (
+        cls.call is not base.call
+        or cls._compute_attention_mask is not base._compute_attention_mask
+        or cls._compute_causal_mask is not base._compute_causal_mask
+        or cls._compute_attention is not base._compute_attention
     )
 
 

@@ -100,6 +100,31 @@ def attends_otherwise():
         yield (keras_internals.attends_otherwise(cls, base), bool(asked)), (True, True)
 
 
+def takes_masks_otherwise():
+    for layer in attentions():
+        base = type(layer)
+        yield keras_internals.takes_masks_otherwise(base, base), False
+        for name in (
+            "call",
+            "_compute_attention_mask",
+            "_compute_causal_mask",
+            "_compute_attention",
+        ):
+            asked = []
+
+            def method(self, *inputs, name=name, asked=asked, base=base, **options):
+                asked.append(name)
+                return getattr(base, name)(self, *inputs, **options)
+
+            cls = type("Own", (base,), {name: method})
+            with keras_internals.unlocked(layer):
+                layer.__class__ = cls
+            mask = np.ones((1, X.shape[1], X.shape[1]), bool)
+            layer(X, X, attention_mask=mask, use_causal_mask=True)
+            otherwise = keras_internals.takes_masks_otherwise(cls, base)
+            yield (otherwise, bool(asked)), (True, True)
+
+
 def causal_mask():
     mask = keras_internals.causal_mask(attentions()[0], X, X)
     yield np.array(mask).tolist(), [np.tri(3, dtype=bool).tolist()]
@@ -259,6 +284,7 @@ CONTRACTS = (
     drop_attention_weights,
     attention_seeds,
     attends_otherwise,
+    takes_masks_otherwise,
     causal_mask,
     returns_attention_scores,
     uses_renorm,

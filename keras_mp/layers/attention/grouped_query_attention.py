@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.causal_mask import CausalMask, HidesLaterKeys, merge
 from keras_mp.layers.attention.dropout import DropsByPosition
 from keras_mp.layers.attention.one_pass import (
     attend_in_one_pass,
@@ -22,7 +23,11 @@ from keras_mp.layers.precision import multiplies
 # name; default names of layers and weights derive from the name of the class.
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GroupedQueryAttention(
-    KeepsPolicy, FP32Projections, DropsByPosition, keras.layers.GroupQueryAttention
+    KeepsPolicy,
+    FP32Projections,
+    DropsByPosition,
+    HidesLaterKeys,
+    keras.layers.GroupQueryAttention,
 ):
     """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
 
@@ -51,18 +56,29 @@ class GroupedQueryAttention(
         attention_mask: Any = None,
         training: bool | None = None,
     ) -> tuple[Any, Any]:
+        is_causal = isinstance(attention_mask, CausalMask)
+        if is_causal:
+            attention_mask = attention_mask.other
         is_flash = keras_internals.uses_flash_attention(self)
-        if is_flash or not multiplies(self, query, key, value):
+        computes = not is_flash and multiplies(self, query, key, value)
+        returns_scores = keras_internals.returns_attention_scores(self)
+        if (
+            computes
+            and not returns_scores
+            and can_attend_in_one_pass(self, query, key, value)
+        ):
+            scale = keras_internals.grouped_query_scores_scale(self)
+            outputs = attend_in_one_pass(
+                self, query, key, value, attention_mask, scale, training, is_causal
+            )
+            return outputs, None
+        if is_causal:
+            causal = keras_internals.causal_mask(self, query, value)
+            attention_mask = merge(attention_mask, causal)
+        if not computes:
             return super()._compute_attention(
                 query, key, value, attention_mask, training
             )
-        returns_scores = keras_internals.returns_attention_scores(self)
-        if not returns_scores and can_attend_in_one_pass(self, query, key, value):
-            scale = keras_internals.grouped_query_scores_scale(self)
-            outputs = attend_in_one_pass(
-                self, query, key, value, attention_mask, scale, training
-            )
-            return outputs, None
         scores = contract(
             self,
             *parse(keras_internals.scores_equation(self), 4),

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.attention.base_attention import masked_softmax
+from keras_mp.layers.attention.causal_mask import CausalMask, HidesLaterKeys, merge
 from keras_mp.layers.attention.dropout import DropsByPosition
 from keras_mp.layers.attention.one_pass import (
     attend_in_one_pass,
@@ -20,7 +21,11 @@ from keras_mp.layers.precision import multiplies
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class MultiHeadAttention(
-    KeepsPolicy, FP32Projections, DropsByPosition, keras.layers.MultiHeadAttention
+    KeepsPolicy,
+    FP32Projections,
+    DropsByPosition,
+    HidesLaterKeys,
+    keras.layers.MultiHeadAttention,
 ):
     """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
 
@@ -57,24 +62,14 @@ class MultiHeadAttention(
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
+        if isinstance(attention_mask, CausalMask):
+            attention_mask, use_causal_mask = attention_mask.other, True
         is_flash = keras_internals.uses_flash_attention(self)
-        if is_flash or not multiplies(self, query, key, value):
-            # Keras 3.8 has neither argument, Keras 3.14 not the second. It passes no
-            # argument that it does not have.
-            options = {
-                "return_attention_scores": return_attention_scores,
-                "use_causal_mask": use_causal_mask,
-            }
-            return super()._compute_attention(
-                query,
-                key,
-                value,
-                attention_mask,
-                training,
-                **{name: True for name, is_asked in options.items() if is_asked},
-            )
-        if not return_attention_scores and can_attend_in_one_pass(
-            self, query, key, value
+        computes = not is_flash and multiplies(self, query, key, value)
+        if (
+            computes
+            and not return_attention_scores
+            and can_attend_in_one_pass(self, query, key, value)
         ):
             scale = keras_internals.scores_scale(self)
             outputs = attend_in_one_pass(
@@ -88,6 +83,17 @@ class MultiHeadAttention(
                 use_causal_mask,
             )
             return outputs, None
+        if use_causal_mask:
+            causal = keras_internals.causal_mask(self, query, value)
+            attention_mask = merge(attention_mask, causal)
+        if not computes:
+            # Keras 3.8 has no such argument.
+            options = (
+                {"return_attention_scores": True} if return_attention_scores else {}
+            )
+            return super()._compute_attention(
+                query, key, value, attention_mask, training, **options
+            )
         rank = len(query.shape)
         scores = contract(
             self,
@@ -99,10 +105,6 @@ class MultiHeadAttention(
         )
         axes = range(-len(self.attention_axes), 0)
         mask = self._mask_for(scores, attention_mask)
-        if use_causal_mask:
-            causal = keras_internals.causal_mask(self, query, value)
-            causal = self._mask_for(scores, causal)
-            mask = causal if mask is None else ops.logical_and(mask, causal)
         weights = masked_softmax(scores, mask, axes, self.compute_dtype)
         if mask is not None and (
             self.dropout > 0.0 or return_attention_scores or rank != 4

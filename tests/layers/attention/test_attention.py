@@ -238,3 +238,63 @@ def test_masks_of_an_embedding_reach_the_attention():
         x = package.LSTM(3, dtype="mixed_float16")(x)
         results.append(keras.Model(inputs, x)(tokens).numpy())
     np.testing.assert_allclose(*results, rtol=0, atol=60 * 2.0**-11)
+
+
+CAUSAL_LAYERS = {
+    "heads": lambda cls=layers.MultiHeadAttention: cls(2, 4, dtype="float16"),
+    "groups": lambda cls=layers.GroupQueryAttention: cls(4, 2, 1, dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "causal-and-mask"])
+@pytest.mark.parametrize("name", CAUSAL_LAYERS)
+def test_a_causal_mask_is_no_tensor(name, masked):
+    """The kernel gets the other mask alone; the result is that of the whole mask."""
+    layer = CAUSAL_LAYERS[name]()
+    x = tf.cast(np.random.default_rng(0).normal(size=(2, 5, 8)), "float16")
+    other = np.ones((2, 1, 5), bool)
+    other[0, :, 3] = False
+    mask = tf.constant(other) if masked else None
+    whole = np.tri(5, dtype=bool)[None] & (other if masked else True)
+    wanted = layer(x, x, attention_mask=tf.constant(whole))
+    graph = tf.function(
+        lambda: layer(x, x, attention_mask=mask, use_causal_mask=True)
+    ).get_concrete_function()
+    for y in (graph(), layer(x, x, attention_mask=mask, use_causal_mask=True)):
+        np.testing.assert_array_equal(y, wanted)
+    operations = graph.graph.get_operations()
+    kernels = [op for op in operations if op.type == "KerasMp>Attention"]
+    assert not [op for op in operations if op.type == "Cumsum"]
+    if has_kernel("float16"):
+        assert [op.get_attr("is_causal") for op in kernels] == [True]
+        assert len(kernels[0].inputs) == 3 + masked
+
+
+def test_a_subclass_gets_the_causal_mask_as_a_tensor():
+    """Whatever of the three methods it overrides, and with Keras's `call`."""
+    base = layers.MultiHeadAttention
+    x = tf.cast(np.random.default_rng(0).normal(size=(2, 5, 8)), "float16")
+
+    class Masks(base):
+        def _compute_attention_mask(self, *args, **options):
+            return super()._compute_attention_mask(*args, **options) & True
+
+    class Attends(base):
+        def _compute_attention(self, query, key, value, attention_mask=None, *args):
+            seen.append(attention_mask)
+            return super()._compute_attention(query, key, value, attention_mask, *args)
+
+    class Looks(base):
+        def _compute_causal_mask(self, query, value=None):
+            return super()._compute_causal_mask(query, value) | True
+
+    for cls in (Masks, Attends, Looks):
+        seen = []
+        keras.utils.set_random_seed(0)
+        layer = CAUSAL_LAYERS["heads"](cls)
+        hides = np.ones((5, 5), bool) if cls is Looks else np.tri(5, dtype=bool)
+        wanted = layer(x, x, attention_mask=tf.constant(hides[None]))
+        del seen[:]
+        np.testing.assert_array_equal(layer(x, x, use_causal_mask=True), wanted)
+        assert all(mask.dtype == bool for mask in seen)
+        assert len(seen) == (cls is Attends)
