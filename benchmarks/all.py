@@ -17,9 +17,8 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 from machine import directory, gpus, instruction_set, processor
 
 HERE = Path(__file__).parent
-NAMES = sorted(
-    {path.stem for path in HERE.glob("*.py")} - {"all", "machine", "own_models"}
-)
+SHARED = {"all", "machine", "own_models", "training_models", "variants"}
+NAMES = sorted({path.stem for path in HERE.glob("*.py")} - SHARED)
 
 
 def write_table(name, folder):

@@ -1,9 +1,12 @@
-"""What a benchmark ran on, and how long its steps take."""
+"""What a benchmark ran on, and how much time and memory its steps take."""
 
+import multiprocessing
 import os
 import re
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -74,3 +77,22 @@ def medians(steps, rounds):
             step()
             spent.append(1e3 * (time.perf_counter() - start))
     return [statistics.median(spent) for spent in times]
+
+
+def peak():
+    """Returns the most MiB of memory that this process has held, on Linux."""
+    # `ru_maxrss` would begin with what the parent process held.
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+
+
+def alone(function, *arguments):
+    """Returns what a function returns in a process of its own.
+
+    It is a copy of one that has imported keras_mp and run nothing: each begins with the
+    same memory, and none waits for the imports.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["keras_mp"])
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(function, *arguments).result()

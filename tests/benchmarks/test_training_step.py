@@ -1,0 +1,72 @@
+"""benchmarks/training_step.py: its decoders, and its table."""
+
+import functools
+import re
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+TINY = {"tokens": 8, "batch": 2, "blocks": 1, "width": 16, "words": 16}
+
+
+def operations(model, inputs):
+    """The names of the operations that a model and its gradient are made of."""
+
+    @tf.function
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            y = model(inputs, training=True)
+        return tape.gradient(y, model.trainable_variables)
+
+    graph = step.get_concrete_function(inputs).graph.as_graph_def()
+    return {node.op for node in graph.node}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "hub_gpt2"])
+@pytest.mark.parametrize("variant", ["ours, float16", "ours, bfloat16"])
+def test_a_decoder_attends_in_one_pass(script, name, variant):
+    if name == "hub_gpt2":
+        pytest.importorskip("keras_hub", reason="needs keras-hub")
+    make_parts = getattr(script("training_models"), name)
+    model, (inputs, _) = script("variants").compiled(
+        functools.partial(make_parts, **TINY), variant
+    )
+    found = operations(model, inputs)
+    assert {"KerasMp>Attention", "KerasMp>AttentionGradient"} <= found
+    assert "Softmax" not in found
+
+
+def test_the_table_has_a_row_for_each_variant(script, monkeypatch, capsys):
+    training_step = script("training_step")
+    gpt2 = script("training_models").gpt2
+    monkeypatch.setattr(
+        training_step, "MODELS", {"tiny": functools.partial(gpt2, **TINY)}
+    )
+    variants = training_step.VARIANTS
+    kept = {name: variants[name] for name in ("FP32", "ours, float16")}
+    monkeypatch.setattr(training_step, "VARIANTS", kept)
+    known = {"FP32": (2.0, 40.0), "ours, float16": (1.0, 30.0)}
+    monkeypatch.setattr(
+        training_step, "alone", lambda run, name, which, xla: known[which]
+    )
+    training_step.main(["tiny", "--rounds=1"])
+    columns, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.*$", capsys.readouterr().out, re.MULTILINE)
+    ]
+    assert columns[4:] == ["first step, s", "peak memory, MiB"]
+    assert [row[:2] for row in rows] == [["tiny", "FP32"], ["tiny", "ours, float16"]]
+    assert rows[0][3] == "1.00"
+    assert [row[4:] for row in rows] == [["2.0", "40"], ["1.0", "30"]]
+
+
+def test_the_first_step_is_the_one_that_traces(script, monkeypatch):
+    training_step = script("training_step")
+    clock = SimpleNamespace(perf_counter=iter([10.0, 13.5]).__next__)
+    taken = []
+    step = functools.partial(taken.append, 1)
+    monkeypatch.setattr(training_step, "time", clock)
+    monkeypatch.setattr(training_step, "make_step", lambda *made: step)
+    monkeypatch.setattr(training_step, "peak", lambda: 100.0 + 7 * len(taken))
+    assert training_step.first_step("GPT-2-256", "FP32", False) == (3.5, 21.0)
