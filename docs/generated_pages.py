@@ -16,10 +16,13 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads a hook by its path
 from charts import CHARTS, chart
+from growth_charts import growth_charts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = re.compile(r'^--8<-- "(benchmarks/results/\w+/(\w+)\.md)"$', re.MULTILINE)
 TOUR = ROOT / "examples" / "tour.ipynb"
+# What draws the tables of a benchmark.
+DRAWN_BY = dict.fromkeys(CHARTS, chart) | {"growth": growth_charts}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,12 +40,12 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     """Puts a chart before each long table of measurements, and folds the table."""
 
     def with_chart(match: re.Match[str]) -> str:
-        if match[2] not in CHARTS:
+        if match[2] not in DRAWN_BY:
             return match[0]
         folded = (
             f'??? note "All numbers, as the benchmark wrote them"\n\n    {match[0]}'
         )
-        return f"{chart(ROOT / match[1])}\n\n{folded}"
+        return f"{DRAWN_BY[match[2]](ROOT / match[1])}\n\n{folded}"
 
     return RESULTS.sub(with_chart, markdown)
 
