@@ -6,10 +6,9 @@ and its memory, in FP32, in mixed precision as Keras has it, and in ours:
 - weights: a decoder like GPT-2 whose width doubles, with 256 words in a batch. The
   largest models are counted, not run: weights, gradients and the optimizer's state.
 - batch: a small decoder.
-- tokens: a layer of causal attention alone, one sequence a batch.
-- replicas: the small decoder, where replicas on virtual CPUs share one batch. As they
-  also share the cores, no step can be shorter than that of one replica, whose time over
-  theirs is the efficiency.
+- tokens: a layer of attention alone, without a mask, one sequence a batch.
+- replicas: the small decoder, where replicas on virtual CPUs share one batch, and the
+  cores. The time of one replica over theirs is the efficiency.
 
 The last table has the law of each: the exponent p of cost ~ size^p, the slope of a
 straight line through the logarithms of the three largest sizes that were measured. A
@@ -56,9 +55,7 @@ def wide_gpt2(width):
 
 def attention(tokens, heads=8, size=64):
     inputs = layers.Input((tokens, heads * size))
-    attended = layers.MultiHeadAttention(heads, size)(
-        inputs, inputs, use_causal_mask=True
-    )
+    attended = layers.MultiHeadAttention(heads, size)(inputs, inputs)
     x = np.random.default_rng(0).normal(size=(1, *inputs.shape[1:]))
     return keras.Model(inputs, attended), keras.optimizers.SGD(0.1), "mse", (x, x)
 
@@ -98,9 +95,10 @@ def times(table, size, rounds):
 
 def memory(table, size, variant):
     """Returns the MiB that a model and its first steps add to those of a tiny one."""
-    with scope(table, size):
-        make_step(tiny_gpt2, variant)()
-        before = peak()
+    replicas = scope(table, size)
+    make_step(tiny_gpt2, variant)()
+    before = peak()
+    with replicas:
         step = make_step(functools.partial(TABLES[table][1], size), variant)
     for _ in range(3):
         step()

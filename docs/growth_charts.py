@@ -39,11 +39,11 @@ def _figure(rows: Sequence[Row], laws: Sequence[Row]) -> str:
             _points([row for row in rows if row["variant"] == name], column, what)
             for name in variants
         ]
-        parts += _panel(i * WIDTH / 2, what, lines)
+        parts += _panel(i * WIDTH / 2, what, column, lines)
     caption = f"{_caption(column, laws)} Lower is better. Both axes are logarithmic."
     if any(row["step, ms"] == "counted" for row in rows):
         caption += " Rings are counted, not measured."
-    height = HEIGHT + 4 * LINE
+    height = HEIGHT + 5 * LINE
     return (
         f'<figure class="chart"><svg viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(f"Cost over {column}")}">{"".join(parts)}</svg>'
@@ -59,13 +59,15 @@ def _points(rows: Sequence[Row], column: str, what: str) -> list[Point]:
     ]
 
 
-def _panel(left: float, what: str, lines: Sequence[Sequence[Point]]) -> list[str]:
+def _panel(
+    left: float, what: str, column: str, lines: Sequence[Sequence[Point]]
+) -> list[str]:
     """Returns the elements of one panel, `left` units from the left edge."""
     points = [point for line in lines for point in line]
     sizes = sorted({size for size, *_ in points})
     costs = [cost for _, cost, _ in points]
     low, high = math.log2(min(costs)), math.log2(max(costs))
-    bottom = 2 * LINE + HEIGHT
+    top, bottom = 3 * LINE, 3 * LINE + HEIGHT
     start, end = left + MARGIN, left + WIDTH / 2 - GAP
 
     def x(size: float) -> float:
@@ -91,10 +93,11 @@ def _panel(left: float, what: str, lines: Sequence[Sequence[Point]]) -> list[str
         for size in sizes
     ]
     middle = (start + end) / 2
-    parts.append(
+    parts += [
+        f'<text x="{start}" y="{top - 12}" text-anchor="middle">{escape(what)}</text>',
         f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">'
-        f"{escape(what)}</text>"
-    )
+        f"{escape(column)}</text>",
+    ]
     for color, line in zip(COLORS, lines, strict=True):
         places = [(x(size), y(cost), counted) for size, cost, counted in line]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b, counted in places if not counted)
