@@ -66,7 +66,9 @@ def _panel(
     points = [point for line in lines for point in line]
     sizes = sorted({size for size, *_ in points})
     costs = [cost for _, cost, _ in points]
-    low, high = math.log2(min(costs)), math.log2(max(costs))
+    # Whole powers of two, so that any axis has two lines at least.
+    low = math.floor(math.log2(min(costs)))
+    high = max(low + 1, math.ceil(math.log2(max(costs))))
     top, bottom = 3 * LINE, 3 * LINE + HEIGHT
     start, end = left + MARGIN, left + WIDTH / 2 - GAP
 
@@ -78,9 +80,8 @@ def _panel(
         return bottom - (math.log2(cost) - low) / (high - low) * HEIGHT
 
     parts = []
-    # At most six lines, at powers of two.
     step = math.ceil((high - low) / 6)
-    for power in range(math.ceil(low), math.floor(high) + 1, step):
+    for power in range(low, high + 1, step):
         at = y(2.0**power)
         parts += [
             f'<line x1="{start}" x2="{end}" y1="{at:.1f}" y2="{at:.1f}"/>',

@@ -108,6 +108,16 @@ def test_each_table_has_a_chart(table, charts):
     assert "memory ~ tokens^p with p = 2.00 (FP32), 2.00 (Keras, mixed_float16)" in text
 
 
+def test_costs_that_do_not_grow_have_an_axis_too(table, charts):
+    step = r"(?<=(?:FP32|at16) \| )\d+\.0"
+    flat = re.sub(step, "64.0", table.read_text())
+    table.write_text(flat)
+    text = charts("growth_charts").growth_charts(table)
+    # Each of the four panels has a line at 64, and one at 128.
+    assert text.count('text-anchor="end">64<') >= 4
+    assert text.count('text-anchor="end">128<') >= 4
+
+
 def test_each_replica_holds_weights_masters_and_moments(script, growth):
     alone = script("machine").alone  # here there are virtual CPUs of other tests
     model, *_ = growth.small_gpt2(batch=1)
