@@ -262,10 +262,10 @@ def test_a_causal_mask_is_no_tensor(name, masked):
     ).get_concrete_function()
     for y in (graph(), layer(x, x, attention_mask=mask, use_causal_mask=True)):
         np.testing.assert_array_equal(y, wanted)
-    operations = graph.graph.get_operations()
-    kernels = [op for op in operations if op.type == "KerasMp>Attention"]
-    assert not [op for op in operations if op.type == "Cumsum"]
     if has_kernel("float16"):
+        operations = graph.graph.get_operations()
+        kernels = [op for op in operations if op.type == "KerasMp>Attention"]
+        assert not [op for op in operations if op.type == "Cumsum"]
         assert [op.get_attr("is_causal") for op in kernels] == [True]
         assert len(kernels[0].inputs) == 3 + masked
 
