@@ -47,6 +47,10 @@ def forms(count: int) -> dict[str, list[str]]:
     return found
 
 
+def _is_form(result: report.Result) -> bool:
+    return result["flags"]["precision"] in FORMS
+
+
 def constant(scale: int) -> dict[str, list[str]]:
     """Returns the setting of mixed precision with a constant loss scale."""
     return {f"mixed, scale {scale}": [*MIXED, "--loss-scale", str(scale)]}
@@ -121,10 +125,8 @@ class Comparison:
     def panels(self, results: report.Results) -> list[curves.Panel]:
         """Returns what `draw` draws."""
         # The curves of forms of state would hide that of mixed precision.
-        hidden = forms(1)
-        drawn = {
-            n: r for n, r in results.items() if n.partition(" seed")[0] not in hidden
-        }
+        others = {n: r for n, r in results.items() if not _is_form(r)}
+        drawn = others or results
         return curves.panels(drawn, self.curve, self.log_scale, self.groups)
 
     def _parse(

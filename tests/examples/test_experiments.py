@@ -199,7 +199,7 @@ flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 out = pathlib.Path(flags["--out"])
 out.mkdir(parents=True)
 (out / "result.json").write_text(json.dumps({
-    "flags": {"eval_every": 5},
+    "flags": {"eval_every": 5, "precision": "fp32"},
     "measures": {"error": float(flags["--seed"]) + 0.5},
     "step_seconds": 0.25, "seconds": 90.0, "peak_mb": 900.4,
     "loss_scale": None, "skipped_steps": 3.0,
@@ -231,6 +231,18 @@ def test_comparison(comparison, tmp_path, capfd):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     recorded = sorted((comparison.folder / "results" / "demo").iterdir())
     assert [path.name for path in recorded] == ["fp32.json", "mixed-no-masters.json"]
+
+
+def drawn(comparison, **precisions):
+    """Returns the settings that are drawn, of results with those precisions."""
+    results = {name: {"flags": {"precision": p}} for name, p in precisions.items()}
+    return [name for panel in comparison.panels(results) for name in panel.runs]
+
+
+def test_forms_of_state_are_drawn_where_there_is_nothing_else(comparison):
+    forms = {"a": "mixed-int8", "b": "mixed-remainders"}
+    assert drawn(comparison, **forms) == ["a", "b"]
+    assert drawn(comparison, c="mixed", **forms) == ["c"]
 
 
 def test_comparison_keeps_what_is_there(comparison, tmp_path, capfd):
