@@ -102,10 +102,12 @@ struct Grid {
                        blocking.max_columns);
     column_tiles = CeilDiv(product.n, columns);
     row_tiles = CeilDiv(product.m, blocking.max_rows);
-    constexpr std::int64_t kTilesPerThread = 4, kFewestRows = 96;
+    constexpr std::int64_t kTilesPerThread = 2, kFewestRows = 96;
     const std::int64_t wanted = CeilDiv(kTilesPerThread * threads, column_tiles);
     const std::int64_t most = std::max<std::int64_t>(1, product.m / kFewestRows);
     row_tiles = std::max(row_tiles, std::min(wanted, most));
+    const std::int64_t even = RoundUp(row_tiles, threads);
+    if (column_tiles % threads != 0 && even <= most) row_tiles = even;
     rows = CeilDiv(product.m, row_tiles);
     row_tiles = CeilDiv(product.m, rows);
   }

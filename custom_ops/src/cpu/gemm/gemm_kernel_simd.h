@@ -50,7 +50,7 @@ class GemmTile {
   static constexpr std::int64_t kStride = kMaxSteps + 16;
   static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
-  static constexpr std::int64_t kMaxColumns = 256;
+  static constexpr std::int64_t kMaxColumns = 512;
 
   static constexpr std::int64_t kSkinnyMaxColumns = 2048;
   static constexpr std::int64_t kSkinnyMaxSteps = 2048;
@@ -95,7 +95,7 @@ class GemmTile {
       Finish(product, tile, workspace.c, c_row, workspace);
     }
     [[maybe_unused]] typename Step::Scope scope;
-    const std::int64_t step = blocking.steps * Step::kElements;
+    const std::int64_t step = BlockAlongK(product.k, blocking.steps);
     for (std::int64_t p = 0; p < product.k; p += step) {
       const std::int64_t depth = std::min(step, product.k - p);
       PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
@@ -135,6 +135,13 @@ class GemmTile {
   }
 
  private:
+  // Elements along k of blocks of nearly equal size, of up to `steps` each.
+  static std::int64_t BlockAlongK(std::int64_t k, std::int64_t steps) {
+    const std::int64_t all = CeilDiv(k, Step::kElements);
+    const std::int64_t block = CeilDiv(all, std::max<std::int64_t>(1, CeilDiv(all, steps)));
+    return std::min(steps, RoundUp(block, Step::kStepMultiple)) * Step::kElements;
+  }
+
   template <class AnyStep>
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
                        typename AnyStep::Packed* to, std::int64_t stride) {

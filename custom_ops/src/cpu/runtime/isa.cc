@@ -148,7 +148,7 @@ bool IsSupported(Isa isa) { return KernelsOf(isa) != nullptr && MachineHas(isa);
 Isa BestIsa() {
   Isa best = Isa::kPortable;
   for (Isa isa : kIsas) {
-    const bool has_run = isa != Isa::kAmxBf16 && isa != Isa::kAmxFp16;
+    const bool has_run = isa != Isa::kAmxFp16;
     if (has_run && IsSupported(isa)) best = isa;
   }
   return best;

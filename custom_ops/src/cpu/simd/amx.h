@@ -55,6 +55,9 @@ struct AmxRegisters {
 // and so are elements in bfloat16, but not in FP16.
 
 struct AmxBf16 : Avx512Bf16 {
+  static constexpr int kStepsPerBlock = 192;
+  static constexpr int kSkinnyRowsRowMajorB = 4, kSkinnyRowsColumnMajorB = 4;
+
   struct TileRegisters : AmxRegisters {
     template <int kC, int kA, int kB>
     static void MultiplyAdd(Bfloat16<AmxBf16>) {
