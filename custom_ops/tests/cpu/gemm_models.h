@@ -92,14 +92,14 @@ struct AmxModel {
     template <int kRegister>
     static void Load(const void* from, std::int64_t row) {
       for (std::int64_t i = 0; i < kWidth; ++i) {
-        std::memcpy(Words(kRegister)[i], static_cast<const char*>(from) + 4 * i * row,
+        std::memcpy(Words(kRegister)[i], static_cast<const char*>(from) + i * row,
                     sizeof registers[kRegister][i]);
       }
     }
     template <int kRegister>
     static void Store(void* to, std::int64_t row) {
       for (std::int64_t i = 0; i < kWidth; ++i) {
-        std::memcpy(static_cast<char*>(to) + 4 * i * row, Words(kRegister)[i],
+        std::memcpy(static_cast<char*>(to) + i * row, Words(kRegister)[i],
                     sizeof registers[kRegister][i]);
       }
     }

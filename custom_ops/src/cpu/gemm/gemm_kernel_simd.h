@@ -43,6 +43,7 @@ class GemmTile {
   using FromFloat = RoundedSource<Simd, Format>;
   static constexpr std::int64_t kWidth = Simd::kWidth;
   static constexpr int kVectors = 2;
+  static constexpr std::int64_t kElementBytes = sizeof(std::uint16_t);
 
  public:
   static constexpr int kPanel = kVectors * Simd::kWidth;
@@ -101,11 +102,16 @@ class GemmTile {
       PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
       for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
         const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
-        PackRows<Step>(product.a.At(tile.i + i, p), rows, depth, workspace.a, kStride);
+        const MatrixView a = product.a.At(tile.i + i, p);
+        const std::int64_t unpacked = UnpackedRows(a, rows, depth, tile.columns);
+        PackRows<Step>(a.At(unpacked, 0), rows - unpacked, depth, workspace.a, kStride);
         // Sums that one block along k completes take turns in the same cache lines.
         float* c = workspace.c + (product.k <= step ? 0 : i * c_row);
-        MultiplyBlock(workspace, rows, StepsOf<Step>(depth), tile.columns, p > 0, c,
-                      c_row);
+        const std::int64_t steps = StepsOf<Step>(depth);
+        for (std::int64_t j = 0; j < tile.columns; j += kPanel) {
+          MultiplyPanel(a, unpacked, workspace.a, rows, workspace.b + j * steps, steps,
+                        tile.columns - j, p > 0, c + j, c_row);
+        }
         if (p + depth == product.k) {
           const keras_mp::Tile block = {tile.i + i, rows, tile.j, tile.columns};
           Finish(product, block, c, c_row, workspace);
@@ -159,20 +165,37 @@ class GemmTile {
     pack(b, depth, columns, to);
   }
 
-  // c = or += (where `accumulate`) the packed rows of A times the packed panels of B.
-  static void MultiplyBlock(const Workspace& workspace, std::int64_t rows,
-                            std::int64_t steps, std::int64_t columns, bool accumulate,
-                            float* c, std::int64_t c_row) {
-    for (std::int64_t j = 0; j < columns; j += kPanel) {
-      constexpr int kRows = Simd::kMicroRows;
-      // A last panel one vector wide leaves registers for twice as many rows.
-      const auto multiply =
-          columns - j <= kWidth
-              ? MicroKernelRows<Simd, Step, kVectors * kRows, 1, kStride>::Run
-              : MicroKernelRows<Simd, Step, kRows, kVectors, kStride>::Run;
-      multiply(workspace.a, rows, workspace.b + j * steps, steps, accumulate, c + j,
+  // How many of the rows of a block of A are not packed, since few columns read them.
+  // Rows a multiple of 4 KiB apart share cache sets, and stay there for fewer.
+  static std::int64_t UnpackedRows(const MatrixView& a, std::int64_t rows,
+                                   std::int64_t depth, std::int64_t columns) {
+    const bool fits = a.column == 1 && a.type != DataType::kFloat &&
+                      depth % (Step::kElements * Step::kStepMultiple) == 0;
+    const std::int64_t most = a.row * kElementBytes % 4096 == 0 ? 64 : 160;
+    if (!Step::kReadsUnpacked || !fits || columns > most) return 0;
+    return rows - rows % Step::kRowMultiple;
+  }
+
+  // c = or += (where `accumulate`) rows of A, of which the first `unpacked` lie in `a` and
+  // the others are packed, times a packed panel of B with up to `columns` columns.
+  static void MultiplyPanel(const MatrixView& a, std::int64_t unpacked,
+                            const typename Step::Packed* packed, std::int64_t rows,
+                            const typename Step::Packed* b, std::int64_t steps,
+                            std::int64_t columns, bool accumulate, float* c,
+                            std::int64_t c_row) {
+    constexpr int kRows = Simd::kMicroRows;
+    using Wide = MicroKernelRows<Simd, Step, kRows, kVectors, kStride>;
+    // A last panel one vector wide leaves registers for twice as many rows.
+    using Narrow = MicroKernelRows<Simd, Step, kVectors * kRows, 1, kStride>;
+    const bool is_narrow = columns <= kWidth;
+    if constexpr (Step::kReadsUnpacked) {
+      const auto multiply = is_narrow ? Narrow::RunUnpacked : Wide::RunUnpacked;
+      multiply(a.data, a.row * kElementBytes, unpacked, b, steps, accumulate, c,
                c_row);
+      c += unpacked * c_row;
     }
+    const auto multiply = is_narrow ? Narrow::Run : Wide::Run;
+    multiply(packed, rows - unpacked, b, steps, accumulate, c, c_row);
   }
 
   // Applies the epilogue to the sums c, with row stride c_row, and writes them to C. A

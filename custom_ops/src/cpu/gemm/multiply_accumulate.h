@@ -31,6 +31,8 @@ struct MultiplyAdd {
   static constexpr int kElements = 1;  // along k, in a packed element
   // Packed blocks are filled with zeros to such multiples of rows of A and of steps.
   static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  // Whether rows of A are read where they lie, if they are contiguous along k.
+  static constexpr bool kReadsUnpacked = false;
   struct Scope {};  // lives while a thread takes steps
 
   static Vector Broadcast(Packed x) { return keras_mp::Broadcast<Simd>(x); }
@@ -49,6 +51,7 @@ struct DotProduct {
   using Words = typename Simd::Words;
   static constexpr int kElements = 2;
   static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  static constexpr bool kReadsUnpacked = false;
   struct Scope {};
 
   static Vector Broadcast(Packed pair) {
@@ -72,6 +75,7 @@ struct TileRegisterProduct {
   using Vector = typename Simd::Float;
   static constexpr int kElements = 2;
   static constexpr int kRowMultiple = Simd::kWidth, kStepMultiple = Simd::kWidth;
+  static constexpr bool kReadsUnpacked = true;
   struct Scope {
     Scope() { Simd::TileRegisters::Configure(); }
     ~Scope() { Simd::TileRegisters::Release(); }

@@ -117,10 +117,11 @@ class Packer {
       Packed* at = to + panel * steps + j - panel;
       const std::int64_t count = std::min<std::int64_t>(kWidth, columns - j);
       for (std::int64_t p = 0; p < steps; p += kWidth) {
-        Vector square[kWidth] = {};
-        for (std::int64_t q = 0; q < count; ++q) {
-          square[q] = Along(from + (j + q) * b.column + p * kElements,
-                            depth - p * kElements);
+        Vector square[kWidth];
+        for (std::int64_t q = 0; q < kWidth; ++q) {
+          square[q] = q < count ? Along(from + (j + q) * b.column + p * kElements,
+                                        depth - p * kElements)
+                                : Vector{};
         }
         Lanes<Simd>::Transpose(square);
         const std::int64_t rows = std::min<std::int64_t>(kWidth, steps - p);

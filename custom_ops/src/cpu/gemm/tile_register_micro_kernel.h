@@ -26,9 +26,17 @@ class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
  public:
   static void Run(const std::uint32_t* a, std::int64_t rows, const std::uint32_t* b,
                   std::int64_t steps, bool accumulate, float* c, std::int64_t c_row) {
+    RunUnpacked(a, kWordBytes * kStride, rows, b, steps, accumulate, c, c_row);
+  }
+
+  // For rows of A that are a_row bytes apart, in a matrix that is contiguous along k.
+  static void RunUnpacked(const void* a, std::int64_t a_row, std::int64_t rows,
+                          const std::uint32_t* b, std::int64_t steps, bool accumulate,
+                          float* c, std::int64_t c_row) {
     for (std::int64_t i = 0; i < rows; i += 2 * kWidth) {
       const auto multiply = rows - i > kWidth ? Multiply<2> : Multiply<1>;
-      multiply(a + i * kStride, b, steps, accumulate, c + i * c_row, c_row);
+      multiply(static_cast<const char*>(a) + i * a_row, a_row, b, steps, accumulate,
+               c + i * c_row, kWordBytes * c_row);
     }
   }
 
@@ -36,32 +44,34 @@ class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
   static_assert(kVectors <= 2);
   using Registers = typename Simd::TileRegisters;
   static constexpr int kWidth = Simd::kWidth;
+  static constexpr std::int64_t kWordBytes = 4;
   // The first registers of each matrix, of eight; no two operands may be the same.
   static constexpr int kC = 0, kA = 4, kB = 6;
 
-  // kHeight x kVectors squares of C.
+  // kHeight x kVectors squares of C; strides of rows are in bytes.
   template <int kHeight>
-  static void Multiply(const std::uint32_t* a, const std::uint32_t* b,
+  static void Multiply(const char* a, std::int64_t a_row, const std::uint32_t* b,
                        std::int64_t steps, bool accumulate, float* c,
                        std::int64_t c_row) {
     constexpr bool kTall = kHeight > 1, kWide = kVectors > 1;
-    float* const below = c + kWidth * c_row;
+    constexpr std::int64_t kPanelRow = kWordBytes * kVectors * kWidth;
+    float* const below = c + kWidth * c_row / kWordBytes;
     StartSum<kC>(accumulate, c, c_row);
     if constexpr (kWide) StartSum<kC + 1>(accumulate, c + kWidth, c_row);
     if constexpr (kTall) StartSum<kC + 2>(accumulate, below, c_row);
     if constexpr (kTall && kWide) StartSum<kC + 3>(accumulate, below + kWidth, c_row);
     for (std::int64_t p = 0; p < steps; p += kWidth) {
-      const std::uint32_t* const rows = a + p;
+      const char* const rows = a + p * kWordBytes;
       const std::uint32_t* const columns = b + p * kVectors * kWidth;
-      Registers::template Load<kB>(columns, kVectors * kWidth);
-      Registers::template Load<kA>(rows, kStride);
+      Registers::template Load<kB>(columns, kPanelRow);
+      Registers::template Load<kA>(rows, a_row);
       Registers::template MultiplyAdd<kC, kA, kB>(Format());
       if constexpr (kWide) {
-        Registers::template Load<kB + 1>(columns + kWidth, kVectors * kWidth);
+        Registers::template Load<kB + 1>(columns + kWidth, kPanelRow);
         Registers::template MultiplyAdd<kC + 1, kA, kB + 1>(Format());
       }
       if constexpr (kTall) {
-        Registers::template Load<kA + 1>(rows + kWidth * kStride, kStride);
+        Registers::template Load<kA + 1>(rows + kWidth * a_row, a_row);
         Registers::template MultiplyAdd<kC + 2, kA + 1, kB>(Format());
       }
       if constexpr (kTall && kWide) {

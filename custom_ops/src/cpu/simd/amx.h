@@ -13,8 +13,8 @@
 
 namespace keras_mp {
 
-// A thread must configure the registers before it uses them. Addresses are of 32-bit
-// words, and `row` is the distance of two rows in words.
+// A thread must configure the registers before it uses them. `row` is the distance of two
+// rows in bytes.
 struct AmxRegisters {
   // Every register has 16 rows of 64 bytes.
   static void Configure() {
@@ -37,14 +37,14 @@ struct AmxRegisters {
 
   template <int kRegister>
   static void Load(const void* from, std::int64_t row) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(4 * row),
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row),
                  "i"(kRegister)
                  : "memory");
   }
 
   template <int kRegister>
   static void Store(void* to, std::int64_t row) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(4 * row),
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row),
                  "i"(kRegister)
                  : "memory");
   }
