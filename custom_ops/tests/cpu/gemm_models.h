@@ -51,9 +51,10 @@ struct DotModel : Portable {
 // thread has configured it is a failure.
 struct AmxModel {
   static constexpr int kWidth = 16;
-  static constexpr int kMicroRows = 14, kStepsPerBlock = 384;
+  static constexpr int kMicroRows = 14, kStepsPerBlock = 192;
+  static constexpr int kTileColumns = 512;
   static constexpr int kSweptRows = 4, kDotRows = 6;
-  static constexpr int kSkinnyRowsRowMajorB = 8, kSkinnyRowsColumnMajorB = 48;
+  static constexpr int kSkinnyRowsRowMajorB = 4, kSkinnyRowsColumnMajorB = 4;
 
   typedef float Float __attribute__((vector_size(64)));
   typedef std::int32_t Ints __attribute__((vector_size(64)));

@@ -51,7 +51,7 @@ class GemmTile {
   static constexpr std::int64_t kStride = kMaxSteps + 16;
   static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
-  static constexpr std::int64_t kMaxColumns = 512;
+  static constexpr std::int64_t kMaxColumns = Simd::kTileColumns;
 
   static constexpr std::int64_t kSkinnyMaxColumns = 2048;
   static constexpr std::int64_t kSkinnyMaxSteps = 2048;
@@ -68,8 +68,10 @@ class GemmTile {
       kSkinnyMaxColumns,
   };
 
-  // Row stride of a transposed strip of C; + 16 as for kStride.
-  static constexpr std::int64_t kStripRow = kMaxRows + 16;
+  // What separates the rows of a tile of C, as for kStride.
+  static constexpr std::int64_t kGap = 16;
+  // Row stride of a transposed strip of C.
+  static constexpr std::int64_t kStripRow = kMaxRows + kGap;
 
   struct Workspace {
     union {
@@ -77,7 +79,7 @@ class GemmTile {
       alignas(64) typename SkinnyStep::Packed skinny_a[kMaxSkinnyRows * kSkinnyMaxSteps];
     };
     alignas(64) typename Step::Packed b[kMaxSteps * kMaxColumns];
-    alignas(64) float c[kMaxRows * kMaxColumns];
+    alignas(64) float c[kMaxRows * (kMaxColumns + kGap)];
     alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kSkinnyMaxColumns];
   };
@@ -90,7 +92,7 @@ class GemmTile {
   static void Tile(const Product& product, const keras_mp::Tile& tile,
                    const Blocking& blocking, void* memory) {
     Workspace& workspace = *static_cast<Workspace*>(memory);
-    const std::int64_t c_row = RoundUp(tile.columns, kWidth);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth) + kGap;
     if (product.k == 0) {
       std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
       Finish(product, tile, workspace.c, c_row, workspace);

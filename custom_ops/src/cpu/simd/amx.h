@@ -50,14 +50,19 @@ struct AmxRegisters {
   }
 };
 
+// Blocks for processors whose L1 cache has 48 KiB and whose L2 cache 2 MiB. Packing takes
+// as long as multiplying, so tiles are wide.
+struct Amx : Avx512Bf16 {
+  static constexpr int kStepsPerBlock = 192;
+  static constexpr int kTileColumns = 512;
+  static constexpr int kSkinnyRowsRowMajorB = 4, kSkinnyRowsColumnMajorB = 4;
+};
+
 // MultiplyAdd: C += A * B of pairs along k, in FP32. The even elements and the odd ones
 // are summed apart, from 0, then both, then with C; sums below 2^-126 are flushed to 0,
 // and so are elements in bfloat16, but not in FP16.
 
-struct AmxBf16 : Avx512Bf16 {
-  static constexpr int kStepsPerBlock = 192;
-  static constexpr int kSkinnyRowsRowMajorB = 4, kSkinnyRowsColumnMajorB = 4;
-
+struct AmxBf16 : Amx {
   struct TileRegisters : AmxRegisters {
     template <int kC, int kA, int kB>
     static void MultiplyAdd(Bfloat16<AmxBf16>) {
@@ -66,7 +71,7 @@ struct AmxBf16 : Avx512Bf16 {
   };
 };
 
-struct AmxFp16 : Avx512Bf16 {
+struct AmxFp16 : Amx {
   struct TileRegisters : AmxRegisters {
     template <int kC, int kA, int kB>
     static void MultiplyAdd(Bfloat16<AmxFp16>) {

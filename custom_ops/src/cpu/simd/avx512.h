@@ -15,6 +15,7 @@ struct Avx512 {
   // broadcast of the multiply-add.
   static constexpr int kMicroRows = 14;
   static constexpr int kStepsPerBlock = 384;  // KC: steps along k packed at a time
+  static constexpr int kTileColumns = 256;  // NC: columns of a tile of C
   // The skinny GEMM: rows computed at a time, and up to how many rows it is faster than
   // packing, for row-major (sweep) and column-major (dot) B.
   static constexpr int kSweptRows = 4;
