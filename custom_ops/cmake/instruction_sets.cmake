@@ -85,12 +85,12 @@ add_isa_kernels(avx512_bf16 Avx512Bf16
   IF "defined(__AVX512BF16__)"
   X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
   KERNELS attention bfloat16_gemm)
-# The tile registers of AMX are of use to the GEMM alone.
+# So are the tile registers of AMX.
 add_isa_kernels(amx_bf16 AmxBf16
   IF "${has_amx_bf16} && defined(__AVX512BF16__)"
   HEADER amx
   X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
-  KERNELS bfloat16_gemm)
+  KERNELS attention bfloat16_gemm)
 add_isa_kernels(amx_fp16 AmxFp16
   IF "${has_amx_fp16} && defined(__AVX512BF16__)"
   HEADER amx

@@ -21,6 +21,7 @@
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/gemm/multiply_accumulate.h"
 #include "cpu/gemm/packing.h"
+#include "cpu/gemm/tile_register_micro_kernel.h"
 
 namespace keras_mp {
 
@@ -31,10 +32,13 @@ inline constexpr std::int64_t kBlockStride = kAttentionBlock + 16;
 template <class Simd, class Step>
 struct BlockProduct {
   using Packed = typename Step::Packed;
+  using Scope = typename Step::Scope;
+  static constexpr int kRowMultiple = Step::kRowMultiple;
   static constexpr int kVectors = 2;
   static constexpr int kPanel = kVectors * Simd::kWidth;
   static constexpr std::int64_t kSteps = kAttentionBlock;
   static constexpr std::int64_t kChunk = kSteps * Step::kElements;  // along k
+  static_assert(kAttentionBlock % kRowMultiple == 0);
 
   // Elements of a packed A with `depth` elements along k and up to kAttentionBlock rows,
   // and of a packed B.
@@ -66,13 +70,14 @@ struct BlockProduct {
     }
   }
 
-  // c = or += (where `accumulate`) packed A times packed B. Writes whole vectors.
+  // c = or += (where `accumulate`) packed A times packed B. Writes whole vectors, and rows
+  // up to a multiple of kRowMultiple.
   static void Multiply(const Packed* a, std::int64_t rows, const Packed* b,
                        std::int64_t depth, std::int64_t columns, bool accumulate,
                        float* c, std::int64_t c_row) {
     // An empty sum is written, too.
     for (std::int64_t p = 0; p == 0 || p < depth; p += kChunk) {
-      const std::int64_t steps = CeilDiv(std::min(kChunk, depth - p), Step::kElements);
+      const std::int64_t steps = StepsOf<Step>(std::min(kChunk, depth - p));
       for (std::int64_t j = 0; j < columns; j += kPanel) {
         constexpr int kRows = Simd::kMicroRows;
         // A last panel one vector wide leaves registers for twice as many rows.

@@ -70,6 +70,7 @@ class AttentionForward {
   template <class Drops>
   static void ComputeWith(const Attention& a, const AttentionResult& results,
                           const AttentionTask& task, void* memory) {
+    [[maybe_unused]] typename Tensors::Scope scope;
     Pieces pieces(memory);
     const Workspace workspace(a, pieces);
     const std::int64_t rows = task.queries.count, first = task.queries.first;

@@ -66,7 +66,11 @@ class AttentionBackward {
 
     // In all heads.
     static std::int64_t Queries(const Attention& a, const AttentionGradientTask& task) {
-      return a.heads / a.key_heads * task.queries.count;
+      return a.heads / a.key_heads * QueriesOfHead(task);
+    }
+    // With the rows that a product may write beyond the last.
+    static std::int64_t QueriesOfHead(const AttentionGradientTask& task) {
+      return RoundUp(task.queries.count, Tensors::kRowMultiple);
     }
   };
 
@@ -80,6 +84,7 @@ class AttentionBackward {
 
   static void Compute(const Attention& a, const AttentionGradient& gradient,
                       const AttentionGradientTask& task, void* memory) {
+    [[maybe_unused]] typename Tensors::Scope scope;
     Pieces pieces(memory);
     const Workspace workspace(a, task, pieces);
     const Gradient one = {a, gradient, task, workspace};
@@ -118,14 +123,14 @@ class AttentionBackward {
     }
 
     // Calls body(head, queries, at) for blocks of the queries of each head; the first
-    // query of a block is the at-th of the task.
+    // query of a block is the at-th of the workspace.
     template <class Body>
     void ForQueries(const Body& body) const {
       const std::int64_t end = task.queries.first + task.queries.count;
       for (std::int64_t g = 0; g < group(); ++g) {
         for (std::int64_t query = task.queries.first; query < end; query += kBlock) {
           body(task.key_head * group() + g, Span{query, std::min(kBlock, end - query)},
-               g * task.queries.count + query - task.queries.first);
+               g * Workspace::QueriesOfHead(task) + query - task.queries.first);
         }
       }
     }

@@ -44,7 +44,7 @@ template <class Simd, class Format>
 struct HeadTensors {
   using Float = typename Simd::Float;
   using Element = typename Format::Element;
-  using Step = typename VectorStepFor<Simd, Format>::Type;
+  using Step = typename StepFor<Simd, Format>::Type;
   using Tensors = BlockProduct<Simd, Step>;
   using Floats = BlockProduct<Simd, MultiplyAdd<Simd>>;
   // How the tensors, and a tile of FP32 numbers, are read as an operand of Tensors.

@@ -68,32 +68,35 @@ Isa NamedIsa(const std::string& name) {
 }
 
 // The kernels of avx512, except for those that multiply bfloat16.
-Kernels Avx512KernelsWith(const GemmKernel* half, const GemmKernel* bfloat16) {
+Kernels Avx512KernelsWith(const GemmKernel* half, const GemmKernel* bfloat16,
+                          const AttentionKernel* attention) {
   Kernels kernels = *Avx512Kernels();
   kernels.half_gemm = half;
   kernels.bfloat16_gemm = bfloat16;
-  kernels.attention = Avx512Bf16Attention();
+  kernels.attention = attention;
   return kernels;
 }
 
 const Kernels* Avx512Bf16Kernels() {
   if (Avx512Bf16Bfloat16Gemm() == nullptr) return nullptr;
   static const Kernels kernels =
-      Avx512KernelsWith(Avx512Kernels()->half_gemm, Avx512Bf16Bfloat16Gemm());
+      Avx512KernelsWith(Avx512Kernels()->half_gemm, Avx512Bf16Bfloat16Gemm(),
+                        Avx512Bf16Attention());
   return &kernels;
 }
 
 const Kernels* AmxBf16Kernels() {
   if (AmxBf16Bfloat16Gemm() == nullptr) return nullptr;
   static const Kernels kernels =
-      Avx512KernelsWith(Avx512Kernels()->half_gemm, AmxBf16Bfloat16Gemm());
+      Avx512KernelsWith(Avx512Kernels()->half_gemm, AmxBf16Bfloat16Gemm(),
+                        AmxBf16Attention());
   return &kernels;
 }
 
 const Kernels* AmxFp16Kernels() {
   if (AmxFp16HalfGemm() == nullptr) return nullptr;
   static const Kernels kernels =
-      Avx512KernelsWith(AmxFp16HalfGemm(), AmxFp16Bfloat16Gemm());
+      Avx512KernelsWith(AmxFp16HalfGemm(), AmxFp16Bfloat16Gemm(), AmxBf16Attention());
   return &kernels;
 }
 
