@@ -42,9 +42,9 @@ const char* Name(Isa isa);
 // Whether this library has the kernels and this machine can run them.
 bool IsSupported(Isa isa);
 
-// The fastest supported instruction set, but for kAmxBf16 and kAmxFp16: their kernels were
-// tested by a model of the instructions and have not run on a machine yet, so that only
-// their names choose them.
+// The fastest supported instruction set, but for kAmxFp16: its kernels were tested by a
+// model of the instructions and have not run on a machine yet, so that only its name
+// chooses them.
 Isa BestIsa();
 
 // The instruction set that the environment variable KERAS_MP_CPU_ISA names, supported or
