@@ -90,7 +90,7 @@ add_isa_kernels(amx_bf16 AmxBf16
   IF "${has_amx_bf16} && defined(__AVX512BF16__)"
   HEADER amx
   X86_FLAGS -mavx512f -mavx512bf16 -mfma -mf16c
-  KERNELS attention bfloat16_gemm)
+  KERNELS attention bfloat16_gemm half_gemm)
 add_isa_kernels(amx_fp16 AmxFp16
   IF "${has_amx_fp16} && defined(__AVX512BF16__)"
   HEADER amx

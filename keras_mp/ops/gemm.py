@@ -37,7 +37,8 @@ def fp16_gemm(
     and what overflows becomes inf. On a CPU that multiplies bfloat16 (`avx512_bf16`,
     `amx_bf16`, `amx_fp16`), bfloat16 inputs and sums below `2**-126`, the smallest
     normal number, count as 0. This adds an error of up to
-    `2**-126 * sum(1 + |a| + |b|)`.
+    `2**-126 * sum(1 + |a| + |b|)`. `amx_bf16` splits FP16 elements exactly into two
+    bfloat16 numbers and sums four products; there `K` counts as 8 at least.
 
     The gradient uses the same op: the upstream gradient times the derivative of the
     activation is rounded once, to the dtype of `a`, before `alpha`, and its matrix

@@ -12,7 +12,9 @@
 // nearest; on tensor cores, which cut off instead, by at most 3 k * 2^-24 * sum |a| |b|:
 // src/cuda/gemm/primitives.cuh derives it. On avx512_bf16, amx_bf16 and
 // amx_fp16, the dot-product instructions of bfloat16 flush elements and sums below 2^-126
-// to 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|).
+// to 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|). On amx_bf16 an FP16
+// element is the exact sum of two numbers of bfloat16, whose four products are summed: k
+// counts as 8 there, at least.
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.
 // k = 0 gives activation(bias), whatever alpha is. NaN and inf propagate as in IEEE 754.
 

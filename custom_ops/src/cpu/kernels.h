@@ -36,6 +36,7 @@ const Kernels* Avx512Kernels();
 const GemmKernel* Avx512Bf16Bfloat16Gemm();
 const AttentionKernel* Avx512Bf16Attention();
 const GemmKernel* AmxBf16Bfloat16Gemm();
+const GemmKernel* AmxBf16HalfGemm();
 const AttentionKernel* AmxBf16Attention();
 const GemmKernel* AmxFp16Bfloat16Gemm();
 const GemmKernel* AmxFp16HalfGemm();

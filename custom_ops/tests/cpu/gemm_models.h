@@ -145,6 +145,27 @@ struct AmxModel {
   };
 };
 
+// AMX without tdpfp16ps.
+struct AmxBf16Model : AmxModel {
+  struct TileRegisters : AmxModel::TileRegisters {
+    template <int kC, int kA, int kB>
+    static void MultiplyAdd(Bfloat16<AmxBf16Model>) {
+      AmxModel::TileRegisters::MultiplyAdd<kC, kA, kB>(Bfloat16<AmxModel>());
+    }
+  };
+
+  static Float PairsOfBfloat16(Float first, Float second) {
+    std::uint16_t shorts[2 * kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      shorts[i] = FloatToBfloat16(first[i]);
+      shorts[kWidth + i] = FloatToBfloat16(second[i]);
+    }
+    Float pairs;
+    std::memcpy(&pairs, shorts, sizeof pairs);
+    return pairs;
+  }
+};
+
 }  // namespace keras_mp
 
 #endif  // KERAS_MP_TESTS_CPU_GEMM_MODELS_H_

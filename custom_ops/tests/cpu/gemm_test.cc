@@ -80,6 +80,8 @@ std::vector<Subject> Subjects() {
   subjects.push_back({"a model of dot products", &kHalfGemm<DotModel>,
                       &kBfloat16Gemm<DotModel>});
   subjects.push_back({"a model of AMX", &kHalfGemm<AmxModel>, &kBfloat16Gemm<AmxModel>});
+  subjects.push_back({"a model of AMX without FP16", &kHalfGemm<AmxBf16Model>,
+                      &kBfloat16Gemm<AmxBf16Model>});
   return subjects;
 }
 
@@ -605,6 +607,7 @@ int main() {
   TestRefusals();
   TestModel(Isa::kAvx512Bf16, DataType::kBfloat16, kBfloat16Gemm<DotModel>);
   TestModel(Isa::kAmxBf16, DataType::kBfloat16, kBfloat16Gemm<AmxModel>);
+  TestModel(Isa::kAmxBf16, DataType::kHalf, kHalfGemm<AmxBf16Model>);
   TestModel(Isa::kAmxFp16, DataType::kHalf, kHalfGemm<AmxModel>);
   TestDispatch();
   for (const Subject& subject : Subjects()) {

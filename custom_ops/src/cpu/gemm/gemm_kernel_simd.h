@@ -8,6 +8,10 @@
 // cpu/gemm/tile_register_micro_kernel.h), and written by the epilogue
 // (cpu/gemm/epilogue.h). Few rows take the unpacked path of cpu/gemm/skinny_gemm.h.
 //
+// On tile registers that know bfloat16 alone, an FP16 element is the sum of two numbers of
+// bfloat16, and a product that of four. Where a sum is not finite, a tile is computed again
+// in FP32: inf has no such two numbers.
+//
 // The template is instantiated by the sources that CMake writes from
 // cpu/kernels_for_isa.cc.in, each compiled with the flags of its instruction set.
 // Everything here depends on `Simd`, so that the linker cannot take the code of one
@@ -20,7 +24,9 @@
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "common/ceil_div.h"
 #include "cpu/gemm/epilogue.h"
@@ -34,15 +40,17 @@
 
 namespace keras_mp {
 
-// A tile of C for A and B of `Format`, which is Half<Simd> or Bfloat16<Simd>.
-template <class Simd, class Format>
+// A tile of C for A and B of `Format`, which is Half<Simd> or Bfloat16<Simd>, where A and
+// B are packed by steps of `Step`.
+template <class Simd, class Format,
+          class Step = typename FiniteStepFor<Simd, Format>::Type>
 class GemmTile {
-  using Step = typename StepFor<Simd, Format>::Type;
+  using InVectors = GemmTile<Simd, Format, typename VectorStepFor<Simd, Format>::Type>;
   using SkinnyStep = typename VectorStepFor<Simd, Format>::Type;
   using From16Bits = StoredSource<Simd, Format>;
   using FromFloat = RoundedSource<Simd, Format>;
   static constexpr std::int64_t kWidth = Simd::kWidth;
-  static constexpr int kVectors = 2;
+  static constexpr int kVectors = 2, kParts = Step::kParts;
   static constexpr std::int64_t kElementBytes = sizeof(std::uint16_t);
 
  public:
@@ -51,7 +59,7 @@ class GemmTile {
   static constexpr std::int64_t kStride = kMaxSteps + 16;
   static constexpr std::int64_t kBlockRows = 16 * Simd::kMicroRows;
   static constexpr std::int64_t kMaxRows = 512;
-  static constexpr std::int64_t kMaxColumns = Simd::kTileColumns;
+  static constexpr std::int64_t kMaxColumns = Simd::kTileColumns / kParts;
 
   static constexpr std::int64_t kSkinnyMaxColumns = 2048;
   static constexpr std::int64_t kSkinnyMaxSteps = 2048;
@@ -60,7 +68,7 @@ class GemmTile {
   static_assert(Simd::kSkinnyRowsRowMajorB <= kMaxSkinnyRows);
   static_assert(Simd::kSkinnyRowsColumnMajorB <= kMaxSkinnyRows);
   static constexpr Blocking kBlocking = {
-      Simd::kStepsPerBlock,
+      Simd::kStepsPerBlock / kParts,
       kMaxRows,
       kMaxColumns,
       Simd::kSkinnyRowsRowMajorB,
@@ -75,10 +83,10 @@ class GemmTile {
 
   struct Workspace {
     union {
-      alignas(64) typename Step::Packed a[kBlockRows * kStride];
+      alignas(64) typename Step::Packed a[kBlockRows * kParts * kStride];
       alignas(64) typename SkinnyStep::Packed skinny_a[kMaxSkinnyRows * kSkinnyMaxSteps];
     };
-    alignas(64) typename Step::Packed b[kMaxSteps * kMaxColumns];
+    alignas(64) typename Step::Packed b[kMaxSteps * kParts * kMaxColumns];
     alignas(64) float c[kMaxRows * (kMaxColumns + kGap)];
     alignas(64) float strip[kWidth * kStripRow];
     alignas(64) float bias[kSkinnyMaxColumns];
@@ -91,35 +99,17 @@ class GemmTile {
 
   static void Tile(const Product& product, const keras_mp::Tile& tile,
                    const Blocking& blocking, void* memory) {
-    Workspace& workspace = *static_cast<Workspace*>(memory);
-    const std::int64_t c_row = RoundUp(tile.columns, kWidth) + kGap;
-    if (product.k == 0) {
-      std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
-      Finish(product, tile, workspace.c, c_row, workspace);
+    const bool done = ComputeTile(product, tile, blocking, memory);
+    if constexpr (kParts > 1) {
+      if (!done) InVectors::Tile(product, tile, blocking, memory);
     }
-    [[maybe_unused]] typename Step::Scope scope;
-    const std::int64_t step = BlockAlongK(product.k, blocking.steps);
-    for (std::int64_t p = 0; p < product.k; p += step) {
-      const std::int64_t depth = std::min(step, product.k - p);
-      PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
-      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
-        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
-        const MatrixView a = product.a.At(tile.i + i, p);
-        const std::int64_t unpacked = UnpackedRows(a, rows, depth, tile.columns);
-        PackRows<Step>(a.At(unpacked, 0), rows - unpacked, depth, workspace.a, kStride);
-        // Sums that one block along k completes take turns in the same cache lines.
-        float* c = workspace.c + (product.k <= step ? 0 : i * c_row);
-        const std::int64_t steps = StepsOf<Step>(depth);
-        for (std::int64_t j = 0; j < tile.columns; j += kPanel) {
-          MultiplyPanel(a, unpacked, workspace.a, rows, workspace.b + j * steps, steps,
-                        tile.columns - j, p > 0, c + j, c_row);
-        }
-        if (p + depth == product.k) {
-          const keras_mp::Tile block = {tile.i + i, rows, tile.j, tile.columns};
-          Finish(product, block, c, c_row, workspace);
-        }
-      }
+  }
+
+  static constexpr std::size_t WorkspaceBytes() {
+    if constexpr (kParts > 1) {
+      return std::max(sizeof(Workspace), InVectors::WorkspaceBytes());
     }
+    return sizeof(Workspace);
   }
 
   static void SkinnyTile(const Product& product, const keras_mp::Tile& tile,
@@ -143,28 +133,92 @@ class GemmTile {
   }
 
  private:
+  // Whether all sums are finite, or are to be written as they are.
+  static bool ComputeTile(const Product& product, const keras_mp::Tile& tile,
+                          const Blocking& blocking, void* memory) {
+    Workspace& workspace = *static_cast<Workspace*>(memory);
+    const std::int64_t c_row = RoundUp(tile.columns, kWidth) + kGap;
+    if (product.k == 0) {
+      std::fill_n(workspace.c, tile.rows * c_row, 0.0f);
+      Finish(product, tile, workspace.c, c_row, workspace);
+    }
+    [[maybe_unused]] typename Step::Scope scope;
+    const std::int64_t step = BlockAlongK(product.k, blocking.steps);
+    for (std::int64_t p = 0; p < product.k; p += step) {
+      const std::int64_t depth = std::min(step, product.k - p);
+      PackPanels(product.b.At(p, tile.j), depth, tile.columns, workspace.b);
+      for (std::int64_t i = 0; i < tile.rows; i += kBlockRows) {
+        const std::int64_t rows = std::min(kBlockRows, tile.rows - i);
+        const MatrixView a = product.a.At(tile.i + i, p);
+        const std::int64_t unpacked = UnpackedRows(a, rows, depth, tile.columns);
+        PackRows<Step>(a.At(unpacked, 0), rows - unpacked, depth, workspace.a, kStride);
+        // Sums that one block along k completes take turns in the same cache lines.
+        float* c = workspace.c + (product.k <= step ? 0 : i * c_row);
+        const std::int64_t steps = StepsOf<Step>(depth);
+        for (std::int64_t j = 0; j < tile.columns; j += kPanel) {
+          MultiplyPanel(a, unpacked, workspace.a, rows,
+                        workspace.b + j * kParts * steps, steps, tile.columns - j, p > 0,
+                        c + j, c_row);
+        }
+        if (p + depth == product.k) {
+          if (kParts > 1 && !AreFinite(c, rows, tile.columns, c_row)) return false;
+          const keras_mp::Tile block = {tile.i + i, rows, tile.j, tile.columns};
+          Finish(product, block, c, c_row, workspace);
+        }
+      }
+    }
+    return true;
+  }
+
   // Elements along k of blocks of nearly equal size, of up to `steps` each.
   static std::int64_t BlockAlongK(std::int64_t k, std::int64_t steps) {
     const std::int64_t all = CeilDiv(k, Step::kElements);
-    const std::int64_t block = CeilDiv(all, std::max<std::int64_t>(1, CeilDiv(all, steps)));
+    const std::int64_t blocks = std::max<std::int64_t>(1, CeilDiv(all, steps));
+    const std::int64_t block = CeilDiv(all, blocks);
     return std::min(steps, RoundUp(block, Step::kStepMultiple)) * Step::kElements;
   }
 
-  template <class AnyStep>
-  static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
-                       typename AnyStep::Packed* to, std::int64_t stride) {
-    const auto pack = a.type == DataType::kFloat
-                          ? Packer<Simd, AnyStep, FromFloat>::Rows
-                          : Packer<Simd, AnyStep, From16Bits>::Rows;
-    pack(a, rows, depth, to, stride);
+  // Whether a sum is neither inf nor NaN, for all of them: x - x is 0.
+  static bool AreFinite(const float* c, std::int64_t rows, std::int64_t columns,
+                        std::int64_t c_row) {
+    typename Simd::Float zeros = {};
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; j += kWidth) {
+        const auto sums = Load<Simd>(c + i * c_row + j);
+        zeros += sums - sums;
+      }
+    }
+    return Lanes<Simd>::Sum(zeros) == 0;
   }
 
+  // What reads a part of the elements that `Source` reads.
+  template <class AnyStep, class Source, int kPart>
+  using PartOf = std::conditional_t<AnyStep::kParts == 1, Source,
+                                    PartSource<Simd, Source, kPart>>;
+
+  template <class AnyStep, int kPart = 0>
+  static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
+                       typename AnyStep::Packed* to, std::int64_t stride) {
+    using Float = PartOf<AnyStep, FromFloat, kPart>;
+    using Stored = PartOf<AnyStep, From16Bits, kPart>;
+    const auto pack = a.type == DataType::kFloat ? Packer<Simd, AnyStep, Float>::Rows
+                                                 : Packer<Simd, AnyStep, Stored>::Rows;
+    pack(a, rows, depth, to + kPart * stride, AnyStep::kParts * stride);
+    if constexpr (kPart + 1 < AnyStep::kParts) {
+      PackRows<AnyStep, kPart + 1>(a, rows, depth, to, stride);
+    }
+  }
+
+  template <int kPart = 0>
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                          typename Step::Packed* to) {
+    using Float = PartOf<Step, FromFloat, kPart>;
+    using Stored = PartOf<Step, From16Bits, kPart>;
     const auto pack = b.type == DataType::kFloat
-                          ? Packer<Simd, Step, FromFloat>::template Panels<kPanel>
-                          : Packer<Simd, Step, From16Bits>::template Panels<kPanel>;
-    pack(b, depth, columns, to);
+                          ? Packer<Simd, Step, Float>::template Panels<kPanel>
+                          : Packer<Simd, Step, Stored>::template Panels<kPanel>;
+    pack(b, depth, columns, to + kPart * kPanel * StepsOf<Step>(depth));
+    if constexpr (kPart + 1 < kParts) PackPanels<kPart + 1>(b, depth, columns, to);
   }
 
   // How many of the rows of a block of A are not packed, since few columns read them.
@@ -262,7 +316,7 @@ template <class Simd, class Format>
 constexpr GemmKernel kGemmKernel = {
     GemmTile<Simd, Format>::kBlocking,
     GemmTile<Simd, Format>::kPanel,
-    sizeof(typename GemmTile<Simd, Format>::Workspace),
+    GemmTile<Simd, Format>::WorkspaceBytes(),
     GemmTile<Simd, Format>::Tile,
     GemmTile<Simd, Format>::SkinnyTile,
 };

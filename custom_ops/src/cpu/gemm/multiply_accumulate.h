@@ -2,7 +2,8 @@
 //
 //   MultiplyAdd:          sum += a[k] * b[k]                         in FP32
 //   DotProduct:           sum += a[k] * b[k] + a[k + 1] * b[k + 1]   of bfloat16 pairs
-//   TileRegisterProduct:  as DotProduct, a square of steps at a time
+//   TileRegisterProduct:  as DotProduct, a square of steps at a time; of FP16, too, whose
+//                         elements are sums of two of bfloat16
 //
 // A *packed element* is what a step takes from a row of A or a column of B: one element
 // widened to FP32, or two 16-bit elements that are neighbours along k. A *source* reads
@@ -31,6 +32,7 @@ struct MultiplyAdd {
   static constexpr int kElements = 1;  // along k, in a packed element
   // Packed blocks are filled with zeros to such multiples of rows of A and of steps.
   static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  static constexpr int kParts = 1;  // numbers whose sum is an element
   // Whether rows of A are read where they lie, if they are contiguous along k.
   static constexpr bool kReadsUnpacked = false;
   struct Scope {};  // lives while a thread takes steps
@@ -50,7 +52,7 @@ struct DotProduct {
   using Vector = typename Simd::Float;
   using Words = typename Simd::Words;
   static constexpr int kElements = 2;
-  static constexpr int kRowMultiple = 1, kStepMultiple = 1;
+  static constexpr int kRowMultiple = 1, kStepMultiple = 1, kParts = 1;
   static constexpr bool kReadsUnpacked = false;
   struct Scope {};
 
@@ -68,14 +70,16 @@ struct DotProduct {
 };
 
 // Steps of two elements along k, of which the micro-kernel takes a square at a time, in
-// the tile registers of `Simd` (cpu/gemm/tile_register_micro_kernel.h).
-template <class Simd, class Format>
+// the tile registers of `Simd` (cpu/gemm/tile_register_micro_kernel.h). An element is the
+// sum of kParts numbers of `Format`, and a product that of all pairs of them.
+template <class Simd, class Format, int kPartsOfElement = 1>
 struct TileRegisterProduct {
   using Packed = std::uint32_t;
   using Vector = typename Simd::Float;
   static constexpr int kElements = 2;
   static constexpr int kRowMultiple = Simd::kWidth, kStepMultiple = Simd::kWidth;
-  static constexpr bool kReadsUnpacked = true;
+  static constexpr int kParts = kPartsOfElement;
+  static constexpr bool kReadsUnpacked = kParts == 1;
   struct Scope {
     Scope() { Simd::TileRegisters::Configure(); }
     ~Scope() { Simd::TileRegisters::Release(); }
@@ -130,6 +134,30 @@ struct RoundedSource {
     Format::Store(rounded, keras_mp::Load<Simd>(x));
     Format::Store(rounded + Simd::kWidth, keras_mp::Load<Simd>(x + Simd::kWidth));
     return StoredSource<Simd, Format>::LoadPairs(rounded);
+  }
+};
+
+// Reads one of the two numbers of bfloat16 whose sum is an FP16 element that `Source`
+// reads: the last 3 of its 11 bits, which come first, and the other 8. The sum is exact;
+// NaN and inf have none.
+template <class Simd, class Source, int kPart>
+struct PartSource {
+  using Element = typename Source::Element;
+  using Float = typename Simd::Float;
+  using Words = typename Simd::Words;
+
+  static Words LoadBits(const Element* x) {
+    return reinterpret_cast<Words>(Part(Source::Load(x))) >> 16;
+  }
+  static Float LoadPairs(const Element* x) {
+    return Simd::PairsOfBfloat16(Part(Source::Load(x)),
+                                 Part(Source::Load(x + Simd::kWidth)));
+  }
+
+ private:
+  static Float Part(Float x) {
+    const Float first = reinterpret_cast<Float>(reinterpret_cast<Words>(x) & 0xffff0000u);
+    return kPart == 0 ? x - first : first;
   }
 };
 
@@ -189,15 +217,33 @@ struct VectorStepFor<Simd, Bfloat16<Simd>, std::void_t<decltype(&Simd::DotBfloat
   using Type = DotProduct<Simd>;
 };
 
+// Whether the instruction set multiplies a format in tile registers.
+template <class Simd, class Format, class = void>
+struct HasTileProduct : std::false_type {};
+template <class Simd, class Format>
+struct HasTileProduct<
+    Simd, Format,
+    std::void_t<decltype(Simd::TileRegisters::template MultiplyAdd<0, 4, 6>(Format()))>>
+    : std::true_type {};
+
 // The step for a format where A and B are packed: TileRegisterProduct where the
 // instruction set has tile registers for it, else that in vectors.
-template <class Simd, class Format, class = void>
-struct StepFor : VectorStepFor<Simd, Format> {};
 template <class Simd, class Format>
-struct StepFor<Simd, Format,
-               std::void_t<decltype(Simd::TileRegisters::template MultiplyAdd<0, 4, 6>(
-                   Format()))>> {
-  using Type = TileRegisterProduct<Simd, Format>;
+struct StepFor {
+  using Type = std::conditional_t<HasTileProduct<Simd, Format>::value,
+                                  TileRegisterProduct<Simd, Format>,
+                                  typename VectorStepFor<Simd, Format>::Type>;
+};
+
+// The same where what is not finite is noticed: FP16 elements may have two parts.
+template <class Simd, class Format>
+struct FiniteStepFor : StepFor<Simd, Format> {};
+template <class Simd>
+struct FiniteStepFor<Simd, Half<Simd>> {
+  static constexpr bool kSplits = !HasTileProduct<Simd, Half<Simd>>::value &&
+                                  HasTileProduct<Simd, Bfloat16<Simd>>::value;
+  using Type = std::conditional_t<kSplits, TileRegisterProduct<Simd, Bfloat16<Simd>, 2>,
+                                  typename StepFor<Simd, Half<Simd>>::Type>;
 };
 
 }  // namespace keras_mp

@@ -84,8 +84,8 @@ class Packer {
 
   // Panels of B, each kPanel columns wide, the last one a multiple of kWidth: the packed
   // element of step p of column j of a panel of width w goes to to[p * w + j], with zeros
-  // beyond the last column and element. Panels are kPanel times the number of steps
-  // apart.
+  // beyond the last column and element. Panels are kPanel * Step::kParts times the number
+  // of steps apart.
   template <int kPanel>
   static void Panels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                      Packed* to) {
@@ -101,7 +101,7 @@ class Packer {
       for (std::int64_t p = 0; p < steps; p += kSteps) {
         for (std::int64_t j = 0; j < columns; j += kWidth) {
           const std::int64_t panel = j / kPanel * kPanel;
-          Packed* at = to + panel * steps + j - panel;
+          Packed* at = to + panel * Step::kParts * steps + j - panel;
           for (std::int64_t q = p; q < std::min(p + kSteps, steps); ++q) {
             const Element* x = from + q * kElements * b.row + j;
             if (q + kSteps < steps) __builtin_prefetch(x + kSteps * kElements * b.row);
@@ -114,7 +114,7 @@ class Packer {
     }
     for (std::int64_t j = 0; j < columns; j += kWidth) {
       const std::int64_t panel = j / kPanel * kPanel;
-      Packed* at = to + panel * steps + j - panel;
+      Packed* at = to + panel * Step::kParts * steps + j - panel;
       const std::int64_t count = std::min<std::int64_t>(kWidth, columns - j);
       for (std::int64_t p = 0; p < steps; p += kWidth) {
         Vector square[kWidth];

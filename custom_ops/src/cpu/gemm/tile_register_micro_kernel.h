@@ -4,8 +4,10 @@
 //   C[i, j] (+)= sum over k of A[i, k] * B[k, j]
 //
 // A and B are packed in pairs along k as in cpu/gemm/packing.h: A [rows, kStride]
-// row-major, B [steps, kVectors * kWidth] row-major, with zeros up to whole squares. C is
-// FP32, row-major. Whole squares of C are written: up to kWidth - 1 rows beyond the last.
+// row-major, B [steps, kVectors * kWidth] row-major, with zeros up to whole squares. Of an
+// element with parts, those of a row of A are kStride apart, and those of a panel of B
+// steps * 2 * kWidth. C is FP32, row-major. Whole squares of C are written: up to kWidth -
+// 1 rows beyond the last.
 //
 //   cmake --build build/cpp-plain --target gemm_cpu_test &&
 //     build/cpp-plain/gemm_cpu_test
@@ -20,13 +22,14 @@
 
 namespace keras_mp {
 
-template <class Simd, class Format, int kRows, int kVectors, std::int64_t kStride>
-class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
+template <class Simd, class Format, int kParts, int kRows, int kVectors,
+          std::int64_t kStride>
+class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format, kParts>, kRows, kVectors,
                       kStride> {
  public:
   static void Run(const std::uint32_t* a, std::int64_t rows, const std::uint32_t* b,
                   std::int64_t steps, bool accumulate, float* c, std::int64_t c_row) {
-    RunUnpacked(a, kWordBytes * kStride, rows, b, steps, accumulate, c, c_row);
+    RunUnpacked(a, kWordBytes * kParts * kStride, rows, b, steps, accumulate, c, c_row);
   }
 
   // For rows of A that are a_row bytes apart, in a matrix that is contiguous along k.
@@ -54,12 +57,29 @@ class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
                        std::int64_t steps, bool accumulate, float* c,
                        std::int64_t c_row) {
     constexpr bool kTall = kHeight > 1, kWide = kVectors > 1;
-    constexpr std::int64_t kPanelRow = kWordBytes * kVectors * kWidth;
     float* const below = c + kWidth * c_row / kWordBytes;
     StartSum<kC>(accumulate, c, c_row);
     if constexpr (kWide) StartSum<kC + 1>(accumulate, c + kWidth, c_row);
     if constexpr (kTall) StartSum<kC + 2>(accumulate, below, c_row);
     if constexpr (kTall && kWide) StartSum<kC + 3>(accumulate, below + kWidth, c_row);
+    for (int part = 0; part < kParts * kParts; ++part) {
+      const std::int64_t of_a = part / kParts, of_b = part % kParts;
+      MultiplyPart<kTall>(a + of_a * kWordBytes * kStride, a_row,
+                          b + of_b * steps * 2 * kWidth, steps);
+    }
+    Registers::template Store<kC>(c, c_row);
+    if constexpr (kWide) Registers::template Store<kC + 1>(c + kWidth, c_row);
+    if constexpr (kTall) Registers::template Store<kC + 2>(below, c_row);
+    if constexpr (kTall && kWide) {
+      Registers::template Store<kC + 3>(below + kWidth, c_row);
+    }
+  }
+
+  template <bool kTall>
+  static void MultiplyPart(const char* a, std::int64_t a_row, const std::uint32_t* b,
+                           std::int64_t steps) {
+    constexpr bool kWide = kVectors > 1;
+    constexpr std::int64_t kPanelRow = kWordBytes * kVectors * kWidth;
     for (std::int64_t p = 0; p < steps; p += kWidth) {
       const char* const rows = a + p * kWordBytes;
       const std::uint32_t* const columns = b + p * kVectors * kWidth;
@@ -77,12 +97,6 @@ class MicroKernelRows<Simd, TileRegisterProduct<Simd, Format>, kRows, kVectors,
       if constexpr (kTall && kWide) {
         Registers::template MultiplyAdd<kC + 3, kA + 1, kB + 1>(Format());
       }
-    }
-    Registers::template Store<kC>(c, c_row);
-    if constexpr (kWide) Registers::template Store<kC + 1>(c + kWidth, c_row);
-    if constexpr (kTall) Registers::template Store<kC + 2>(below, c_row);
-    if constexpr (kTall && kWide) {
-      Registers::template Store<kC + 3>(below + kWidth, c_row);
     }
   }
 

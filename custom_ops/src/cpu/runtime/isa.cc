@@ -88,8 +88,7 @@ const Kernels* Avx512Bf16Kernels() {
 const Kernels* AmxBf16Kernels() {
   if (AmxBf16Bfloat16Gemm() == nullptr) return nullptr;
   static const Kernels kernels =
-      Avx512KernelsWith(Avx512Kernels()->half_gemm, AmxBf16Bfloat16Gemm(),
-                        AmxBf16Attention());
+      Avx512KernelsWith(AmxBf16HalfGemm(), AmxBf16Bfloat16Gemm(), AmxBf16Attention());
   return &kernels;
 }
 

@@ -15,6 +15,11 @@ struct Avx512Bf16 : Avx512 {
   static Float DotBfloat16(Float sum, Float a, Float b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }
+
+  // The elements of two vectors, which are numbers of bfloat16, two to a 32-bit word.
+  static Float PairsOfBfloat16(Float first, Float second) {
+    return (Float)_mm512_cvtne2ps_pbh(second, first);
+  }
 };
 
 }  // namespace keras_mp
