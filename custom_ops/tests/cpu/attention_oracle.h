@@ -220,7 +220,10 @@ class Oracle {
 
   // `isa`: whether it rounds the factors of the gradients.
   Oracle(const Case& one, Isa isa)
-      : one_(one), a_(one.a), operand_error_(OperandError(one.a.type, isa)) {
+      : one_(one),
+        a_(one.a),
+        weight_error_(HasParts(one.a.type, isa) ? 1.1 * 0x1p-16 : 0),
+        operand_error_(OperandError(one.a.type, isa)) {
     result.resize(one.grad.size());
     grad_query.resize(one.query.size());
     grad_key.resize(one.key.size());
@@ -289,7 +292,7 @@ class Oracle {
         result[y + i].value += d[c] * p[c] * one_.value[v(c) + i];
         magnitude += d[c] * (p[c] + kTiny) * std::abs(one_.value[v(c) + i]);
       }
-      result[y + i].error = relative * magnitude;
+      result[y + i].error = (relative + weight_error_) * magnitude;
       const double g = one_.grad[y + i];
       mean += g * result[y + i].value;
       mean_error += std::abs(g) * (WithRounding(result[y + i]) +
@@ -347,7 +350,13 @@ class Oracle {
     }
   }
 
+  // Whether FP16 numbers, and p and g beside them, become two numbers of bfloat16.
+  static bool HasParts(DataType type, Isa isa) {
+    return type == DataType::kHalf && (isa == Isa::kAmxBf16 || isa == Isa::kAmxFp16);
+  }
+
   static double OperandError(DataType type, Isa isa) {
+    if (HasParts(type, isa)) return 1.1 * 0x1p-16;
     const bool has_dot_products = isa == Isa::kAvx512Bf16 || isa == Isa::kAmxBf16 ||
                                   isa == Isa::kAmxFp16;
     return type == DataType::kBfloat16 && has_dot_products ? 1.1 * 0x1p-8 : 0;
@@ -355,7 +364,7 @@ class Oracle {
 
   const Case& one_;
   const Attention& a_;
-  const double operand_error_;
+  const double weight_error_, operand_error_;
 };
 
 inline std::string Describe(const Case& one, Mask mask) {

@@ -33,41 +33,50 @@ template <class Simd, class Step>
 struct BlockProduct {
   using Packed = typename Step::Packed;
   using Scope = typename Step::Scope;
-  static constexpr int kRowMultiple = Step::kRowMultiple;
+  static constexpr int kRowMultiple = Step::kRowMultiple, kParts = Step::kParts;
   static constexpr int kVectors = 2;
   static constexpr int kPanel = kVectors * Simd::kWidth;
   static constexpr std::int64_t kSteps = kAttentionBlock;
   static constexpr std::int64_t kChunk = kSteps * Step::kElements;  // along k
+  static constexpr std::int64_t kSizeOfRowChunk =
+      kAttentionBlock * kParts * kBlockStride;
   static_assert(kAttentionBlock % kRowMultiple == 0);
 
   // Elements of a packed A with `depth` elements along k and up to kAttentionBlock rows,
   // and of a packed B.
   static std::int64_t SizeOfRows(std::int64_t depth) {
-    return Chunks(depth) * kAttentionBlock * kBlockStride;
+    return Chunks(depth) * kSizeOfRowChunk;
   }
   static std::int64_t SizeOfPanels(std::int64_t depth, std::int64_t columns) {
     return Chunks(depth) * SizeOfPanelChunk(columns);
   }
 
   // `Source` reads the matrix, as in cpu/gemm/multiply_accumulate.h.
-  template <class Source>
+  template <class Source, int kPart = 0>
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
                        Packed* to) {
+    using Part = PartOf<Simd, Step, Source, kPart>;
     for (std::int64_t p = 0; p < depth; p += kChunk) {
-      Packer<Simd, Step, Source>::Rows(a.At(0, p), rows, std::min(kChunk, depth - p), to,
-                                       kBlockStride);
-      to += kAttentionBlock * kBlockStride;
+      Packer<Simd, Step, Part>::Rows(a.At(0, p), rows, std::min(kChunk, depth - p),
+                                     to + p / kChunk * kSizeOfRowChunk +
+                                         kPart * kBlockStride,
+                                     kParts * kBlockStride);
     }
+    if constexpr (kPart + 1 < kParts) PackRows<Source, kPart + 1>(a, rows, depth, to);
   }
 
-  template <class Source>
+  template <class Source, int kPart = 0>
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                          Packed* to) {
+    using Part = PartOf<Simd, Step, Source, kPart>;
     for (std::int64_t p = 0; p < depth; p += kChunk) {
-      Packer<Simd, Step, Source>::template Panels<kPanel>(
-          b.At(p, 0), std::min(kChunk, depth - p), columns, to);
-      to += SizeOfPanelChunk(columns);
+      const std::int64_t of_chunk = std::min(kChunk, depth - p);
+      Packer<Simd, Step, Part>::template Panels<kPanel>(
+          b.At(p, 0), of_chunk, columns,
+          to + p / kChunk * SizeOfPanelChunk(columns) +
+              kPart * kPanel * StepsOf<Step>(of_chunk));
     }
+    if constexpr (kPart + 1 < kParts) PackPanels<Source, kPart + 1>(b, depth, columns, to);
   }
 
   // c = or += (where `accumulate`) packed A times packed B. Writes whole vectors, and rows
@@ -85,9 +94,9 @@ struct BlockProduct {
             columns - j <= Simd::kWidth
                 ? MicroKernelRows<Simd, Step, kVectors * kRows, 1, kBlockStride>::Run
                 : MicroKernelRows<Simd, Step, kRows, kVectors, kBlockStride>::Run;
-        multiply(a, rows, b + j * steps, steps, accumulate || p > 0, c + j, c_row);
+        multiply(a, rows, b + j * kParts * steps, steps, accumulate || p > 0, c + j, c_row);
       }
-      a += kAttentionBlock * kBlockStride;
+      a += kSizeOfRowChunk;
       b += SizeOfPanelChunk(columns);
     }
   }
@@ -97,7 +106,7 @@ struct BlockProduct {
     return std::max<std::int64_t>(1, CeilDiv(depth, kChunk));
   }
   static std::int64_t SizeOfPanelChunk(std::int64_t columns) {
-    return kSteps * RoundUp(columns, kPanel);
+    return kSteps * kParts * RoundUp(columns, kPanel);
   }
 };
 

@@ -6,7 +6,8 @@
 // larger one comes.
 //
 // The scores take the steps of the GEMM for the format of the tensors, which may be dot
-// products of bfloat16. The result does not: its sums are of FP32 multiply-adds.
+// products of bfloat16. The result takes them only where FP16 is two numbers of bfloat16;
+// else its sums are of FP32 multiply-adds.
 //
 //   cmake --build build/cpp-plain --target attention_cpu_test &&
 //     build/cpp-plain/attention_cpu_test
@@ -19,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "common/ceil_div.h"
 #include "cpu/attention/attention_kernel.h"
@@ -32,7 +34,7 @@ template <class Simd, class Format>
 class AttentionForward {
   using In = HeadTensors<Simd, Format>;
   using Tensors = typename In::Tensors;
-  using Floats = typename In::Floats;
+  using Results = std::conditional_t<In::kInParts, Tensors, typename In::Floats>;
   using Stored = typename In::Stored;
   using Packed = typename In::Packed;
   using Pieces = typename In::Pieces;
@@ -41,13 +43,15 @@ class AttentionForward {
   static constexpr std::int64_t kBlock = In::kBlock, kWidth = In::kWidth;
 
   struct Workspace {
-    Packed *queries, *keys;
-    float *values, *scores, *result;
+    Packed *queries, *keys, *weights;
+    typename Results::Packed* values;
+    float *scores, *result;
 
     Workspace(const Attention& a, Pieces& pieces) {
       pieces.Take(Tensors::SizeOfRows(a.key_size), &queries);
       pieces.Take(Tensors::SizeOfPanels(a.key_size, kBlock), &keys);
-      pieces.Take(Floats::SizeOfPanels(kBlock, a.value_size), &values);
+      if constexpr (In::kInParts) pieces.Take(Tensors::SizeOfRows(kBlock), &weights);
+      pieces.Take(Results::SizeOfPanels(kBlock, a.value_size), &values);
       pieces.Take(In::kTile, &scores);
       pieces.Take(kBlock * RoundUp(a.value_size, kWidth), &result);
     }
@@ -102,10 +106,10 @@ class AttentionForward {
         sum[r] = sum[r] * factor + Row::Exponentials(scores, columns, largest[r], drops);
         if (factor != 1) Scale(workspace.result + r * result_row, result_row, factor);
       }
-      Floats::template PackPanels<Stored>(In::Value(a, task.batch, key_head, key), columns,
-                                          a.value_size, workspace.values);
-      Floats::Multiply(workspace.scores, rows, workspace.values, columns, a.value_size,
-                       /*accumulate=*/true, workspace.result, result_row);
+      Results::template PackPanels<Stored>(In::Value(a, task.batch, key_head, key),
+                                           columns, a.value_size, workspace.values);
+      Results::Multiply(Weights(workspace, rows, columns), rows, workspace.values, columns,
+                        a.value_size, /*accumulate=*/true, workspace.result, result_row);
     }
     const MatrixView to = In::HeadOf(results.result, a.queries, a.heads, a.value_size,
                                      task.batch, task.head, first);
@@ -116,6 +120,20 @@ class AttentionForward {
       In::RoundRows(workspace.result + r * result_row, result_row, 1, a.value_size,
                     inverse, to.At(r, 0));
       log_sum_exp[r] = LogSumExp(largest[r], sum[r], a.keys);
+    }
+  }
+
+  // The exponentials as an operand of the result.
+  static const typename Results::Packed* Weights(const Workspace& workspace,
+                                                 std::int64_t rows,
+                                                 std::int64_t columns) {
+    if constexpr (In::kInParts) {
+      const MatrixView scores = {workspace.scores, DataType::kFloat, kBlockStride, 1};
+      Tensors::template PackRows<typename In::FromTile>(scores, rows, columns,
+                                                        workspace.weights);
+      return workspace.weights;
+    } else {
+      return workspace.scores;
     }
   }
 

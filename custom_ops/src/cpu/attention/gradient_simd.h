@@ -5,7 +5,8 @@
 // the sum that is known by then.
 //
 // Products take the steps of the GEMM for the format of the tensors, which may be dot
-// products of bfloat16: p and g are rounded then, as operands of the sums.
+// products of bfloat16: p and g are rounded then, as operands of the sums, to bfloat16, or
+// for tensors in FP16 to sums of two of its numbers.
 //
 //   cmake --build build/cpp-plain --target attention_cpu_test &&
 //     build/cpp-plain/attention_cpu_test
@@ -246,7 +247,7 @@ class AttentionBackward {
 
     const Packed* Pack(const MatrixView& tile, std::int64_t rows,
                        std::int64_t depth) const {
-      if constexpr (!In::kRounds) {
+      if constexpr (!In::kPairs) {
         // It is packed already where its rows are those of A.
         if (tile.column == 1) return static_cast<const Packed*>(tile.data);
       }

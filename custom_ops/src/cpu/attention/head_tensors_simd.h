@@ -47,10 +47,11 @@ struct HeadTensors {
   using Step = typename StepFor<Simd, Format>::Type;
   using Tensors = BlockProduct<Simd, Step>;
   using Floats = BlockProduct<Simd, MultiplyAdd<Simd>>;
-  // How the tensors, and a tile of FP32 numbers, are read as an operand of Tensors.
-  static constexpr bool kRounds = Step::kElements > 1;
+  // How the tensors, and a tile of FP32 numbers, are read as an operand of Tensors: pairs
+  // of numbers in one part are rounded.
+  static constexpr bool kPairs = Step::kElements > 1, kInParts = Step::kParts > 1;
   using Stored = StoredSource<Simd, Format>;
-  using FromTile = std::conditional_t<kRounds, RoundedSource<Simd, Format>,
+  using FromTile = std::conditional_t<kPairs && !kInParts, RoundedSource<Simd, Format>,
                                       StoredSource<Simd, Single<Simd>>>;
   using Packed = typename Tensors::Packed;
   using Pieces = PiecesOf<Simd>;

@@ -43,7 +43,7 @@ namespace keras_mp {
 // A tile of C for A and B of `Format`, which is Half<Simd> or Bfloat16<Simd>, where A and
 // B are packed by steps of `Step`.
 template <class Simd, class Format,
-          class Step = typename FiniteStepFor<Simd, Format>::Type>
+          class Step = typename StepFor<Simd, Format>::Type>
 class GemmTile {
   using InVectors = GemmTile<Simd, Format, typename VectorStepFor<Simd, Format>::Type>;
   using SkinnyStep = typename VectorStepFor<Simd, Format>::Type;
@@ -191,16 +191,11 @@ class GemmTile {
     return Lanes<Simd>::Sum(zeros) == 0;
   }
 
-  // What reads a part of the elements that `Source` reads.
-  template <class AnyStep, class Source, int kPart>
-  using PartOf = std::conditional_t<AnyStep::kParts == 1, Source,
-                                    PartSource<Simd, Source, kPart>>;
-
   template <class AnyStep, int kPart = 0>
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
                        typename AnyStep::Packed* to, std::int64_t stride) {
-    using Float = PartOf<AnyStep, FromFloat, kPart>;
-    using Stored = PartOf<AnyStep, From16Bits, kPart>;
+    using Float = PartOf<Simd, AnyStep, FromFloat, kPart>;
+    using Stored = PartOf<Simd, AnyStep, From16Bits, kPart>;
     const auto pack = a.type == DataType::kFloat ? Packer<Simd, AnyStep, Float>::Rows
                                                  : Packer<Simd, AnyStep, Stored>::Rows;
     pack(a, rows, depth, to + kPart * stride, AnyStep::kParts * stride);
@@ -212,8 +207,8 @@ class GemmTile {
   template <int kPart = 0>
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                          typename Step::Packed* to) {
-    using Float = PartOf<Step, FromFloat, kPart>;
-    using Stored = PartOf<Step, From16Bits, kPart>;
+    using Float = PartOf<Simd, Step, FromFloat, kPart>;
+    using Stored = PartOf<Simd, Step, From16Bits, kPart>;
     const auto pack = b.type == DataType::kFloat
                           ? Packer<Simd, Step, Float>::template Panels<kPanel>
                           : Packer<Simd, Step, Stored>::template Panels<kPanel>;

@@ -137,9 +137,9 @@ struct RoundedSource {
   }
 };
 
-// Reads one of the two numbers of bfloat16 whose sum is an FP16 element that `Source`
-// reads: the last 3 of its 11 bits, which come first, and the other 8. The sum is exact;
-// NaN and inf have none.
+// Reads one of the two numbers of bfloat16 whose sum is an element that `Source` reads: the
+// last bits, which come first, and the first 8. The sum is exact in FP16, of 11 bits, and
+// within 2^-16 of an element in FP32. NaN and inf have none: the last bits are NaN.
 template <class Simd, class Source, int kPart>
 struct PartSource {
   using Element = typename Source::Element;
@@ -147,7 +147,8 @@ struct PartSource {
   using Words = typename Simd::Words;
 
   static Words LoadBits(const Element* x) {
-    return reinterpret_cast<Words>(Part(Source::Load(x))) >> 16;
+    constexpr std::uint32_t kHalfOfLast = kPart == 0 ? 0x8000 : 0;
+    return (reinterpret_cast<Words>(Part(Source::Load(x))) + kHalfOfLast) >> 16;
   }
   static Float LoadPairs(const Element* x) {
     return Simd::PairsOfBfloat16(Part(Source::Load(x)),
@@ -160,6 +161,11 @@ struct PartSource {
     return kPart == 0 ? x - first : first;
   }
 };
+
+// What reads a part of the elements that `Source` reads.
+template <class Simd, class Step, class Source, int kPart>
+using PartOf = std::conditional_t<Step::kParts == 1, Source,
+                                  PartSource<Simd, Source, kPart>>;
 
 // Reads vectors of kWidth packed elements, from a matrix that is contiguous along k
 // (Along: successive steps of one row of A or column of B) or across k (Across: one step
@@ -227,23 +233,22 @@ struct HasTileProduct<
     : std::true_type {};
 
 // The step for a format where A and B are packed: TileRegisterProduct where the
-// instruction set has tile registers for it, else that in vectors.
+// instruction set has tile registers for it, or FP16 elements become two numbers of
+// bfloat16 there, else that in vectors.
 template <class Simd, class Format>
 struct StepFor {
   using Type = std::conditional_t<HasTileProduct<Simd, Format>::value,
                                   TileRegisterProduct<Simd, Format>,
                                   typename VectorStepFor<Simd, Format>::Type>;
 };
-
-// The same where what is not finite is noticed: FP16 elements may have two parts.
-template <class Simd, class Format>
-struct FiniteStepFor : StepFor<Simd, Format> {};
 template <class Simd>
-struct FiniteStepFor<Simd, Half<Simd>> {
-  static constexpr bool kSplits = !HasTileProduct<Simd, Half<Simd>>::value &&
-                                  HasTileProduct<Simd, Bfloat16<Simd>>::value;
-  using Type = std::conditional_t<kSplits, TileRegisterProduct<Simd, Bfloat16<Simd>, 2>,
-                                  typename StepFor<Simd, Half<Simd>>::Type>;
+struct StepFor<Simd, Half<Simd>> {
+  using InVectors = typename VectorStepFor<Simd, Half<Simd>>::Type;
+  using InParts = std::conditional_t<HasTileProduct<Simd, Bfloat16<Simd>>::value,
+                                     TileRegisterProduct<Simd, Bfloat16<Simd>, 2>,
+                                     InVectors>;
+  using Type = std::conditional_t<HasTileProduct<Simd, Half<Simd>>::value,
+                                  TileRegisterProduct<Simd, Half<Simd>>, InParts>;
 };
 
 }  // namespace keras_mp
