@@ -32,7 +32,7 @@
 // amx_fp16, bfloat16 is multiplied by dot products: they flush numbers and sums below
 // 2^-126 to 0, and d p and g are rounded to bfloat16 as operands of the sums of the
 // gradients. On amx_bf16 and amx_fp16, an FP16 number is the exact sum of two of bfloat16,
-// and d p and g err by another 2^-16 of themselves as operands, as the sum of two.
+// and d p and g, as the sum of two, err by another 2^-16 of themselves and 2^-126.
 // Rounding: once, to nearest even. NaN and inf make the rows that see them NaN. Scores are
 // above -1.7e38.
 

@@ -9,7 +9,8 @@
 namespace keras_mp {
 
 // Computes `gemm`. The result depends on `isa` to the last bit, and never on the number
-// of threads.
+// of threads; but on amx_bf16, what of an FP16 product is finite beside inf or NaN may do
+// so within its bound.
 Status GemmCpu(const Gemm& gemm, const Parallel& parallel = {}, Isa isa = ChosenIsa());
 
 }  // namespace keras_mp

@@ -120,6 +120,12 @@ class Case {
     gemm.c = c_.data() + kGuard * Size();
   }
 
+  void SetA(std::int64_t i, std::int64_t p, float x) {
+    const std::int64_t at = gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p;
+    auto* a = static_cast<std::uint16_t*>(const_cast<void*>(gemm.a));
+    a[at] = To16(gemm.input, x);
+  }
+
   void AddBias(DataType type) {
     gemm.bias_type = type;
     bias_ = Numbers(gemm.n, 0);
@@ -186,6 +192,11 @@ class Case {
     const double expected = Activate(gemm.activation, linear);
     const double actual = ToDouble(
         gemm.output, gemm.c, index * gemm.stride_c + i * gemm.ldc + j);
+    if (!std::isfinite(expected)) {
+      const bool same = std::isnan(expected) ? std::isnan(actual) : actual == expected;
+      EXPECT(same, "%s (%ld, %ld): %g, expected %g", subject.name, i, j, actual, expected);
+      return;
+    }
     const double unit = gemm.output == DataType::kHalf       ? 0x1p-11
                         : gemm.output == DataType::kBfloat16 ? 0x1p-8
                                                              : 0x1p-24;
@@ -321,6 +332,21 @@ float MultiplyOne(const Subject& subject, const std::vector<float>& a,
   gemm.c = output == DataType::kFloat ? static_cast<void*>(&single) : &half;
   EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
   return output == DataType::kFloat ? single : HalfToFloat(half);
+}
+
+// One row has an inf, whose tile has rows before and after it.
+void TestInfAmongNumbers(const Subject& subject) {
+  for (int bits = 0; bits < 8; ++bits) {
+    std::mt19937 random(9);
+    Case one(700, 70, 40, random);
+    one.gemm.transpose_a = bits & 1;
+    one.gemm.transpose_b = bits & 2;
+    one.gemm.rounds_b = bits & 4;
+    one.gemm.output = DataType::kFloat;
+    one.Allocate();
+    one.SetA(345, 7, std::numeric_limits<float>::infinity());
+    one.Check(subject, 1);
+  }
 }
 
 void TestSpecialValues(const Subject& subject) {
@@ -615,6 +641,7 @@ int main() {
     TestBlocks(subject);
     TestOptions(subject);
     TestSpecialValues(subject);
+    TestInfAmongNumbers(subject);
     TestSubnormalBfloat16(subject);
     TestEmptySum(subject);
     TestEveryActivation(subject);

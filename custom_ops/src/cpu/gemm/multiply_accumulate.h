@@ -139,7 +139,7 @@ struct RoundedSource {
 
 // Reads one of the two numbers of bfloat16 whose sum is an element that `Source` reads: the
 // last bits, which come first, and the first 8. The sum is exact in FP16, of 11 bits, and
-// within 2^-16 of an element in FP32. NaN and inf have none: the last bits are NaN.
+// within 2^-16 of an element in FP32 from 2^-110 on. Of NaN and inf one of the two is NaN.
 template <class Simd, class Source, int kPart>
 struct PartSource {
   using Element = typename Source::Element;

@@ -16,7 +16,8 @@ struct Avx512Bf16 : Avx512 {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }
 
-  // The elements of two vectors, which are numbers of bfloat16, two to a 32-bit word.
+  // The elements of two vectors, rounded to bfloat16, two to a 32-bit word. Magnitudes
+  // below 2^-126 are flushed to 0.
   static Float PairsOfBfloat16(Float first, Float second) {
     return (Float)_mm512_cvtne2ps_pbh(second, first);
   }
