@@ -48,7 +48,7 @@ def forms(count: int) -> dict[str, list[str]]:
 
 
 def _is_form(result: report.Result) -> bool:
-    return result["flags"]["precision"] in FORMS
+    return result["flags"].get("precision") in FORMS
 
 
 def constant(scale: int) -> dict[str, list[str]]:
