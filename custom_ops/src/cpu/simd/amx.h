@@ -50,8 +50,8 @@ struct AmxRegisters {
   }
 };
 
-// Blocks for processors whose L1 cache has 48 KiB and whose L2 cache 2 MiB. Packing takes
-// as long as multiplying, so tiles are wide.
+// Blocks for processors whose L1 cache has 48 KiB and whose L2 cache 2 MiB. Packing takes a
+// third of the time, so tiles are wide.
 struct Amx : Avx512Bf16 {
   static constexpr int kStepsPerBlock = 192;
   static constexpr int kTileColumns = 512;
