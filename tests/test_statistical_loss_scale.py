@@ -277,7 +277,7 @@ def test_configs_and_repr():
 INNER = {
     "fused": lambda: keras.optimizers.SGD(0.0),
     "fused-clipped": lambda: keras.optimizers.SGD(0.0, global_clipnorm=1e-3),
-    "unscaled-by-kernel": lambda: keras.optimizers.Lamb(0.0),
+    "unscaled-by-kernel": lambda: keras.optimizers.Adafactor(0.0),
     "accumulating": lambda: keras.optimizers.SGD(0.0, gradient_accumulation_steps=2),
 }
 

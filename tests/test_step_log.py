@@ -36,7 +36,7 @@ def model_of(inner=None, **arguments):
 INNER = {
     "fused": lambda: keras.optimizers.SGD(0.25),
     "clipped": lambda: keras.optimizers.SGD(0.25, global_clipnorm=1e-3),
-    "unscaled-by-kernel": lambda: keras.optimizers.Lamb(0.25),
+    "unscaled-by-kernel": lambda: keras.optimizers.Adafactor(0.25),
     "accumulating": lambda: keras.optimizers.SGD(0.25, gradient_accumulation_steps=2),
 }
 

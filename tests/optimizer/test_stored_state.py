@@ -40,8 +40,9 @@ RULES = {
     "amsgrad": lambda: optimizers.Adam(0.1, amsgrad=True),
     "centered": lambda: optimizers.RMSprop(0.1, centered=True, momentum=0.5),
     "ftrl": lambda: optimizers.Ftrl(0.1),
+    "lamb": lambda: optimizers.Lamb(0.1, weight_decay=0.1),
 }
-NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl")
+NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl", "lamb")
 SHAPES = (("kernel", (7, 11)), ("bias", (3,)), ("empty", (0,)))
 
 
@@ -509,11 +510,12 @@ def test_the_config_makes_the_same_optimizer(form):
         ),
         "no masters": ("adam", {"masters": None}, ValueError, 'rounding="stochastic"'),
         "an optimizer": (
-            optimizers.Lamb(),
-            {"state": "int8"},
+            optimizers.Adafactor(),
+            {"masters": "remainders"},
             ValueError,
-            "Received: Lamb",
+            "Received: Adafactor",
         ),
+        "lamb": (optimizers.Lamb(), {"state": "int8"}, ValueError, "Received: Lamb"),
         "an option": (
             optimizers.Ftrl(learning_rate_power=-0.25),
             {"masters": "remainders"},
@@ -535,6 +537,7 @@ def test_the_config_makes_the_same_optimizer(form):
         "stochastic remainders",
         "no masters",
         "an optimizer",
+        "lamb",
         "an option",
         "amsgrad",
         "ftrl",

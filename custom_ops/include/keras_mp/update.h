@@ -112,6 +112,10 @@ enum class Rounding { kNearest, kStochastic };
 //                      m = momentum m + lr g / sqrt(v + epsilon);  w -= m
 //   kCenteredRmsprop, kCenteredRmspropMomentum  [v, a], [v, a, m]  as the two above,
 //                      with a = beta_2 a + (1 - beta_2) g, and v - a^2 under the root
+//   kLamb      [m, v]  m and v as in kAdam;
+//                      d = (m / m_divisor) / (sqrt(v / v_divisor) + epsilon);
+//                      w -= (|w| / |d|) lr d, where |x| is the norm of a whole variable;
+//                      w -= lr d where either of them is 0. Only on a CPU
 enum class UpdateRule {
   kSgd,
   kMomentum,
@@ -128,9 +132,10 @@ enum class UpdateRule {
   kRmspropMomentum,
   kCenteredRmsprop,
   kCenteredRmspropMomentum,
+  kLamb,
 };
 
-constexpr int kUpdateRules = 15;
+constexpr int kUpdateRules = 16;
 constexpr int kMostSlots = 3;
 
 // The elements of a compressed slot that share an exponent.
@@ -182,6 +187,7 @@ constexpr int SlotsOf(UpdateRule rule) {
     case UpdateRule::kFtrl:
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kCenteredRmsprop:
+    case UpdateRule::kLamb:
       return 2;
     case UpdateRule::kAmsgrad:
     case UpdateRule::kCenteredRmspropMomentum:
@@ -189,6 +195,10 @@ constexpr int SlotsOf(UpdateRule rule) {
   }
   return 0;
 }
+
+// Whether a step of the rule depends on norms of the whole variable. It then takes two
+// passes over it.
+constexpr bool NeedsNorms(UpdateRule rule) { return rule == UpdateRule::kLamb; }
 
 // How the codes of a rule's slot are: a second moment has no sign.
 enum class SlotCode { kNone, kSigned, kUnsigned };
@@ -202,6 +212,7 @@ constexpr SlotCode SlotCodeOf(UpdateRule rule, int slot) {
     case UpdateRule::kFtrl:
     case UpdateRule::kCenteredRmsprop:
     case UpdateRule::kCenteredRmspropMomentum:
+    case UpdateRule::kLamb:
       return SlotCode::kNone;
     case UpdateRule::kMomentum:
     case UpdateRule::kNesterov:

@@ -165,12 +165,17 @@ struct UpdateFormulas {
     return g * u.clip_factor;
   }
 
-  // Updates the master w and the slots of the rule by the un-scaled and clipped gradient g.
+  static KERAS_MP_HOST_DEVICE Float Decayed(const UpdateHyperparameters& u, Float w) {
+    return w - w * u.weight_decay * u.learning_rate;
+  }
+
+  // Updates the master w and the slots of the rule, which needs no norms, by the un-scaled
+  // and clipped gradient g.
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void Step(const UpdateHyperparameters& u,
                                         bool apply_weight_decay, Float g, Float& w,
                                         Float (&slots)[kMostSlots]) {
-    if (apply_weight_decay) w -= w * u.weight_decay * u.learning_rate;
+    if (apply_weight_decay) w = Decayed(u, w);
     if constexpr (kRule == UpdateRule::kSgd) {
       w -= g * u.learning_rate;
     } else if constexpr (kRule == UpdateRule::kMomentum ||
@@ -211,6 +216,18 @@ struct UpdateFormulas {
     }
   }
 
+  static KERAS_MP_HOST_DEVICE void StepMoments(const UpdateHyperparameters& u, Float g,
+                                               Float& m, Float& v) {
+    m += (g - m) * u.one_minus_beta_1;
+    v += (g * g - v) * u.one_minus_beta_2;
+  }
+
+  // Where Lamb moves a master, by its moments m and v.
+  static KERAS_MP_HOST_DEVICE Float LambDirection(const UpdateHyperparameters& u, Float m,
+                                                  Float v) {
+    return m / u.m_divisor / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
+  }
+
  private:
   template <UpdateRule kRule>
   static constexpr bool kIsRmsprop =
@@ -242,8 +259,7 @@ struct UpdateFormulas {
   static KERAS_MP_HOST_DEVICE void StepAdam(const UpdateHyperparameters& u, Float g,
                                             Float& w, Float (&slots)[kMostSlots]) {
     Float &m = slots[0], &v = slots[1], &h = slots[2];
-    m += (g - m) * u.one_minus_beta_1;
-    v += (g * g - v) * u.one_minus_beta_2;
+    StepMoments(u, g, m, v);
     if constexpr (kRule == UpdateRule::kNadam) {
       const Float n = m * u.m_factor / u.m_divisor + g * u.g_factor / u.g_divisor;
       w -= n * u.learning_rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);

@@ -29,6 +29,7 @@ inline constexpr const char* kRuleNames[kUpdateRules] = {
     "rmsprop_momentum",
     "centered_rmsprop",
     "centered_rmsprop_momentum",
+    "lamb",
 };
 
 // The dtype and shape of an input, or of the variable whose handle it is.

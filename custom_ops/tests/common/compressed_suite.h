@@ -269,7 +269,7 @@ class CompressedSuite {
 
   void TestUpdate() {
     std::mt19937 random(11);
-    for (int number = 0; number < kUpdateRules; ++number) {
+    for (int number = 0; number < kElementwiseRules; ++number) {
       for (bool has_options : {false, true}) {
         Variables variables;
         for (std::int64_t size : kGroupSizes) {
@@ -290,7 +290,7 @@ class CompressedSuite {
 
   void TestSkippedStep() {
     std::mt19937 random(12);
-    for (int number = 0; number < kUpdateRules; ++number) {
+    for (int number = 0; number < kElementwiseRules; ++number) {
       Variables variables;
       for (int i = 0; i < 4; ++i) {
         variables.push_back(MakeVariable(RuleAt(number), 33, random));

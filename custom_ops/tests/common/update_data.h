@@ -27,6 +27,10 @@ constexpr float kLarge[] = {65504, -65519, 65520, 1e6f, -3e38f, kInf, -kInf, kNa
 constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
                                    65, 217, 1023, 1024, 1025, 3000};
 
+// The rules whose steps need no norms: those up to the last, kLamb.
+constexpr int kElementwiseRules = kUpdateRules - 1;
+static_assert(NeedsNorms(static_cast<UpdateRule>(kElementwiseRules)));
+
 inline UpdateRule RuleAt(int number) { return static_cast<UpdateRule>(number); }
 
 inline UpdateHyperparameters MakeHyperparameters(bool has_options) {

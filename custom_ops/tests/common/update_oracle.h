@@ -99,6 +99,7 @@ inline void MakePossible(UpdateRule rule, float* slots) {
     case UpdateRule::kAdam:
     case UpdateRule::kNadam:
     case UpdateRule::kAdamax:
+    case UpdateRule::kLamb:
       make_square(1);
       return;
     case UpdateRule::kAdadelta:
@@ -206,6 +207,8 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
       w = w - moved;
       return;
     }
+    case UpdateRule::kLamb:  // lamb_suite.h
+      return;
   }
 }
 

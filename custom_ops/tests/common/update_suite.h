@@ -44,7 +44,7 @@ class UpdateSuite {
     std::mt19937 random(5);
     for (int trial = 0; trial < trials; ++trial) {
       const auto rounding = random() % 2 ? Rounding::kNearest : Rounding::kStochastic;
-      const UpdateRule rule = RuleAt(static_cast<int>(random() % kUpdateRules));
+      const UpdateRule rule = RuleAt(static_cast<int>(random() % kElementwiseRules));
       CheckUpdate(rule, MakeHyperparameters(random() % 2), rounding,
                   Data::MakeVariables(random() % 6, 1000, random));
       CheckLargest(random() % 6, random);
@@ -137,7 +137,7 @@ class UpdateSuite {
 
   void TestUpdate() {
     std::mt19937 random(1);
-    for (int number = 0; number < kUpdateRules; ++number) {
+    for (int number = 0; number < kElementwiseRules; ++number) {
       const UpdateRule rule = RuleAt(number);
       for (bool has_options : {false, true}) {
         for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
@@ -164,7 +164,7 @@ class UpdateSuite {
 
   void TestSkippedStep() {
     std::mt19937 random(7);
-    for (int number = 0; number < kUpdateRules; ++number) {
+    for (int number = 0; number < kElementwiseRules; ++number) {
       CheckUpdate(RuleAt(number), MakeHyperparameters(true), Rounding::kNearest,
                   Data::MakeVariables(5, 1000, random), false);
     }

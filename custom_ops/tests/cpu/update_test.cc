@@ -11,6 +11,7 @@
 
 #include "common/compressed_suite.h"
 #include "common/update_suite.h"
+#include "cpu/lamb_suite.h"
 
 namespace keras_mp {
 namespace {
@@ -108,6 +109,8 @@ int main(int argc, char** argv) {
     suite.TestManyLists(100);
     CompressedSuite compressed(CpuDevice{isa});
     compressed.TestAll(1 << 21);
+    LambSuite lamb(CpuDevice{isa});
+    lamb.TestAll();
     TestManyGradients(isa);
   }
   return Report();

@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras_mp.ops.kernels import first_use, native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+# A step of these rules depends on norms of whole variables.
+_ONLY_ON_CPU = {"lamb"}
 
 
 def takes_variables(variables: Sequence[Any]) -> bool:
@@ -24,16 +26,25 @@ def takes_variables(variables: Sequence[Any]) -> bool:
     """
     if native.library() is None:
         return False
-    devices = {variable.device for variable in _natives(variables)}
-    if len(devices) != 1:
+    if len({variable.device for variable in _natives(variables)}) != 1:
         return False
-    kind = tf.DeviceSpec.from_string(devices.pop()).device_type
+    kind = _device_type(variables)
     if kind != "GPU":
         return kind == "CPU"
     # It calls the functions below.
     from keras_mp.ops.kernels.update_check import update_problem
 
     return native.has_cuda() and first_use.passes(update_problem)
+
+
+def has_rule(rule: str, variables: Sequence[Any]) -> bool:
+    """Tells whether the device of the variables has a rule.
+
+    Args:
+        rule: str, as for `update_variables`.
+        variables: as for `takes_variables`, which is true for them.
+    """
+    return rule not in _ONLY_ON_CPU or _device_type(variables) == "CPU"
 
 
 def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
@@ -216,6 +227,11 @@ def update_variables(
 
 def _is_in_eight_bits(slot: Any) -> bool:
     return hasattr(slot, "codes")
+
+
+def _device_type(variables: Sequence[Any]) -> str:
+    device = _natives(variables)[0].device
+    return str(tf.DeviceSpec.from_string(device).device_type)
 
 
 def _natives(variables: Sequence[Any]) -> list[tf.Variable]:

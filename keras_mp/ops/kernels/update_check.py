@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_mp.ops.kernels import update
 
-# How many slots each rule of update.h has.
+# How many slots each rule of update.h has that a GPU computes.
 RULES = {
     "sgd": 0,
     "momentum": 1,

@@ -73,6 +73,16 @@ def _nadam(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     return w - n * h["learning_rate"] / (root + h["epsilon"]), [m, v]
 
 
+def _lamb(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m, v = _moments(h, g, *slots)
+    root = ops.sqrt(v / h["v_divisor"])
+    direction = m / h["m_divisor"] / (root + h["epsilon"])
+    of_w, of_direction = (ops.sqrt(ops.sum(x * x)) for x in (w, direction))
+    has_ratio = ops.logical_and(of_w > 0, of_direction > 0)
+    ratio = ops.where(has_ratio, of_w / of_direction, 1.0)
+    return w - direction * (ratio * h["learning_rate"]), [m, v]
+
+
 def _adamax(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m = slots[0] + (g - slots[0]) * h["one_minus_beta_1"]
     most = ops.maximum(slots[1] * h["beta_2"], ops.abs(g))
@@ -151,4 +161,5 @@ _RULES: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
     "rmsprop_momentum": _kind_of_rmsprop(centered=False, momentum=True),
     "centered_rmsprop": _kind_of_rmsprop(centered=True, momentum=False),
     "centered_rmsprop_momentum": _kind_of_rmsprop(centered=True, momentum=True),
+    "lamb": _lamb,
 }

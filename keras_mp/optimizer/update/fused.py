@@ -40,10 +40,17 @@ def fused_part(
     # A variable that is listed twice must be updated twice; the kernel does so once.
     if rule is None or not are_distinct(masters):
         return []
-    if not backend.can_update(_variables_written(rule.slots, master_weights, masters)):
+    written = _variables_written(rule.slots, master_weights, masters)
+    if not (backend.can_update(written) and _has_rule(rule, written)):
         return []
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
-    fitting = [i for i, (g, m) in pairs if g is not None and _fits(optimizer, g, m)]
+    fitting = [
+        i
+        for i, (gradient, master) in pairs
+        if gradient is not None
+        and _fits(optimizer, gradient, master)
+        and _has_slots(slots_of(optimizer, rule, master_weights, master))
+    ]
     given = sum(gradient is not None for gradient in gradients)
     # The norm of all gradients cannot be computed from a part of them.
     return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
@@ -75,7 +82,7 @@ def hyperparameters_of(
     return {
         "scale": scale,
         **_clipping(optimizer, norm),
-        "weight_decay": optimizer.weight_decay or 0.0,
+        "weight_decay": getattr(optimizer, rule.weight_decay) or 0.0,
         "learning_rate": ops.cast(optimizer.learning_rate, "float32"),
         **rule.hyperparameters(optimizer),
     }
@@ -90,11 +97,11 @@ def _clipping(optimizer: Any, norm: Any) -> dict[str, Any]:
     return {"clip_value": clip_value} if clip_value else {}
 
 
-def applies_weight_decay(optimizer: Any, master: Any) -> bool:
-    """Tells whether the weight decay of `optimizer` applies to a master."""
-    return bool(optimizer.weight_decay) and keras_internals.uses_weight_decay(
-        optimizer, reference_of(master)
-    )
+def applies_weight_decay(optimizer: Any, rule: FusedRule, master: Any) -> bool:
+    """Tells whether the weight decay of an optimizer and its rule is for a master."""
+    return bool(
+        getattr(optimizer, rule.weight_decay)
+    ) and keras_internals.uses_weight_decay(optimizer, reference_of(master))
 
 
 def slots_of(
@@ -107,6 +114,12 @@ def slots_of(
     return [of_all[index] for of_all in rule.slots]
 
 
+def _has_rule(rule: FusedRule, variables: Sequence[Any]) -> bool:
+    from keras_mp.ops.kernels import update
+
+    return update.has_rule(rule.name, variables)
+
+
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
     from keras_mp.ops.kernels import update
 
@@ -117,6 +130,11 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
         and getattr(master, "constraint", None) is None
         and not keras_internals.is_replaced_by_gradient(optimizer, master)
     )
+
+
+def _has_slots(slots: Sequence[Any]) -> bool:
+    """Tells whether the rule is that of a variable with these slots."""
+    return all(slot is not None for slot in slots)
 
 
 @dataclass
@@ -199,7 +217,10 @@ class FusedUpdate:
             [slot for of_all in zip(*slots, strict=True) for slot in of_all],
             weights,
             self.master_weights.uniforms(own),
-            [applies_weight_decay(self.optimizer, master) for master in self.masters],
+            [
+                applies_weight_decay(self.optimizer, self.rule, master)
+                for master in self.masters
+            ],
             rule=self.rule.name,
             hyperparameters={
                 **hyperparameters_of(self.optimizer, self.rule, self.scale, norm),

@@ -1,6 +1,6 @@
 """The optimizers that a kernel implements, with their options and slots."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp.arguments import short_repr
-from keras_mp.keras_internals import nadam_momentum_product, slots
+from keras_mp.keras_internals import KERAS, nadam_momentum_product, slots
 from keras_mp.optimizer.inner_optimizer import options_in_use
 
 
@@ -23,11 +23,13 @@ class FusedRule:
             hyperparameters by name, without those that all rules have. They are
             computed as in its `update_step`, bit for bit: in FP32 where that casts an
             option first, in Python where it does not.
+        weight_decay: str, the name of the optimizer's option for it.
     """
 
     name: str
     slots: list[list[Any]]
     hyperparameters: Callable[[Any], dict[str, Any]]
+    weight_decay: str = "weight_decay"
 
 
 def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None:
@@ -42,6 +44,20 @@ def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None
     return _KNOWN[type(optimizer)][1](optimizer)
 
 
+def rule_of_some(optimizer: Any) -> FusedRule | None:
+    """Returns the rule of an optimizer, though it may be that of some variables only.
+
+    The other variables have None for a slot.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, built.
+    """
+    known = {**_KNOWN, **_KNOWN_FOR_SOME}
+    if _what_is_unknown(optimizer, known, frozenset()):
+        return None
+    return known[type(optimizer)][1](optimizer)
+
+
 def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
     """Names what the kernel lacks of an optimizer: its class, or options in use.
 
@@ -52,12 +68,18 @@ def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | N
     Returns:
         str, or None where the kernel implements all of it.
     """
+    return _what_is_unknown(optimizer, _KNOWN, besides)
+
+
+def _what_is_unknown(
+    optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
+) -> str | None:
     # Not isinstance: a subclass may override anything, and an instance `update_step`.
-    known = _KNOWN.get(type(optimizer))
+    known = rules.get(type(optimizer))
     if known is None or "update_step" in vars(optimizer):
         return type(optimizer).__name__
     used = options_in_use(optimizer, {*_OF_ALL, *known[0], *besides})
-    numbers = {name: getattr(optimizer, name) for name in _NUMBERS}
+    numbers = {name: getattr(optimizer, name, None) for name in _NUMBERS}
     used |= {name: x for name, x in numbers.items() if not _is_number(x)}
     return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
 
@@ -111,20 +133,59 @@ def _adam(optimizer: Any) -> FusedRule:
 
 def _adam_hyperparameters(optimizer: Any) -> dict[str, Any]:
     rate = ops.cast(optimizer.learning_rate, "float32")
-    power_1, power_2 = _powers(optimizer)
+    return _adam_numbers(optimizer, rate, optimizer.beta_1, optimizer.beta_2)
+
+
+def _adam_numbers(
+    optimizer: Any, rate: Any, beta_1: float, beta_2: float
+) -> dict[str, Any]:
+    power_1, power_2 = _powers(optimizer, beta_1, beta_2)
     return {
         "alpha": rate * ops.sqrt(1 - power_2) / (1 - power_1),
-        "one_minus_beta_1": 1 - optimizer.beta_1,
-        "one_minus_beta_2": 1 - optimizer.beta_2,
+        "one_minus_beta_1": 1 - beta_1,
+        "one_minus_beta_2": 1 - beta_2,
         "epsilon": optimizer.epsilon,
     }
 
 
-def _powers(optimizer: Any) -> list[Any]:
-    """Returns each beta to the power of the step's number."""
+def _powers(optimizer: Any, *betas: float) -> list[Any]:
+    """Returns each beta to the power of the step's number.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        *betas: floats, those of the optimizer by default.
+    """
     step = ops.cast(optimizer.iterations + 1, "float32")
-    betas = (optimizer.beta_1, optimizer.beta_2)
+    betas = betas or (optimizer.beta_1, optimizer.beta_2)
     return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
+
+
+def _lamb(optimizer: Any) -> FusedRule:
+    names = ("momentums", "velocities")
+    return FusedRule("lamb", slots(optimizer, *names), _lamb_hyperparameters)
+
+
+def _lamb_hyperparameters(optimizer: Any) -> dict[str, Any]:
+    power_1, power_2 = _powers(optimizer)
+    return {
+        "one_minus_beta_1": 1 - optimizer.beta_1,
+        "one_minus_beta_2": 1 - optimizer.beta_2,
+        "m_divisor": 1 - power_1,
+        "v_divisor": 1 - power_2,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _muon(optimizer: Any) -> FusedRule:
+    """Returns the rule of the variables that Muon leaves to Adam."""
+    own = [optimizer.momentums, optimizer.adam_velocities]
+    return FusedRule("adam", own, _muon_hyperparameters, "adam_weight_decay")
+
+
+def _muon_hyperparameters(optimizer: Any) -> dict[str, Any]:
+    rate = ops.cast(optimizer.learning_rate * optimizer.adam_lr_ratio, "float32")
+    betas = (optimizer.adam_beta_1, optimizer.adam_beta_2)
+    return _adam_numbers(optimizer, rate, *betas)
 
 
 def _nadam(optimizer: Any) -> FusedRule:
@@ -260,7 +321,7 @@ AROUND_A_RULE = frozenset(
     }
 )
 # Those whose value decides what is computed. That of a tensor is not known in a graph.
-_NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm")
+_NUMBERS = ("weight_decay", "clipvalue", "global_clipnorm", "adam_weight_decay")
 _BETAS = {"beta_1", "beta_2", "epsilon"}
 # Without `learning_rate_power`: the kernel has that of the default, a square root.
 _OF_FTRL = {
@@ -270,9 +331,28 @@ _OF_FTRL = {
     "l2_shrinkage_regularization_strength",
     "beta",
 }
+_OF_MUON = {
+    "epsilon",
+    "exclude_layers",
+    "exclude_embeddings",
+    "muon_a",
+    "muon_b",
+    "muon_c",
+    "adam_lr_ratio",
+    "momentum",
+    "ns_steps",
+    "nesterov",
+    "rms_rate",
+    "adam_beta_1",
+    "adam_beta_2",
+    "adam_weight_decay",
+}
+_Rule = Callable[[Any], FusedRule]
+
+
 # The other options that a rule implements, and the rule. Where another option is used,
 # such as one of a later version of Keras, the optimizer itself does the step.
-_KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
+_KNOWN: dict[type, tuple[set[str], _Rule]] = {
     keras.optimizers.SGD: ({"momentum", "nesterov"}, _sgd),
     keras.optimizers.Adam: ({*_BETAS, "amsgrad"}, _adam),
     keras.optimizers.AdamW: ({*_BETAS, "amsgrad"}, _adam),
@@ -283,4 +363,9 @@ _KNOWN: dict[type, tuple[set[str], Callable[[Any], FusedRule]]] = {
     keras.optimizers.Adadelta: ({"rho", "epsilon"}, _adadelta),
     keras.optimizers.Ftrl: (_OF_FTRL, _ftrl),
     keras.optimizers.RMSprop: ({"rho", "momentum", "epsilon", "centered"}, _rmsprop),
+    keras.optimizers.Lamb: (_BETAS, _lamb),
 }
+# Those of some variables. Muon has a step of its own for matrices.
+_KNOWN_FOR_SOME: dict[type, tuple[set[str], _Rule]] = {}
+if KERAS >= (3, 13):  # before, it has other slots, or there is none
+    _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _muon)

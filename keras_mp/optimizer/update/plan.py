@@ -12,6 +12,7 @@ from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
 from keras_mp.optimizer.update.fused_rules import (
     AROUND_A_RULE,
     rule_of,
+    rule_of_some,
     what_has_no_rule,
 )
 from keras_mp.optimizer.update.rule_with_options import (
@@ -51,7 +52,7 @@ def plan(
     if master_weights.are_compressed:
         step = (gradients, masters, scale, replicas, run)
         return [_of_compressed_state(optimizer, master_weights, *step)]
-    rule = rule_of(optimizer)
+    rule = rule_of_some(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # This warns of missing gradients, which the inner optimizer would do itself.

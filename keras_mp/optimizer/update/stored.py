@@ -74,7 +74,7 @@ class StoredUpdate(UnscaledUpdate):
         value, new_slots = step(
             self.rule.name,
             numbers,
-            applies_weight_decay(self.optimizer, master),
+            applies_weight_decay(self.optimizer, self.rule, master),
             gradient,
             read_master(self.master_weights, master),
             [ops.convert_to_tensor(slot.value) for slot in slots],

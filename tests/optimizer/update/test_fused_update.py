@@ -14,6 +14,7 @@ from keras import optimizers
 from older_versions import needs
 
 import keras_mp
+from keras_mp.keras_internals import KERAS
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.update import fused_rules
 from keras_mp.optimizer.update.execution import needs_the_sum
@@ -51,6 +52,7 @@ FUSED = {
     "rmsprop_momentum": lambda: optimizers.RMSprop(0.1, momentum=0.9),
     "rmsprop_centered": lambda: optimizers.RMSprop(0.1, centered=True),
     "rmsprop_all": lambda: optimizers.RMSprop(0.1, momentum=0.9, centered=True),
+    "lamb": lambda: optimizers.Lamb(0.1, weight_decay=0.1),
     "schedule": lambda: optimizers.SGD(
         optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), weight_decay=0.1
     ),
@@ -59,7 +61,6 @@ NOT_FUSED = {
     "subclass": lambda: MySGD(0.1),
     "ftrl_of_another_power": lambda: optimizers.Ftrl(0.1, learning_rate_power=-0.75),
     "adafactor": lambda: optimizers.Adafactor(0.1),
-    "lamb": lambda: optimizers.Lamb(0.1),
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "weight-decay-of-a-tensor": lambda: optimizers.Adam(
         0.1, weight_decay=tf.constant(0.1)
@@ -115,6 +116,20 @@ def ones_like(weights, dtype="float16"):
 def test_the_optimizers_that_are_fused(name):
     optimizer, weights = wrapped({**FUSED, **NOT_FUSED}[name])
     expected = {"fused"} if name in FUSED else {"inner"}
+    assert parts(optimizer, weights, ones_like(weights)) == expected
+
+
+@pytest.mark.skipif(KERAS < (3, 13), reason="needs Keras 3.13")
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    {
+        "vectors": ((("bias", (3,)), ("scale", (2,))), {"fused"}),
+        "a matrix": (SHAPES, {"fused", "inner"}),
+    }.values(),
+    ids=["vectors", "a matrix"],
+)
+def test_muon_multiplies_only_matrices(shapes, expected):
+    optimizer, weights = wrapped(lambda: optimizers.Muon(0.1), shapes)
     assert parts(optimizer, weights, ones_like(weights)) == expected
 
 

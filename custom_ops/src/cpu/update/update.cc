@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "common/half.h"
@@ -141,6 +143,26 @@ Status ForPairs(const MasterPair* pairs, std::int64_t count, const Parallel& par
   return {};
 }
 
+// The sums that the norms of kLamb are the roots of.
+struct Squares {
+  double of_master = 0;
+  double of_direction = 0;
+
+  Squares& operator+=(const Squares& other) {
+    of_master += other.of_master;
+    of_direction += other.of_direction;
+    return *this;
+  }
+
+  // The rate at which a master moves.
+  float Rate(float learning_rate) const {
+    const float master = std::sqrt(static_cast<float>(of_master));
+    const float direction = std::sqrt(static_cast<float>(of_direction));
+    const bool has_ratio = master > 0 && direction > 0;
+    return (has_ratio ? master / direction : 1.0f) * learning_rate;
+  }
+};
+
 // The step of one variable, block by block. What is compressed is expanded into buffers;
 // what is not is updated where it is.
 class UpdateOfBlocks {
@@ -156,8 +178,7 @@ class UpdateOfBlocks {
   void operator()(std::int64_t at, std::int64_t n) const {
     float g[kUpdateBlock], master_buffer[kUpdateBlock];
     float slot_buffers[kMostSlots][kUpdateBlock];
-    const Gradient& gradient = parameter_.gradient;
-    kernel_.unscale(At(gradient, at), gradient.type, n, u_.scale, g);
+    ReadGradient(at, n, g);
     float* const master = ReadMaster(at, n, master_buffer);
     float* slots[kMostSlots];
     for (int k = 0; k < kMostSlots; ++k) slots[k] = ReadSlot(k, at, n, slot_buffers[k]);
@@ -166,7 +187,34 @@ class UpdateOfBlocks {
     WriteMaster(at, n, master);
   }
 
+  // The first pass of kLamb.
+  void StepLambSlots(std::int64_t at, std::int64_t n, Squares& squares) const {
+    float g[kUpdateBlock], master_buffer[kUpdateBlock], of_block[2];
+    ReadGradient(at, n, g);
+    float* const slots[] = {parameter_.slots[0].values + at,
+                            parameter_.slots[1].values + at};
+    kernel_.lamb_slots(u_, parameter_.apply_weight_decay, g,
+                       ReadMaster(at, n, master_buffer), slots, n, of_block);
+    squares.of_master += of_block[0];
+    squares.of_direction += of_block[1];
+  }
+
+  // The second pass.
+  void StepLambMaster(std::int64_t at, std::int64_t n, float rate) const {
+    float master_buffer[kUpdateBlock];
+    float* const master = ReadMaster(at, n, master_buffer);
+    const float* const slots[] = {parameter_.slots[0].values + at,
+                                  parameter_.slots[1].values + at};
+    kernel_.lamb_masters(u_, parameter_.apply_weight_decay, rate, master, slots, n);
+    WriteMaster(at, n, master);
+  }
+
  private:
+  void ReadGradient(std::int64_t at, std::int64_t n, float* to) const {
+    const Gradient& gradient = parameter_.gradient;
+    kernel_.unscale(At(gradient, at), gradient.type, n, u_.scale, to);
+  }
+
   float* ReadMaster(std::int64_t at, std::int64_t n, float* buffer) const {
     float* const master = Offset(pair_.master, at);
     const std::uint16_t* const weight = Offset(pair_.weight, at);
@@ -216,6 +264,42 @@ class UpdateOfBlocks {
   const UpdateHyperparameters u_;
   const UpdateKernel& kernel_;
 };
+
+// The step of kLamb: a pass for the norms, and one for the masters. A variable of one chunk
+// takes the second while it is in the cache.
+void UpdateLamb(const Update& update, std::vector<Chunk> chunks,
+                const Parallel& parallel, const UpdateKernel& kernel) {
+  const auto of_blocks = [&](const Chunk& chunk) {
+    return UpdateOfBlocks(update, update.parameters[chunk.array], kernel);
+  };
+  const auto move = [&](const Chunk& chunk, const Squares& squares) {
+    const UpdateOfBlocks blocks = of_blocks(chunk);
+    const float rate = squares.Rate(update.hyperparameters->learning_rate);
+    ForBlocks(chunk, [&](std::int64_t at, std::int64_t n) {
+      blocks.StepLambMaster(at, n, rate);
+    });
+  };
+  const auto is_whole = [&](const Chunk& chunk) {
+    return chunk.end - chunk.begin == update.parameters[chunk.array].gradient.size;
+  };
+  std::vector<Squares> of_chunks(chunks.size());
+  ForChunks(parallel, chunks, [&](std::int64_t i) {
+    const UpdateOfBlocks blocks = of_blocks(chunks[i]);
+    ForBlocks(chunks[i], [&](std::int64_t at, std::int64_t n) {
+      blocks.StepLambSlots(at, n, of_chunks[i]);
+    });
+    if (is_whole(chunks[i])) move(chunks[i], of_chunks[i]);
+  });
+  std::vector<Squares> of_arrays(update.count);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    of_arrays[chunks[i].array] += of_chunks[i];
+  }
+  chunks.erase(std::remove_if(chunks.begin(), chunks.end(), is_whole), chunks.end());
+  // The last chunks first: the first pass has left them in the cache.
+  std::reverse(chunks.begin(), chunks.end());
+  ForChunks(parallel, chunks,
+            [&](std::int64_t i) { move(chunks[i], of_arrays[chunks[i].array]); });
+}
 
 }  // namespace
 
@@ -278,9 +362,13 @@ Status UpdateCpu(const Update& update, const Parallel& parallel, Isa isa) {
       update.count, [&](std::int64_t i) { return update.parameters[i].gradient.size; });
   // The last chunks first: the check has left them in the cache.
   std::reverse(chunks.begin(), chunks.end());
+  const UpdateKernel& kernel = *UpdateKernelOf(isa);
+  if (NeedsNorms(update.rule)) {
+    UpdateLamb(update, std::move(chunks), parallel, kernel);
+    return {};
+  }
   ForChunks(parallel, chunks, [&](std::int64_t i) {
-    const UpdateOfBlocks of_blocks(update, update.parameters[chunks[i].array],
-                                   *UpdateKernelOf(isa));
+    const UpdateOfBlocks of_blocks(update, update.parameters[chunks[i].array], kernel);
     ForBlocks(chunks[i], of_blocks);
   });
   return {};

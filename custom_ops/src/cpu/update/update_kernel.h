@@ -50,6 +50,15 @@ struct UpdateKernel {
   void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
                bool apply_weight_decay, float* g, float* master, float* const* slots,
                std::int64_t n);
+  // The two passes of kLamb. The first updates the slots, and stores the sums of the
+  // squares of the masters and of the directions that they are to move in; the second
+  // moves the masters, at the rate |w| / |d| lr.
+  void (*lamb_slots)(const UpdateHyperparameters& hyperparameters,
+                     bool apply_weight_decay, float* g, const float* master,
+                     float* const* slots, std::int64_t n, float* squares);
+  void (*lamb_masters)(const UpdateHyperparameters& hyperparameters,
+                       bool apply_weight_decay, float rate, float* master,
+                       const float* const* slots, std::int64_t n);
 };
 
 // Null where the library was built without the instruction set.

@@ -62,6 +62,10 @@ struct UpdateBlock {
       const Float element = part.Load(x + i, v);
       sums[v] += element * element;
     });
+    return Total(sums);
+  }
+
+  static float Total(const Float (&sums)[4]) {
     const Float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     float total = 0;
     for (int i = 0; i < Simd::kWidth; ++i) total += sum[i];
@@ -114,17 +118,20 @@ struct UpdateBlock {
     });
   }
 
+  static void Clip(const UpdateHyperparameters& u, float* gradient, std::int64_t n) {
+    if (!Formulas::Clips(u)) return;
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      part.Store(gradient + i, v, Formulas::Clipped(u, part.Load(gradient + i, v)));
+    });
+  }
+
   // A test of kDecays for each vector would take as long as SGD does.
   template <UpdateRule kRule, bool kDecays>
   static void Step(const UpdateHyperparameters& hyperparameters, float* gradient,
                    float* master, float* const* slots, std::int64_t n) {
     constexpr int kSlots = kSlotsOf<kRule>;
     const UpdateHyperparameters u = hyperparameters;
-    if (Formulas::Clips(u)) {
-      ForEach(n, [&](auto part, int v, std::int64_t i) {
-        part.Store(gradient + i, v, Formulas::Clipped(u, part.Load(gradient + i, v)));
-      });
-    }
+    Clip(u, gradient, n);
     float* to[kMostSlots] = {};
     for (int k = 0; k < kSlots; ++k) to[k] = slots[k];
     ForEach(n, [&](auto part, int v, std::int64_t i) {
@@ -134,6 +141,42 @@ struct UpdateBlock {
       Formulas::template Step<kRule>(u, kDecays, g, w, s);
       for (int k = 0; k < kSlots; ++k) part.Store(to[k] + i, v, s[k]);
       part.Store(master + i, v, w);
+    });
+  }
+
+  static void LambSlots(const UpdateHyperparameters& hyperparameters, bool decays,
+                        float* gradient, const float* master, float* const* slots,
+                        std::int64_t n, float* squares) {
+    const UpdateHyperparameters u = hyperparameters;
+    Clip(u, gradient, n);
+    float *const of_m = slots[0], *const of_v = slots[1];
+    Float of_masters[4] = {}, of_directions[4] = {};
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      Float mean = part.Load(of_m + i, v), variance = part.Load(of_v + i, v);
+      Formulas::StepMoments(u, part.Load(gradient + i, v), mean, variance);
+      part.Store(of_m + i, v, mean);
+      part.Store(of_v + i, v, variance);
+      Float w = part.Load(master + i, v);
+      if (decays) w = Formulas::Decayed(u, w);
+      const Float direction = Formulas::LambDirection(u, mean, variance);
+      of_masters[v] += part.Fill(w * w, 0);
+      of_directions[v] += part.Fill(direction * direction, 0);
+    });
+    squares[0] = Total(of_masters);
+    squares[1] = Total(of_directions);
+  }
+
+  static void LambMasters(const UpdateHyperparameters& hyperparameters, bool decays,
+                          float rate, float* master, const float* const* slots,
+                          std::int64_t n) {
+    const UpdateHyperparameters u = hyperparameters;
+    const float *const of_m = slots[0], *const of_v = slots[1];
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      Float w = part.Load(master + i, v);
+      if (decays) w = Formulas::Decayed(u, w);
+      const Float direction =
+          Formulas::LambDirection(u, part.Load(of_m + i, v), part.Load(of_v + i, v));
+      part.Store(master + i, v, w - direction * rate);
     });
   }
 };
@@ -224,9 +267,11 @@ struct UpdateOf {
                    float* const* slots, std::int64_t n) {
     WithRule(rule, [&](auto constant) {
       constexpr UpdateRule kRule = constant.value;
-      const auto step = apply_weight_decay ? SingleBlock::template Step<kRule, true>
-                                           : SingleBlock::template Step<kRule, false>;
-      step(hyperparameters, g, master, slots, n);
+      if constexpr (!NeedsNorms(kRule)) {
+        const auto step = apply_weight_decay ? SingleBlock::template Step<kRule, true>
+                                             : SingleBlock::template Step<kRule, false>;
+        step(hyperparameters, g, master, slots, n);
+      }
     });
   }
 };
@@ -240,6 +285,8 @@ constexpr UpdateKernel kUpdateKernel = {
     UpdateOf<Simd>::Join,        UpdateOf<Simd>::Split,
     UpdateOf<Simd>::Decode,      UpdateOf<Simd>::Encode,
     UpdateOf<Simd>::Step,
+    UpdateOf<Simd>::SingleBlock::LambSlots,
+    UpdateOf<Simd>::SingleBlock::LambMasters,
 };
 
 }  // namespace keras_mp

@@ -82,7 +82,9 @@ void LaunchUpdate(const Update& update, Launcher& launcher) {
     using Entry = decltype(entry(0));
     using Arguments = UpdateArguments<Entry>;
     void (*kernel)(Arguments) = nullptr;
-    WithRule(update.rule, [&](auto rule) { kernel = kernel_of_rule(rule); });
+    WithRule(update.rule, [&](auto rule) {
+      if constexpr (!NeedsNorms(rule.value)) kernel = kernel_of_rule(rule);
+    });
     ForTensorLists<Entry>(update.count, entry, [&](const auto& list, int chunks) {
       return launcher.Run(
           kernel, chunks, 0,

@@ -19,6 +19,8 @@ using Launcher = cuda::StreamLauncher<cuda::kThreads>;
 
 constexpr Status kNegativeCount = {StatusCode::kInvalidArgument,
                                    "a count must not be negative"};
+constexpr Status kNoNorms = {StatusCode::kUnimplemented,
+                             "the CUDA kernel has no rule that needs norms of variables"};
 
 }  // namespace
 
@@ -66,6 +68,7 @@ Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
 
 Status UpdateCuda(const Update& update, void* stream) {
   if (update.count < 0) return kNegativeCount;
+  if (NeedsNorms(update.rule)) return kNoNorms;
   const Status forms = CheckForms(update);
   if (!forms.ok()) return forms;
   Launcher launcher(stream);
