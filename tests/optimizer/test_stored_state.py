@@ -442,6 +442,52 @@ def test_rows_of_an_embedding():
     oracle.assert_same_bits(oracle.value(table[0]), oracle.value(dense[0]))
 
 
+# The options, and where a 2 of a row with two tokens and one of a row with one token go, by
+# gradients of 3 and a rate of 1/2: clipped to 1, and by norms of 6 and 8 to a half.
+CLIPPING = {
+    "none": ({}, -1.0, 0.5),
+    "value": ({"clipvalue": 1.0}, 1.0, 1.5),
+    "norm": ({"clipnorm": 3.0}, 0.5, 1.25),
+    "global norm": ({"global_clipnorm": 4.0}, 0.5, 1.25),
+    "accumulation": ({"gradient_accumulation_steps": 2}, 2.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("clipping", CLIPPING)
+def test_rows_that_tokens_have_in_common_are_clipped_one_by_one(clipping, form, mode):
+    """As in Keras, which adds them up after that."""
+    options, of_two_tokens, of_one = CLIPPING[clipping]
+    table = keras.Variable(np.full((4, 2), 2.0), dtype="float16", name="table")
+    kernel = keras.Variable(np.full(4, 2.0), dtype="float16", name="kernel")
+    inner = optimizers.SGD(0.5, momentum=0.5, **options)
+    optimizer = wrap(inner, **(FORMS[form] if form else {}))
+    rows = np.array([[3, 0], [3, 0], [0, 3], [3, 0]], "float16")
+    indices, shape = tf.constant([1, 1, 2, 3]), tf.constant([4, 2])
+    slices = tf.IndexedSlices(tf.constant(1024 * rows), indices, shape)
+    dense = tf.constant(1024 * np.sqrt(np.full(4, 7.0)), "float16")
+    step = oracle.make_step(optimizer, [table, kernel], mode)
+    step([slices, dense])
+    expected = np.full((4, 2), 2.0)
+    expected[1, 0], expected[2, 1], expected[3, 0] = of_two_tokens, of_one, of_one
+    found = np.asarray(optimizer.master_weights[0])
+    # A weight without a master is rounded up or down.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-10)
+
+
+def test_rows_are_added_up_in_fp32():
+    """In FP16, 2048 + 1 is 2048, and 40,000 + 40,000 is inf."""
+    table = keras.Variable(np.zeros((2, 1)), dtype="float16", name="table")
+    optimizer = wrap(optimizers.SGD(1.0), masters="remainders")
+    rows = tf.constant([[2048.0], [1.0], [40_000.0], [40_000.0]], "float16")
+    slices = tf.IndexedSlices(rows, [0, 0, 1, 1], [2, 1])
+    optimizer.apply([slices], [table])
+    expected = [[-2049 / 1024], [-80_000 / 1024]]
+    np.testing.assert_array_equal(np.asarray(optimizer.master_weights[0]), expected)
+    assert int(optimizer.skipped_steps) == 0
+
+
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
 def test_replicas_store_what_one_process_does(strategy, form, options):

@@ -39,6 +39,7 @@ Status SyncMastersFromWeightsCuda(const MasterPair* pairs, std::int64_t count,
 Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
                        const float* const* uniforms, void* stream);
 
+// A rule that needs norms is kUnimplemented.
 Status UpdateCuda(const Update& update, void* stream);
 
 }  // namespace keras_mp

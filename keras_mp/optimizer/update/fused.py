@@ -1,6 +1,6 @@
 """The whole update by a native kernel, for the optimizers that it implements."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def _variables_written(
 
 
 def hyperparameters_of(
-    optimizer: Any, rule: FusedRule, scale: Any, norm: Any
+    optimizer: Any, rule: FusedRule, scale: Any, clipping: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the hyperparameters of a step that differ from their defaults.
 
@@ -76,19 +76,25 @@ def hyperparameters_of(
         optimizer: `keras.optimizers.Optimizer` that has the rule.
         rule: `FusedRule`.
         scale: scalar float32 tensor that the gradients are divided by.
-        norm: scalar float32 tensor, of all un-scaled gradients; not read without
-            `global_clipnorm`.
+        clipping: those of `clipping_of`, or none.
     """
     return {
         "scale": scale,
-        **_clipping(optimizer, norm),
+        **clipping,
         "weight_decay": getattr(optimizer, rule.weight_decay) or 0.0,
         "learning_rate": ops.cast(optimizer.learning_rate, "float32"),
         **rule.hyperparameters(optimizer),
     }
 
 
-def _clipping(optimizer: Any, norm: Any) -> dict[str, Any]:
+def clipping_of(optimizer: Any, norm: Any) -> dict[str, Any]:
+    """Returns the hyperparameters that clip gradients by the optimizer's options.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has a rule.
+        norm: scalar float32 tensor, of all un-scaled gradients; not read without
+            `global_clipnorm`.
+    """
     clip_norm = optimizer.global_clipnorm
     if clip_norm:
         # As in Keras, but for the order in which the squares are summed.
@@ -177,7 +183,7 @@ class FusedUpdate:
             largest, sum_of_squares = update.check_gradients(
                 self.gradients, self.scale, clips or wanted.sum_of_squares
             )
-        self._norm = ops.sqrt(sum_of_squares)
+        self._clipping = clipping_of(self.optimizer, ops.sqrt(sum_of_squares))
         return check_of_kernel(largest, sum_of_squares, wanted)
 
     def apply(self, finite: Any) -> None:
@@ -188,18 +194,18 @@ class FusedUpdate:
         """
         if self.master_weights.draws_uniforms:
             # A skipped step must not advance the generator of random numbers.
-            ops.cond(finite, lambda: self.update(True, self._norm), lambda: None)
+            ops.cond(finite, lambda: self.update(True, self._clipping), lambda: None)
         else:
-            self.update(finite, self._norm)
+            self.update(finite, self._clipping)
         if self.counts_the_step:
             count_step(self.optimizer, finite)
 
-    def update(self, finite: Any, norm: Any) -> None:
+    def update(self, finite: Any, clipping: Mapping[str, Any]) -> None:
         """Updates slots, masters and weights, and counts nothing.
 
         Args:
             finite: bool or scalar bool tensor, whether anything is to change.
-            norm: as for `hyperparameters_of`.
+            clipping: as for `hyperparameters_of`.
         """
         from keras_mp.ops.kernels import update
 
@@ -223,7 +229,7 @@ class FusedUpdate:
             ],
             rule=self.rule.name,
             hyperparameters={
-                **hyperparameters_of(self.optimizer, self.rule, self.scale, norm),
+                **hyperparameters_of(self.optimizer, self.rule, self.scale, clipping),
                 **self._noise(),
             },
         )

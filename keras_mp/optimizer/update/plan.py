@@ -18,6 +18,7 @@ from keras_mp.optimizer.update.fused_rules import (
 from keras_mp.optimizer.update.rule_with_options import (
     RuleWithOptions,
     check_what_is_kept,
+    clips_rows,
     has_options_around,
 )
 from keras_mp.optimizer.update.stored import StoredUpdate
@@ -110,12 +111,13 @@ def _of_compressed_state(
     gradients, masters = keras_internals.without_missing_gradients(
         optimizer, gradients, masters
     )
-    # Of a sparse gradient all rows are needed: the slots of each row decay.
-    gradients = [backend.as_dense(gradient) for gradient in gradients]
-    rest = (gradients, masters, scale, replicas, run, rule)
-    if has_options_around(optimizer):
+    if has_options_around(optimizer) or clips_rows(optimizer, gradients):
         check_what_is_kept(optimizer, master_weights)
+        rest = (gradients, masters, scale, replicas, run, rule)
         return RuleWithOptions(optimizer, master_weights, *rest)
+    # Of a sparse gradient all rows are needed: the slots of each row decay.
+    gradients = [_as_dense(gradient) for gradient in gradients]
+    rest = (gradients, masters, scale, replicas, run, rule)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) < len(masters):
         return StoredUpdate(optimizer, master_weights, *rest)
@@ -128,3 +130,10 @@ def _of_compressed_state(
         ops.ones(()) if scale is None else scale,
         counts_the_step=True,
     )
+
+
+def _as_dense(gradient: Any) -> Any:
+    """Returns a gradient as a tensor. Rows of one index are added up in FP32."""
+    if backend.is_sparse(gradient):
+        return backend.as_dense(ops.cast(gradient, "float32"))
+    return gradient

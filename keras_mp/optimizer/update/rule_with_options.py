@@ -1,6 +1,6 @@
 """The update of compressed state with options that Keras implements around any rule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights
-from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
+from keras_mp.optimizer.update.fused import FusedUpdate, clipping_of, fused_part
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_update
 from keras_mp.optimizer.update.gradient_check import sum_of_squares_of
 from keras_mp.optimizer.update.stored import StoredUpdate, read_master, store_master
@@ -21,6 +21,12 @@ def has_options_around(optimizer: Any) -> bool:
     return bool(
         optimizer.clipnorm or optimizer.gradient_accumulation_steps or optimizer.use_ema
     )
+
+
+def clips_rows(optimizer: Any, gradients: Sequence[Any]) -> bool:
+    """Tells whether an optimizer clips gradients of which one is sparse."""
+    clips = optimizer.global_clipnorm or optimizer.clipvalue
+    return bool(clips) and any(backend.is_sparse(gradient) for gradient in gradients)
 
 
 def check_what_is_kept(optimizer: Any, master_weights: MasterWeights) -> None:
@@ -42,6 +48,15 @@ def check_what_is_kept(optimizer: Any, master_weights: MasterWeights) -> None:
             )
 
 
+def _clipped(gradient: Any, clipping: Mapping[str, Any]) -> Any:
+    """Returns a gradient clipped by what `clipping_of` returned."""
+    if "clip_factor" in clipping:
+        return ops.multiply(gradient, clipping["clip_factor"])
+    if "clip_value" in clipping:
+        return ops.clip(gradient, -clipping["clip_value"], clipping["clip_value"])
+    return gradient
+
+
 @dataclass
 class RuleWithOptions(UnscaledUpdate):
     """Accumulates and clips gradients before a rule, and averages masters after it.
@@ -56,7 +71,7 @@ class RuleWithOptions(UnscaledUpdate):
 
     def _update(self, gradients: Sequence[Any]) -> None:
         if self.optimizer.gradient_accumulation_steps:
-            self._accumulate(gradients)
+            self._accumulate([backend.as_dense(gradient) for gradient in gradients])
         else:
             self._apply_rule(gradients)
         if self.optimizer.use_ema:
@@ -90,12 +105,17 @@ class RuleWithOptions(UnscaledUpdate):
         norm = None
         if optimizer.global_clipnorm:
             norm = ops.sqrt(sum_of_squares_of(gradients))
+        clipping = clipping_of(optimizer, norm)
+        if any(backend.is_sparse(gradient) for gradient in gradients):
+            # Keras clips before it adds up the rows that several tokens have in common.
+            gradients = [backend.as_dense(_clipped(g, clipping)) for g in gradients]
+            clipping = {}
         rule, all_of_them = self.rule, self.master_weights
         fused = fused_part(optimizer, rule, all_of_them, gradients, self.masters)
         if len(fused) == len(self.masters):
-            self._by_the_kernel(gradients).update(True, norm)
+            self._by_the_kernel(gradients).update(True, clipping)
         else:
-            self._in_plain_operations().update(gradients, norm)
+            self._in_plain_operations().update(gradients, clipping)
         count_update(optimizer, True)
 
     def _by_the_kernel(self, gradients: Sequence[Any]) -> FusedUpdate:

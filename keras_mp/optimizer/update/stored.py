@@ -1,6 +1,6 @@
 """The update of compressed state in plain operations, where no kernel fits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from keras_mp.optimizer.state.masters import StoredMaster
 from keras_mp.optimizer.update.formulas import step
 from keras_mp.optimizer.update.fused import (
     applies_weight_decay,
+    clipping_of,
     hyperparameters_of,
     slots_of,
 )
@@ -41,23 +42,24 @@ class StoredUpdate(UnscaledUpdate):
         clips = bool(self.optimizer.global_clipnorm)
         wanted = Wanted(wanted.largest, clips or wanted.sum_of_squares)
         check = super().check(wanted)
-        self._norm = ops.sqrt(check.sum_of_squares) if clips else None
+        norm = ops.sqrt(check.sum_of_squares) if clips else None
+        self._clipping = clipping_of(self.optimizer, norm)
         return check
 
     def _update(self, gradients: Sequence[Any]) -> None:
-        self.update(gradients, self._norm)
+        self.update(gradients, self._clipping)
         self.constrain()
         count_step(self.optimizer, ops.ones((), "bool"))
 
-    def update(self, gradients: Sequence[Any], norm: Any) -> None:
+    def update(self, gradients: Sequence[Any], clipping: Mapping[str, Any]) -> None:
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
             gradients: list of float32 tensors, un-scaled.
-            norm: as for `hyperparameters_of`.
+            clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale
-        given = hyperparameters_of(self.optimizer, self.rule, scale, norm)
+        given = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
         numbers = {name: ops.cast(x, "float32") for name, x in given.items()}
         for gradient, master in zip(gradients, self.masters, strict=True):
             self._update_one(gradient, master, numbers)
