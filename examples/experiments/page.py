@@ -130,20 +130,34 @@ def _rows(results: Results, measures: Sequence[str]) -> Iterator[list[str]]:
 
 def machines(places: Sequence[str]) -> str:
     """Returns what results were made on, most of them and the others; for how long."""
-    runs = {
-        f"{place}, {name}": result
+    runs = [
+        (_machine(result["machine"]), place, name, result["seconds"])
         for place in places
         for name, result in results_at(place).items()
-    }
-    found = {name: _machine(result["machine"]) for name, result in runs.items()}
-    hours = sum(result["seconds"] for result in runs.values()) / 3600
-    (most, _), *others = Counter(found.values()).most_common()
-    exceptions = [
-        f"; but on {other}: " + "; ".join(n for n, m in found.items() if m == other)
-        for other, _ in others
     ]
-    together = f"The {len(runs)} runs trained for {hours:.1f} hours"
-    return f"{together}, on {most}{''.join(exceptions)}.\n"
+    hours = sum(seconds for *_, seconds in runs) / 3600
+    (most, _), *others = Counter(machine for machine, *_ in runs).most_common()
+    together = f"The {len(runs)} runs trained for {hours:.1f} hours, on {most}"
+    if not others:
+        return f"{together}.\n"
+    exceptions = [
+        f"- {other}: " + "; ".join(_settings_by_place(other, runs)) for other, _ in others
+    ]
+    return "\n".join([f"{together}; but for these:", "", *exceptions, ""])
+
+
+def _settings_by_place(
+    machine: str, runs: Sequence[tuple[str, str, str, float]]
+) -> Iterator[str]:
+    """Yields each place with the settings that the machine trained, without seeds."""
+    found: dict[str, list[str]] = {}
+    for other, place, name, _ in runs:
+        if other == machine:
+            found.setdefault(place, []).append(re.sub(r" seed \d+$", "", name))
+    for place, names in found.items():
+        counts = Counter(names).items()
+        settings = [name if n == 1 else f"{name} ({n} runs)" for name, n in counts]
+        yield f"{place}: " + " | ".join(settings)
 
 
 def _machine(machine: dict[str, Any]) -> str:

@@ -155,22 +155,24 @@ def test_a_verdict_before_all_pairs_are_measured(pairs):
 @pytest.mark.parametrize(
     ("machine", "exception"),
     [
-        ({}, ""),
+        ({}, "."),
         (
             {"kernels": "avx512"},
-            "; but on EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, Keras 3.15.1: "
-            "lines/demo, fp32 seed 1",
+            "; but for these:\n\n- EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, "
+            "Keras 3.15.1: lines/demo: fp32 (2 runs)",
         ),
     ],
     ids=["one", "another"],
 )
 def test_machines(pairs, machine, exception):
-    runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1, **machine)
-    paired_page(pairs, *runs)
-    # Three runs of 90 seconds.
+    names = ["fp32", "fp32 seed 1", "mixed", "mixed seed 1", "mixed seed 2"]
+    object.__setattr__(pairs, "settings", dict.fromkeys(names, []))
+    runs = [run(1, "fp32", n, **machine) for n in range(2)]
+    paired_page(pairs, *runs, *(run(3, "mixed", n) for n in range(3)))
+    # Five runs of 90 seconds.
     assert page.machines(["lines/demo"]) == (
-        "The 3 runs trained for 0.1 hours, on EPYC, 2 cores, kernels avx2, "
-        f"TensorFlow 2.21.0, Keras 3.15.1{exception}.\n"
+        "The 5 runs trained for 0.1 hours, on EPYC, 2 cores, kernels avx2, "
+        f"TensorFlow 2.21.0, Keras 3.15.1{exception}\n"
     )
 
 
