@@ -141,7 +141,8 @@ def machines(places: Sequence[str]) -> str:
     if not others:
         return f"{together}.\n"
     exceptions = [
-        f"- {other}: " + "; ".join(_settings_by_place(other, runs)) for other, _ in others
+        f"- {other}: " + "; ".join(_settings_by_place(other, runs))
+        for other, _ in others
     ]
     return "\n".join([f"{together}; but for these:", "", *exceptions, ""])
 

@@ -166,7 +166,7 @@ def test_a_verdict_before_all_pairs_are_measured(pairs):
 )
 def test_machines(pairs, machine, exception):
     names = ["fp32", "fp32 seed 1", "mixed", "mixed seed 1", "mixed seed 2"]
-    object.__setattr__(pairs, "settings", dict.fromkeys(names, []))
+    object.__setattr__(pairs, "settings", {name: [] for name in names})
     runs = [run(1, "fp32", n, **machine) for n in range(2)]
     paired_page(pairs, *runs, *(run(3, "mixed", n) for n in range(3)))
     # Five runs of 90 seconds.

@@ -78,9 +78,9 @@ OPTIMIZERS = {
 # an ulp, two roundings; the kernel takes the root. A step divides the difference of two
 # roots by the rate of 0.1 and multiplies it by a weight below 2: 2 * 2 * 10 * 2.
 OF_FTRL = {"ftrl": 80, "ftrl_options": 80}
-# The sums below Lamb's two norms, of at most 6 numbers, are added up in another order: 5
-# roundings each, halved by the root. A step is at most 0.1 of the norm of a master, and
-# that at most sqrt(6) of its largest number: 2 * 2.5 * 0.1 * 2.5, and the last sum.
+# Lamb's two norms add up at most 6 squares, in another order: 5 roundings each, which
+# the root halves. A step is at most 0.1 of the norm of a master, and that is at most
+# sqrt(6) of its largest number: 2 * 2.5 * 0.1 * 2.5 roundings, and the last sum.
 ROUNDINGS = {**OF_FTRL, "lamb": 3}
 # It has none of its own.
 WITHOUT_OPTIONS = {"multi_optimizer"}

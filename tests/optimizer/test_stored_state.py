@@ -442,7 +442,7 @@ def test_rows_of_an_embedding():
     oracle.assert_same_bits(oracle.value(table[0]), oracle.value(dense[0]))
 
 
-# The options, and where a 2 of a row with two tokens and one of a row with one token go, by
+# The options, and where a 2 goes in a row of two tokens and in a row of one, by
 # gradients of 3 and a rate of 1/2: clipped to 1, and by norms of 6 and 8 to a half.
 CLIPPING = {
     "none": ({}, -1.0, 0.5),
