@@ -144,7 +144,7 @@ def machines(places: Sequence[str]) -> str:
         f"- {other}: " + "; ".join(_settings_by_place(other, runs))
         for other, _ in others
     ]
-    return "\n".join([f"{together}; but for these:", "", *exceptions, ""])
+    return "\n".join([f"{together}, except these:", "", *exceptions, ""])
 
 
 def _settings_by_place(

@@ -158,7 +158,7 @@ def test_a_verdict_before_all_pairs_are_measured(pairs):
         ({}, "."),
         (
             {"kernels": "avx512"},
-            "; but for these:\n\n- EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, "
+            ", except these:\n\n- EPYC, 2 cores, kernels avx512, TensorFlow 2.21.0, "
             "Keras 3.15.1: lines/demo: fp32 (2 runs)",
         ),
     ],
