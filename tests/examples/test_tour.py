@@ -35,9 +35,7 @@ def check(notebook):
     assert "The output of 'hidden_1' is not finite" in text
 
 
-def test_every_cell_runs_and_says_what_the_text_says(tmp_path, monkeypatch):
-    # On a CPU with AVX512-FP16, oneDNN takes minutes for gradients that are subnormal.
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+def test_every_cell_runs_and_says_what_the_text_says(tmp_path):
     check(execute(shutil.copy(TOUR, tmp_path)))
 
 
