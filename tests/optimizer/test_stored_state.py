@@ -476,6 +476,33 @@ def test_rows_that_tokens_have_in_common_are_clipped_one_by_one(clipping, form, 
     np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-10)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clipvalue": 0.0625}, {"global_clipnorm": 0.5}],
+    ids=["none", "value", "global norm"],
+)
+@pytest.mark.parametrize("times", [1, 4])
+def test_remainders_of_an_embedding(times, options):
+    """The same bits where no two tokens share a row, else but for the order of sums."""
+    rows = np.tile([3, 0, 2], times)
+
+    def masters(**forms):
+        weights = oracle.make_weights("float16", (("table", (5, 4)), ("kernel", (3,))))
+        optimizer = wrap(optimizers.SGD(0.2, momentum=0.9, **options), **forms)
+        optimizer.build(weights)
+        random = np.random.default_rng(0)
+        for _ in range(3):
+            values, dense = random.normal(size=(rows.size, 4)), random.normal(size=3)
+            slices = tf.IndexedSlices(tf.constant(values, "float16"), rows, [5, 4])
+            optimizer.apply([slices, tf.constant(dense, "float16")], weights)
+        return [np.asarray(master) for master in optimizer.master_weights]
+
+    # Of each step and row the products and sums of four tokens: 3 * (4 + 3).
+    check = oracle.same_or_close(21 if times > 1 else 0)
+    for found, expected in zip(masters(masters="remainders"), masters(), strict=True):
+        check(found, expected, "master")
+
+
 def test_rows_are_added_up_in_fp32():
     """In FP16, 2048 + 1 is 2048, and 40,000 + 40,000 is inf."""
     table = keras.Variable(np.zeros((2, 1)), dtype="float16", name="table")
