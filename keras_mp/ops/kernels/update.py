@@ -15,7 +15,7 @@ from keras_mp.ops.kernels import first_use, native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 # A step of these rules depends on norms of whole variables.
-_ONLY_ON_CPU = {"lamb"}
+ONLY_ON_CPU = {"lamb"}
 
 
 def takes_variables(variables: Sequence[Any]) -> bool:
@@ -44,7 +44,7 @@ def has_rule(rule: str, variables: Sequence[Any]) -> bool:
         rule: str, as for `update_variables`.
         variables: as for `takes_variables`, which is true for them.
     """
-    return rule not in _ONLY_ON_CPU or _device_type(variables) == "CPU"
+    return rule not in ONLY_ON_CPU or _device_type(variables) == "CPU"
 
 
 def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:

@@ -79,6 +79,19 @@ def test_the_variables_that_the_ops_take(name, monkeypatch):
     assert update.takes_variables([Placed(place) for place in places]) is takes
 
 
+@pytest.mark.parametrize(
+    ("rule", "place", "is_there"),
+    [
+        ("adam", "CPU:0", True),
+        ("adam", "GPU:0", True),
+        ("lamb", "CPU:0", True),
+        ("lamb", "GPU:0", False),
+    ],
+)
+def test_a_gpu_has_no_rule_with_norms(rule, place, is_there):
+    assert update.has_rule(rule, [Placed(place)]) is is_there
+
+
 def test_a_gpu_that_has_no_kernels_is_told_of(monkeypatch):
     problem = native.cuda_problem()
     assert problem  # there is no GPU here
