@@ -45,9 +45,9 @@ def wrap(
         name: str. Defaults to a name made from the class.
         masters: how the masters of 16-bit weights are stored. `"float32"`: as FP32
             variables. `"remainders"`: as what the weights lack, in 16 bits; the values
-            are the same but in rare cases (docs/guides/optimizer_state.md). None: no
-            masters; each update rounds the weights stochastically, and `rounding` must
-            say so. Defaults to `"float32"`.
+            are the same but in the cases that docs/guides/optimizer_state.md lists.
+            None: no masters; each update rounds the weights stochastically, and
+            `rounding` must say so. Defaults to `"float32"`.
         state: how the optimizer's own variables, such as the moments of Adam, are
             stored: `"float32"`, `"int8"` (8 bits and an exponent for each 32
             elements), or an `Int8State`, which says for which variables. Defaults to

@@ -428,10 +428,12 @@ def test_a_weight_is_excluded_from_decay(form, is_built):
     np.testing.assert_allclose(halved, start[1].astype("float32") / 2, rtol=2.0**-10)
 
 
-def test_rows_of_an_embedding():
+@pytest.mark.parametrize("indices", [[3, 1], [3, 3]], ids=["two rows", "one row"])
+def test_rows_of_an_embedding(indices):
+    """Adam squares the sum of a row's gradients, not each of them."""
     table = oracle.make_weights("float16", (("table", (5, 4)),))
     dense = oracle.make_weights("float16", (("table", (5, 4)),))
-    rows = tf.IndexedSlices(tf.ones([2, 4], "float16"), [3, 1], [5, 4])
+    rows = tf.IndexedSlices(tf.ones([2, 4], "float16"), indices, [5, 4])
     for weights, gradient in (
         (table, rows),
         (dense, tf.convert_to_tensor(rows)),
