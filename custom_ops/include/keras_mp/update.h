@@ -18,9 +18,9 @@
 //
 // Rounding: every operation is one FP32 operation, rounded to nearest even; no multiply
 // and add are contracted into one. So all devices give the same bits, unless one flushes
-// numbers below 2^-126 to zero, as TensorFlow has a CPU do. Accumulator of the sum of
-// squares: FP32 for at most 1024 elements, and double beyond. Its relative error is at
-// most 2^-14.
+// numbers below 2^-126 to zero, as TensorFlow has a CPU do. Sums of squares, which the
+// norms of kLamb need, too, depend on the instruction set. Their accumulator is FP32 for
+// at most 1024 elements, and double beyond. Their relative error is at most 2^-14.
 
 #ifndef KERAS_MP_UPDATE_H_
 #define KERAS_MP_UPDATE_H_

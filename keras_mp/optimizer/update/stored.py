@@ -25,7 +25,8 @@ from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 class StoredUpdate(UnscaledUpdate):
     """Reads masters and slots, applies a rule's formula, and stores them again.
 
-    It computes the bits that the kernel does, one variable after the other.
+    It computes the bits that the kernel does, one variable after the other; but it adds
+    up the norms of Lamb in another order.
 
     Attributes:
         rule: the `FusedRule` of the optimizer.
