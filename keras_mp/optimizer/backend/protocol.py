@@ -22,7 +22,10 @@ class Backend(Protocol):
         """Tells whether `gradient` is a `tf.IndexedSlices`: some rows of a matrix."""
 
     def as_dense(self, gradient: Any) -> Any:
-        """Returns a gradient as a tensor of the shape of its variable."""
+        """Returns a gradient as a tensor of the shape of its variable.
+
+        The rows of one index of a sparse gradient are added up in FP32.
+        """
 
     def can_update(self, variables: Sequence[Any]) -> bool:
         """Tells whether the native ops of the update step can be used here.

@@ -23,6 +23,8 @@ class TensorFlowBackend(Backend):
     def as_dense(self, gradient: Any) -> Any:
         import tensorflow as tf
 
+        if self.is_sparse(gradient):
+            gradient = tf.cast(gradient, tf.float32)
         return tf.convert_to_tensor(gradient)
 
     def can_update(self, variables: Sequence[Any]) -> bool:

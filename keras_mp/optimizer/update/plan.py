@@ -111,16 +111,15 @@ def _of_compressed_state(
     gradients, masters = keras_internals.without_missing_gradients(
         optimizer, gradients, masters
     )
+    rest = (scale, replicas, run, rule)
     if has_options_around(optimizer) or clips_rows(optimizer, gradients):
         check_what_is_kept(optimizer, master_weights)
-        rest = (gradients, masters, scale, replicas, run, rule)
-        return RuleWithOptions(optimizer, master_weights, *rest)
+        return RuleWithOptions(optimizer, master_weights, gradients, masters, *rest)
     # Of a sparse gradient all rows are needed: the slots of each row decay.
-    gradients = [_as_dense(gradient) for gradient in gradients]
-    rest = (gradients, masters, scale, replicas, run, rule)
+    gradients = [backend.as_dense(gradient) for gradient in gradients]
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) < len(masters):
-        return StoredUpdate(optimizer, master_weights, *rest)
+        return StoredUpdate(optimizer, master_weights, gradients, masters, *rest)
     return FusedUpdate(
         optimizer,
         rule,
@@ -130,10 +129,3 @@ def _of_compressed_state(
         ops.ones(()) if scale is None else scale,
         counts_the_step=True,
     )
-
-
-def _as_dense(gradient: Any) -> Any:
-    """Returns a gradient as a tensor. Rows of one index are added up in FP32."""
-    if backend.is_sparse(gradient):
-        return backend.as_dense(ops.cast(gradient, "float32"))
-    return gradient
