@@ -9,48 +9,11 @@ import oracle
 import pytest
 import tensorflow as tf
 from keras import optimizers
+from stored_forms import ALL, FORMS, NOT_IN_8_BITS, RULES, SHAPES, wrap
 
 import keras_mp
 
 MODES = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-ALL = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
-FORMS = {
-    "remainders": {"masters": "remainders"},
-    "int8": {"state": ALL},
-    "both": {"masters": "remainders", "state": ALL},
-    "no masters": {"masters": None, "rounding": "stochastic"},
-    "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
-}
-# Every rule of the kernel.
-RULES = {
-    "sgd": lambda: optimizers.SGD(0.1),
-    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: optimizers.Adam(0.1),
-    "adamw": lambda: optimizers.AdamW(0.1, weight_decay=0.1),
-    "nadam": lambda: optimizers.Nadam(0.1),
-    "adamax": lambda: optimizers.Adamax(0.1),
-    "lion": lambda: optimizers.Lion(0.1),
-    "adagrad": lambda: optimizers.Adagrad(0.1, initial_accumulator_value=0.125),
-    "adadelta": lambda: optimizers.Adadelta(0.1),
-    "rmsprop": lambda: optimizers.RMSprop(0.1),
-    "rmsprop_momentum": lambda: optimizers.RMSprop(0.1, momentum=0.9),
-    "clipvalue": lambda: optimizers.Adam(0.1, clipvalue=0.25),
-    "global_clipnorm": lambda: optimizers.Adam(0.1, global_clipnorm=0.5),
-    "amsgrad": lambda: optimizers.Adam(0.1, amsgrad=True),
-    "centered": lambda: optimizers.RMSprop(0.1, centered=True, momentum=0.5),
-    "ftrl": lambda: optimizers.Ftrl(0.1),
-    "lamb": lambda: optimizers.Lamb(0.1, weight_decay=0.1),
-}
-NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl", "lamb")
-SHAPES = (("kernel", (7, 11)), ("bias", (3,)), ("empty", (0,)))
-
-
-def wrap(inner, **kwargs):
-    """Wraps, with a scale that never changes, as if the loss were scaled."""
-    optimizer = keras_mp.wrap(inner, **{"loss_scale": 1024.0, **kwargs})
-    optimizer.scale_loss(0.0)
-    return optimizer
 
 
 def train(inner, dtype="float16", steps=5, mode="eager", weights=None, **forms):
@@ -157,7 +120,8 @@ CONSTRAINTS = {"kernel": None, "plain": Times(0.875)}
 def train_without_a_kernel(inner, constraint=UNCHANGED, **kwargs):
     """A constraint, which no kernel has, makes the step take the plain route."""
     weights = oracle.make_weights("float16", SHAPES)
-    weights[0].constraint = constraint
+    for weight in weights:
+        weight.constraint = constraint
     return train(inner, weights=weights, **kwargs)
 
 
@@ -426,95 +390,6 @@ def test_a_weight_is_excluded_from_decay(form, is_built):
     oracle.assert_same_bits(oracle.value(weights[0]), start[0])
     halved = np.asarray(optimizer.master_weights[1])
     np.testing.assert_allclose(halved, start[1].astype("float32") / 2, rtol=2.0**-10)
-
-
-@pytest.mark.parametrize("indices", [[3, 1], [3, 3]], ids=["two rows", "one row"])
-def test_rows_of_an_embedding(indices):
-    """Adam squares the sum of a row's gradients, not each of them."""
-    table = oracle.make_weights("float16", (("table", (5, 4)),))
-    dense = oracle.make_weights("float16", (("table", (5, 4)),))
-    rows = tf.IndexedSlices(tf.ones([2, 4], "float16"), indices, [5, 4])
-    for weights, gradient in (
-        (table, rows),
-        (dense, tf.convert_to_tensor(rows)),
-    ):
-        optimizer = wrap(optimizers.Adam(0.1), masters="remainders")
-        optimizer.build(weights)
-        optimizer.apply([gradient], weights)
-    oracle.assert_same_bits(oracle.value(table[0]), oracle.value(dense[0]))
-
-
-# The options, and where a 2 goes in a row of two tokens and in a row of one, by
-# gradients of 3 and a rate of 1/2: clipped to 1, and by norms of 6 and 8 to a half.
-CLIPPING = {
-    "none": ({}, -1.0, 0.5),
-    "value": ({"clipvalue": 1.0}, 1.0, 1.5),
-    "norm": ({"clipnorm": 3.0}, 0.5, 1.25),
-    "global norm": ({"global_clipnorm": 4.0}, 0.5, 1.25),
-    "accumulation": ({"gradient_accumulation_steps": 2}, 2.0, 2.0),
-}
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("form", [None, *FORMS])
-@pytest.mark.parametrize("clipping", CLIPPING)
-def test_rows_that_tokens_have_in_common_are_clipped_one_by_one(clipping, form, mode):
-    """As in Keras, which adds them up after that."""
-    options, of_two_tokens, of_one = CLIPPING[clipping]
-    table = keras.Variable(np.full((4, 2), 2.0), dtype="float16", name="table")
-    kernel = keras.Variable(np.full(4, 2.0), dtype="float16", name="kernel")
-    inner = optimizers.SGD(0.5, momentum=0.5, **options)
-    optimizer = wrap(inner, **(FORMS[form] if form else {}))
-    rows = np.array([[3, 0], [3, 0], [0, 3], [3, 0]], "float16")
-    indices, shape = tf.constant([1, 1, 2, 3]), tf.constant([4, 2])
-    slices = tf.IndexedSlices(tf.constant(1024 * rows), indices, shape)
-    dense = tf.constant(1024 * np.sqrt(np.full(4, 7.0)), "float16")
-    step = oracle.make_step(optimizer, [table, kernel], mode)
-    step([slices, dense])
-    expected = np.full((4, 2), 2.0)
-    expected[1, 0], expected[2, 1], expected[3, 0] = of_two_tokens, of_one, of_one
-    found = np.asarray(optimizer.master_weights[0])
-    # A weight without a master is rounded up or down.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-10)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"clipvalue": 0.0625}, {"global_clipnorm": 0.5}],
-    ids=["none", "value", "global norm"],
-)
-@pytest.mark.parametrize("times", [1, 4])
-def test_remainders_of_an_embedding(times, options):
-    """The same bits where no two tokens share a row, else but for the order of sums."""
-    rows = np.tile([3, 0, 2], times)
-
-    def masters(**forms):
-        weights = oracle.make_weights("float16", (("table", (5, 4)), ("kernel", (3,))))
-        optimizer = wrap(optimizers.SGD(0.2, momentum=0.9, **options), **forms)
-        optimizer.build(weights)
-        random = np.random.default_rng(0)
-        for _ in range(3):
-            values, dense = random.normal(size=(rows.size, 4)), random.normal(size=3)
-            slices = tf.IndexedSlices(tf.constant(values, "float16"), rows, [5, 4])
-            optimizer.apply([slices, tf.constant(dense, "float16")], weights)
-        return [np.asarray(master) for master in optimizer.master_weights]
-
-    # Of each step and row the products and sums of four tokens: 3 * (4 + 3).
-    check = oracle.same_or_close(21 if times > 1 else 0)
-    for found, expected in zip(masters(masters="remainders"), masters(), strict=True):
-        check(found, expected, "master")
-
-
-def test_rows_are_added_up_in_fp32():
-    """In FP16, 2048 + 1 is 2048, and 40,000 + 40,000 is inf."""
-    table = keras.Variable(np.zeros((2, 1)), dtype="float16", name="table")
-    optimizer = wrap(optimizers.SGD(1.0), masters="remainders")
-    rows = tf.constant([[2048.0], [1.0], [40_000.0], [40_000.0]], "float16")
-    slices = tf.IndexedSlices(rows, [0, 0, 1, 1], [2, 1])
-    optimizer.apply([slices], [table])
-    expected = [[-2049 / 1024], [-80_000 / 1024]]
-    np.testing.assert_array_equal(np.asarray(optimizer.master_weights[0]), expected)
-    assert int(optimizer.skipped_steps) == 0
 
 
 @WITH_AND_WITHOUT_OPTIONS

@@ -200,6 +200,32 @@ constexpr int SlotsOf(UpdateRule rule) {
 // passes over it.
 constexpr bool NeedsNorms(UpdateRule rule) { return rule == UpdateRule::kLamb; }
 
+// Whether a step takes `powers` of a gradient that is the sum of those of several tokens.
+// kAdadelta would need them of d, too.
+constexpr bool TakesPowers(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::kSgd:
+    case UpdateRule::kMomentum:
+    case UpdateRule::kNesterov:
+    case UpdateRule::kLion:
+    case UpdateRule::kAdadelta:
+    case UpdateRule::kLamb:
+      return false;
+    case UpdateRule::kAdam:
+    case UpdateRule::kAmsgrad:
+    case UpdateRule::kNadam:
+    case UpdateRule::kAdamax:
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kFtrl:
+    case UpdateRule::kRmsprop:
+    case UpdateRule::kRmspropMomentum:
+    case UpdateRule::kCenteredRmsprop:
+    case UpdateRule::kCenteredRmspropMomentum:
+      return true;
+  }
+  return false;
+}
+
 // How the codes of a rule's slot are: a second moment has no sign.
 enum class SlotCode { kNone, kSigned, kUnsigned };
 
@@ -257,8 +283,12 @@ struct UpdateHyperparameters {
   float noise_high = 0;
 };
 
+// `powers`: null, or what stands for g^2, and in kAdamax for |g|: of a sparse gradient the
+// squares, or magnitudes, of the un-scaled tokens of a row, added up. They are not clipped.
+// Only on a CPU, for rules that take them.
 struct Parameter {
   Gradient gradient;
+  const float* powers = nullptr;
   Slot slots[kMostSlots];  // SlotsOf(rule) of them
   bool apply_weight_decay = false;
   MasterPair pair;

@@ -18,6 +18,13 @@ inline bool IsCompressed(const Parameter& parameter) {
   return parameter.gradient.size > 0 && parameter.pair.master == nullptr;
 }
 
+inline bool HasPowers(const Update& update) {
+  for (std::int64_t i = 0; i < update.count; ++i) {
+    if (update.parameters[i].powers) return true;
+  }
+  return false;
+}
+
 // Arrays without elements may be null.
 inline Status CheckForms(const Update& update) {
   for (std::int64_t i = 0; i < update.count; ++i) {
@@ -29,6 +36,9 @@ inline Status CheckForms(const Update& update) {
       return {StatusCode::kInvalidArgument,
               "a variable has a master, a master and a weight, a weight and a remainder, "
               "or a weight alone; uniforms are for a master and a weight"};
+    }
+    if (parameter.powers && !TakesPowers(update.rule)) {
+      return {StatusCode::kInvalidArgument, "the rule takes no powers of gradients"};
     }
     for (int k = 0; k < SlotsOf(update.rule); ++k) {
       const Slot& slot = parameter.slots[k];

@@ -169,12 +169,18 @@ struct UpdateFormulas {
     return w - w * u.weight_decay * u.learning_rate;
   }
 
+  // What a rule takes of the gradient of one token, beside the sum of all of them.
+  template <UpdateRule kRule>
+  static KERAS_MP_HOST_DEVICE Float Power(Float g) {
+    return kRule == UpdateRule::kAdamax ? Abs(g) : g * g;
+  }
+
   // Updates the master w and the slots of the rule, which needs no norms, by the un-scaled
-  // and clipped gradient g.
+  // and clipped gradient g, and its power, or those of its tokens, added up.
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void Step(const UpdateHyperparameters& u,
-                                        bool apply_weight_decay, Float g, Float& w,
-                                        Float (&slots)[kMostSlots]) {
+                                        bool apply_weight_decay, Float g, Float power,
+                                        Float& w, Float (&slots)[kMostSlots]) {
     if (apply_weight_decay) w = Decayed(u, w);
     if constexpr (kRule == UpdateRule::kSgd) {
       w -= g * u.learning_rate;
@@ -189,17 +195,17 @@ struct UpdateFormulas {
       m = m * u.beta_2 + g * u.one_minus_beta_2;
     } else if constexpr (kRule == UpdateRule::kAdagrad) {
       Float& v = slots[0];
-      v += g * g;
+      v += power;
       w -= g * u.learning_rate / Machine::Sqrt(v + u.epsilon);
     } else if constexpr (kRule == UpdateRule::kAdadelta) {
       Float &v = slots[0], &e = slots[1];
-      v = v * u.beta_2 + g * g * u.one_minus_beta_2;
+      v = v * u.beta_2 + power * u.one_minus_beta_2;
       const Float d = Machine::Sqrt(e + u.epsilon) * g / Machine::Sqrt(v + u.epsilon);
       e = e * u.beta_2 + d * d * u.one_minus_beta_2;
       w -= d * u.learning_rate;
     } else if constexpr (kRule == UpdateRule::kFtrl) {
       Float &n = slots[0], &z = slots[1];
-      const Float sum = n + g * g;
+      const Float sum = n + power;
       const Float root = Machine::Sqrt(sum);
       z += g + w * u.l2_shrinkage - (root - Machine::Sqrt(n)) / u.learning_rate * w;
       w = (Clip(z, u.l1) - z) / (root / u.learning_rate + u.l2);
@@ -207,19 +213,19 @@ struct UpdateFormulas {
     } else if constexpr (kRule == UpdateRule::kAdamax) {
       Float &m = slots[0], &most = slots[1];
       m += (g - m) * u.one_minus_beta_1;
-      most = Machine::Max(Abs(g), most * u.beta_2);
+      most = Machine::Max(power, most * u.beta_2);
       w -= m * u.learning_rate / ((most + u.epsilon) * u.m_divisor);
     } else if constexpr (kIsRmsprop<kRule>) {
-      StepRmsprop<kRule>(u, g, w, slots);
+      StepRmsprop<kRule>(u, g, power, w, slots);
     } else {
-      StepAdam<kRule>(u, g, w, slots);
+      StepAdam<kRule>(u, g, power, w, slots);
     }
   }
 
   static KERAS_MP_HOST_DEVICE void StepMoments(const UpdateHyperparameters& u, Float g,
-                                               Float& m, Float& v) {
+                                               Float power, Float& m, Float& v) {
     m += (g - m) * u.one_minus_beta_1;
-    v += (g * g - v) * u.one_minus_beta_2;
+    v += (power - v) * u.one_minus_beta_2;
   }
 
   // Where Lamb moves a master, by its moments m and v.
@@ -237,13 +243,14 @@ struct UpdateFormulas {
 
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void StepRmsprop(const UpdateHyperparameters& u, Float g,
-                                               Float& w, Float (&slots)[kMostSlots]) {
+                                               Float power, Float& w,
+                                               Float (&slots)[kMostSlots]) {
     constexpr bool kIsCentered = kRule == UpdateRule::kCenteredRmsprop ||
                                  kRule == UpdateRule::kCenteredRmspropMomentum;
     constexpr bool kHasMomentum = kRule == UpdateRule::kRmspropMomentum ||
                                   kRule == UpdateRule::kCenteredRmspropMomentum;
     Float &v = slots[0], &a = slots[1], &m = slots[kIsCentered ? 2 : 1];
-    v = v * u.beta_2 + g * g * u.one_minus_beta_2;
+    v = v * u.beta_2 + power * u.one_minus_beta_2;
     Float variance = v;
     if constexpr (kIsCentered) {
       a = a * u.beta_2 + g * u.one_minus_beta_2;
@@ -257,9 +264,10 @@ struct UpdateFormulas {
   // Adam, AMSGrad or Nadam.
   template <UpdateRule kRule>
   static KERAS_MP_HOST_DEVICE void StepAdam(const UpdateHyperparameters& u, Float g,
-                                            Float& w, Float (&slots)[kMostSlots]) {
+                                            Float power, Float& w,
+                                            Float (&slots)[kMostSlots]) {
     Float &m = slots[0], &v = slots[1], &h = slots[2];
-    StepMoments(u, g, m, v);
+    StepMoments(u, g, power, m, v);
     if constexpr (kRule == UpdateRule::kNadam) {
       const Float n = m * u.m_factor / u.m_divisor + g * u.g_factor / u.g_divisor;
       w -= n * u.learning_rate / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);

@@ -97,15 +97,18 @@ absl::Status DuplicateVariable() {
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
                                  std::vector<std::int64_t> exponent_of,
+                                 std::vector<std::int64_t> power_of,
                                  std::vector<std::int64_t> apply_weight_decay)
     : rule_(rule),
       is_stochastic_(is_stochastic),
       weight_of_(std::move(weight_of)),
       exponent_of_(std::move(exponent_of)),
+      power_of_(std::move(power_of)),
       apply_weight_decay_(std::move(apply_weight_decay)),
       weights_(count(), -1),
       exponents_(slots() * count(), -1),
-      uniforms_(count(), -1) {
+      uniforms_(count(), -1),
+      powers_(count(), -1) {
   for (int k = 0; k < weight_count(); ++k) {
     weights_[weight_of_[k]] = first_weight() + k;
     if (is_stochastic_) uniforms_[weight_of_[k]] = end_of_variables() + k;
@@ -113,12 +116,15 @@ UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
   for (std::size_t k = 0; k < exponent_of_.size(); ++k) {
     exponents_[exponent_of_[k]] = first_weight() + weight_count() + static_cast<int>(k);
   }
+  for (std::size_t k = 0; k < power_of_.size(); ++k) {
+    powers_[power_of_[k]] = first_powers() + static_cast<int>(k);
+  }
 }
 
 absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
-  int count, slots, weight_count, exponent_count, uniform_count;
+  int count, slots, weight_count, exponent_count, uniform_count, power_count;
   std::string rule;
-  std::vector<std::int64_t> weight_of, exponent_of;
+  std::vector<std::int64_t> weight_of, exponent_of, power_of;
   std::vector<bool> apply_weight_decay;
   std::vector<tensorflow::DataType> types;
   TF_RETURN_IF_ERROR(ctx->GetAttr("count", &count));
@@ -126,9 +132,11 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_count", &weight_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("exponent_count", &exponent_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("uniform_count", &uniform_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("power_count", &power_count));
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
   TF_RETURN_IF_ERROR(ctx->GetAttr("exponent_of", &exponent_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("power_of", &power_of));
   TF_RETURN_IF_ERROR(ctx->GetAttr("apply_weight_decay", &apply_weight_decay));
   TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
   const bool is_stochastic = uniform_count > 0;
@@ -137,19 +145,22 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   };
   const bool fits = has(types, count) && has(apply_weight_decay, count) &&
                     has(weight_of, weight_count) && has(exponent_of, exponent_count) &&
+                    has(power_of, power_count) &&
                     (!is_stochastic || uniform_count == weight_count) &&
                     slots == SlotsOf(RuleNamed(rule)) * count &&
-                    AreDistinct(weight_of, count) && AreDistinct(exponent_of, slots);
+                    AreDistinct(weight_of, count) && AreDistinct(exponent_of, slots) &&
+                    AreDistinct(power_of, count);
   if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the lists must match, each weight have a master of its own, and all exponents a "
-        "slot of their own. Received: ",
+        "the lists must match, each weight have a master of its own, all exponents a slot "
+        "of their own, and powers a gradient. Received: ",
         count, " masters, ", types.size(), " gradients, ", apply_weight_decay.size(),
         " of apply_weight_decay, ", slots, " slots for ", rule, ", ", weight_count,
-        " weights, ", exponent_count, " exponents, ", uniform_count, " uniforms"));
+        " weights, ", exponent_count, " exponents, ", uniform_count, " uniforms, ",
+        power_count, " powers"));
   }
   *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
-                          std::move(exponent_of),
+                          std::move(exponent_of), std::move(power_of),
                           {apply_weight_decay.begin(), apply_weight_decay.end()});
   return absl::OkStatus();
 }
@@ -171,6 +182,11 @@ absl::Status UpdateArguments::CheckInputs(const std::vector<TensorSpec>& inputs)
         "there must be ", kHyperparameterCount,
         " hyperparameters. Received: ", shape.DebugString()));
   }
+  if (!power_of_.empty() && !TakesPowers(rule_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the rule takes no powers of gradients. Received: ",
+                     power_of_.size(), " for ", kRuleNames[static_cast<int>(rule_)]));
+  }
   for (int i = 0; i < count(); ++i) {
     const TensorSpec& of_master = inputs[master(i)];
     TF_RETURN_IF_ERROR(CheckMaster(inputs, i));
@@ -181,6 +197,9 @@ absl::Status UpdateArguments::CheckInputs(const std::vector<TensorSpec>& inputs)
     }
     if (uniform(i) >= 0) {
       TF_RETURN_IF_ERROR(CheckShape("uniform", i, inputs[uniform(i)], of_master));
+    }
+    if (powers(i) >= 0) {
+      TF_RETURN_IF_ERROR(CheckShape("powers", i, inputs[powers(i)], of_master));
     }
   }
   return absl::OkStatus();

@@ -55,8 +55,8 @@ absl::Status DuplicateVariable();
 
 // The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
 // gradients, masters, the first slots of all masters, the second slots and so on, as many
-// as the rule has, weights, exponents, uniforms. The dtype of a master tells how it is
-// held: FP32; int16, the remainder of its weight; or 16 bits, a weight without a master.
+// as the rule has, weights, exponents, uniforms, powers. The dtype of a master tells how it
+// is held: FP32; int16, the remainder of its weight; or 16 bits, a weight without a master.
 // That of a slot: FP32, or uint8, the codes.
 class UpdateArguments {
  public:
@@ -70,10 +70,12 @@ class UpdateArguments {
   UpdateArguments() = default;
   // `weight_of[k]`: the index of the master of the k-th weight; the other masters are
   // weights themselves. `exponent_of[k]`: the index of the slot of the k-th exponents.
-  // Both are checked by AreDistinct. `apply_weight_decay`: one for each master.
+  // `power_of[k]`: that of the gradient of the k-th powers. All are checked by AreDistinct.
+  // `apply_weight_decay`: one for each master.
   UpdateArguments(UpdateRule rule, bool is_stochastic,
                   std::vector<std::int64_t> weight_of,
                   std::vector<std::int64_t> exponent_of,
+                  std::vector<std::int64_t> power_of,
                   std::vector<std::int64_t> apply_weight_decay);
 
   // Reads the attributes of the op, and checks that they match.
@@ -86,6 +88,7 @@ class UpdateArguments {
   bool is_stochastic() const { return is_stochastic_; }
   const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
   const std::vector<std::int64_t>& exponent_of() const { return exponent_of_; }
+  const std::vector<std::int64_t>& power_of() const { return power_of_; }
   const std::vector<std::int64_t>& apply_weight_decay() const {
     return apply_weight_decay_;
   }
@@ -99,6 +102,7 @@ class UpdateArguments {
   int weight(int i) const { return weights_[i]; }
   int exponents(int k, int i) const { return exponents_[k * count() + i]; }
   int uniform(int i) const { return uniforms_[i]; }
+  int powers(int i) const { return powers_[i]; }
   // The inputs [first_variable, end_of_variables) are the variables: masters, slots,
   // weights and exponents. They are written to.
   int first_variable() const { return kLists + count(); }
@@ -106,20 +110,23 @@ class UpdateArguments {
     return first_weight() + weight_count() + static_cast<int>(exponent_of_.size());
   }
   int input_count() const {
-    return end_of_variables() + (is_stochastic_ ? weight_count() : 0);
+    return first_powers() + static_cast<int>(power_of_.size());
   }
 
  private:
   int weight_count() const { return static_cast<int>(weight_of_.size()); }
   int first_weight() const { return kLists + (2 + slots()) * count(); }
+  int first_powers() const {
+    return end_of_variables() + (is_stochastic_ ? weight_count() : 0);
+  }
 
   absl::Status CheckMaster(const std::vector<TensorSpec>& inputs, int i) const;
   absl::Status CheckSlot(const std::vector<TensorSpec>& inputs, int k, int i) const;
 
   UpdateRule rule_ = UpdateRule::kSgd;
   bool is_stochastic_ = false;
-  std::vector<std::int64_t> weight_of_, exponent_of_, apply_weight_decay_;
-  std::vector<int> weights_, exponents_, uniforms_;
+  std::vector<std::int64_t> weight_of_, exponent_of_, power_of_, apply_weight_decay_;
+  std::vector<int> weights_, exponents_, uniforms_, powers_;
 };
 
 }  // namespace keras_mp

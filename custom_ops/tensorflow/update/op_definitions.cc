@@ -76,7 +76,8 @@ REGISTER_OP("KerasMp>CastMasters")
 
 // The k-th weight is the 16-bit weight of masters[weight_of[k]]; the other masters are
 // weights themselves. A master of int16 is the remainder of its weight. Slots are FP32, or
-// uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]].
+// uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]]. The powers
+// of gradients[power_of[k]] are powers[k].
 // `hyperparameters` are the fields of UpdateHyperparameters.
 REGISTER_OP("KerasMp>UpdateVariables")
     .Input("finite: bool")
@@ -87,14 +88,17 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .Input("weights: weight_count * resource")
     .Input("exponents: exponent_count * resource")
     .Input("uniforms: uniform_count * float")
+    .Input("powers: power_count * float")
     .Attr("T: list({half, bfloat16, float}) >= 1")
     .Attr("count: int >= 1")
     .Attr("slot_count: int >= 0")
     .Attr("weight_count: int >= 0")
     .Attr("exponent_count: int >= 0")
     .Attr("uniform_count: int >= 0")
+    .Attr("power_count: int >= 0 = 0")
     .Attr("weight_of: list(int)")
     .Attr("exponent_of: list(int) = []")
+    .Attr("power_of: list(int) = []")
     .Attr("apply_weight_decay: list(bool)")
     .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))
     .SetShapeFn([](InferenceContext* c) {

@@ -264,9 +264,11 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     }
     parameter.apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
     const int weight = arguments_.weight(i), uniform = arguments_.uniform(i);
+    const int powers = arguments_.powers(i);
     parameter.pair = AsPair(variables[arguments_.master(i)],
                             weight < 0 ? nullptr : &variables[weight]);
     if (uniform >= 0) parameter.uniforms = ctx->input(uniform).flat<float>().data();
+    if (powers >= 0) parameter.powers = ctx->input(powers).flat<float>().data();
     return parameter;
   }
 

@@ -283,6 +283,9 @@ inline bool HasUpdate(const Buffers& operands, const Buffers& results,
     if (arguments.uniform(i) >= 0) {
       fits = fits && operands.Has(arguments.uniform(i), ffi::F32, size);
     }
+    if (arguments.powers(i) >= 0) {
+      fits = fits && operands.Has(arguments.powers(i), ffi::F32, size);
+    }
   }
   return fits;
 }
@@ -292,18 +295,21 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::RemainingRets rets, std::int64_t rule, bool is_stochastic,
                            ffi::Span<const std::int64_t> weight_of,
                            ffi::Span<const std::int64_t> exponent_of,
+                           ffi::Span<const std::int64_t> power_of,
                            ffi::Span<const std::int64_t> apply_weight_decay) {
   const Buffers operands(args), results(rets);
   const std::vector<std::int64_t> weights = {weight_of.begin(), weight_of.end()};
   const std::vector<std::int64_t> coded = {exponent_of.begin(), exponent_of.end()};
+  const std::vector<std::int64_t> sparse = {power_of.begin(), power_of.end()};
   if (rule < 0 || rule >= kUpdateRules) return Misfit(kUpdateVariablesCall);
   const auto known_rule = static_cast<UpdateRule>(rule);
   const int count = static_cast<int>(apply_weight_decay.size());
   if (!UpdateArguments::AreDistinct(weights, count) ||
-      !UpdateArguments::AreDistinct(coded, SlotsOf(known_rule) * count)) {
+      !UpdateArguments::AreDistinct(coded, SlotsOf(known_rule) * count) ||
+      !UpdateArguments::AreDistinct(sparse, count)) {
     return Misfit(kUpdateVariablesCall);
   }
-  const UpdateArguments arguments(known_rule, is_stochastic, weights, coded,
+  const UpdateArguments arguments(known_rule, is_stochastic, weights, coded, sparse,
                                   {apply_weight_decay.begin(), apply_weight_decay.end()});
   if (!HasUpdate(operands, results, arguments)) return Misfit(kUpdateVariablesCall);
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
@@ -315,6 +321,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
     parameter.apply_weight_decay = arguments.apply_weight_decay()[i] != 0;
     parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
     parameter.uniforms = operands.Data<float>(arguments.uniform(i));
+    parameter.powers = operands.Data<float>(arguments.powers(i));
     for (int k = 0; k < arguments.slots(); ++k) {
       parameter.slots[k] =
           operands.AsSlot(arguments.slot(k, i), arguments.exponents(k, i));
@@ -353,6 +360,7 @@ struct Handlers {
                              .template Attr<bool>("is_stochastic")
                              .template Attr<Integers>("weight_of")
                              .template Attr<Integers>("exponent_of")
+                             .template Attr<Integers>("power_of")
                              .template Attr<Integers>("apply_weight_decay"));
 };
 

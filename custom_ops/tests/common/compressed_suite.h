@@ -195,7 +195,7 @@ class CompressedSuite {
                                     variable.exponents[k][i / kSlotGroup])
                           : variable.values[k][i];
       }
-      Step(rule, u, decays, variable.gradient[i], master, expanded);
+      Step(rule, u, decays, variable.gradient[i], nullptr, master, expanded);
       for (int k = 0; k < kMostSlots; ++k) {
         slots[k].push_back(expanded[k]);
         if (!variable.is_coded[k]) variable.values[k][i] = expanded[k];

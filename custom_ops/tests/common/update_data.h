@@ -107,7 +107,8 @@ struct UpdateData {
           halves(size, random() % 2 * random() % 4),
           master(size, random() % 2 * random() % 4),
           weight(size, random() % 2 * random() % 4),
-          uniforms(size, random() % 2 * random() % 4) {
+          uniforms(size, random() % 2 * random() % 4),
+          powers(size, random() % 2 * random() % 4) {
       for (int k = 0; k < kMostSlots; ++k) {
         slots.emplace_back(size, random() % 2 * random() % 4);
       }
@@ -129,6 +130,7 @@ struct UpdateData {
         const float written = i % 3 == 0 ? normal(random) : master[i];
         weight[i] = To16(type, written);
         uniforms[i] = uniform(random);
+        powers[i] = std::abs(number(gradient_size * normal(random), kSmall));
       }
     }
 
@@ -169,6 +171,7 @@ struct UpdateData {
     std::vector<Array<float>> slots;
     Array<std::uint16_t> weight;
     Array<float> uniforms;
+    Array<float> powers;
   };
 
   using Variables = std::vector<Variable>;

@@ -117,9 +117,9 @@ inline void MakePossible(UpdateRule rule, float* slots) {
   }
 }
 
-// Updates w and the slots by the rule.
-inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& w,
-                 Fp32* slots) {
+// Updates w and the slots by the rule. `squares`, `magnitudes`: of g, or of its tokens.
+inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32 squares,
+                 Fp32 magnitudes, Fp32& w, Fp32* slots) {
   const Fp32 rate{u.learning_rate}, momentum{u.momentum};
   const Fp32 alpha{u.alpha}, epsilon{u.epsilon};
   const Fp32 beta_1{u.beta_1}, rest_1{u.one_minus_beta_1};
@@ -141,7 +141,7 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
     case UpdateRule::kNadam: {
       Fp32 &m = slots[0], &v = slots[1], &most = slots[2];
       m = m + (g - m) * rest_1;
-      v = v + (g * g - v) * rest_2;
+      v = v + (squares - v) * rest_2;
       if (rule == UpdateRule::kAmsgrad) most = Larger(most, v);
       if (rule == UpdateRule::kNadam) {
         const Fp32 of_m = Fp32{u.m_factor} * m / Fp32{u.m_divisor};
@@ -155,7 +155,7 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
     case UpdateRule::kAdamax: {
       Fp32 &m = slots[0], &most = slots[1];
       m = m + (g - m) * rest_1;
-      most = Larger(beta_2 * most, Fp32{std::abs(g.value)});
+      most = Larger(beta_2 * most, magnitudes);
       w = w - rate * m / (Fp32{u.m_divisor} * (most + epsilon));
       return;
     }
@@ -166,12 +166,12 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
       return;
     }
     case UpdateRule::kAdagrad:
-      slots[0] = slots[0] + g * g;
+      slots[0] = slots[0] + squares;
       w = w - step / Root(slots[0] + epsilon);
       return;
     case UpdateRule::kAdadelta: {
       Fp32 &v = slots[0], &moved = slots[1];
-      v = beta_2 * v + rest_2 * (g * g);
+      v = beta_2 * v + rest_2 * squares;
       const Fp32 delta = Root(moved + epsilon) * g / Root(v + epsilon);
       moved = beta_2 * moved + rest_2 * (delta * delta);
       w = w - rate * delta;
@@ -179,7 +179,7 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
     }
     case UpdateRule::kFtrl: {
       Fp32 &n = slots[0], &z = slots[1];
-      const Fp32 sum = n + g * g;
+      const Fp32 sum = n + squares;
       const Fp32 sigma = (Root(sum) - Root(n)) / rate;
       z = z + ((g + Fp32{u.l2_shrinkage} * w) - sigma * w);
       const Fp32 within{Limited(z.value, u.l1)};
@@ -192,7 +192,7 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
     case UpdateRule::kCenteredRmsprop:
     case UpdateRule::kCenteredRmspropMomentum: {
       Fp32& v = slots[0];
-      v = beta_2 * v + rest_2 * (g * g);
+      v = beta_2 * v + rest_2 * squares;
       Fp32 variance = v;
       if (HasCenter(rule)) {
         slots[1] = beta_2 * slots[1] + rest_2 * g;
@@ -212,15 +212,18 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32& 
   }
 }
 
+// `powers`: null for those of the gradient itself.
 inline void Step(UpdateRule rule, const UpdateHyperparameters& u, bool apply_weight_decay,
-                 float gradient, float& master, float* slots) {
+                 float gradient, const float* powers, float& master, float* slots) {
   Fp32 g = Fp32{gradient} / Fp32{u.scale}, w{master};
   if (u.clip_value != 0) g.value = Limited(g.value, u.clip_value);
   g = g * Fp32{u.clip_factor};
   if (apply_weight_decay) w = w - w * Fp32{u.weight_decay} * Fp32{u.learning_rate};
   Fp32 s[kMostSlots];
   for (int k = 0; k < kMostSlots; ++k) s[k].value = slots[k];
-  Move(rule, u, g, w, s);
+  const Fp32 squares = powers ? Fp32{*powers} : g * g;
+  const Fp32 magnitudes{powers ? *powers : std::abs(g.value)};
+  Move(rule, u, g, squares, magnitudes, w, s);
   for (int k = 0; k < kMostSlots; ++k) slots[k] = s[k].value;
   master = w.value;
 }

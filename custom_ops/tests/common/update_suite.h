@@ -51,6 +51,22 @@ class UpdateSuite {
     }
   }
 
+  // Of sparse gradients, which only the CPU takes.
+  void TestPowers() {
+    std::mt19937 random(8);
+    for (int number = 0; number < kElementwiseRules; ++number) {
+      const UpdateRule rule = RuleAt(number);
+      if (TakesPowers(rule)) {
+        for (bool finite : {true, false}) {
+          CheckUpdate(rule, MakeHyperparameters(true), Rounding::kNearest,
+                      Data::MakeVariables(40, 1000, random), finite, true);
+        }
+      } else {
+        ExpectNoPowers(rule);
+      }
+    }
+  }
+
  private:
   using Data = UpdateData<Device>;
   template <class Number>
@@ -70,7 +86,8 @@ class UpdateSuite {
   }
 
   void CheckUpdate(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
-                   Rounding rounding, Variables variables, bool finite = true) {
+                   Rounding rounding, Variables variables, bool finite = true,
+                   bool has_powers = false) {
     for (Variable& variable : variables) {
       for (std::int64_t i = 0; i < variable.size(); ++i) {
         WithSlots(variable, i, [&](float* slots) { MakePossible(rule, slots); });
@@ -89,6 +106,10 @@ class UpdateSuite {
           hyperparameters.weight_decay != 0 && parameters.size() % 2 == 0;
       parameter.pair = variable.AsPair();
       if (is_stochastic) parameter.uniforms = variable.uniforms.data();
+      // Those of every third variable are of its gradient itself.
+      if (has_powers && parameters.size() % 3 != 1) {
+        parameter.powers = variable.powers.data();
+      }
       parameters.push_back(parameter);
     }
     One<UpdateHyperparameters> given_hyperparameters(hyperparameters);
@@ -116,8 +137,9 @@ class UpdateSuite {
         if (finite) {
           if (after.has_weight) w = SyncedMaster(after.type, weight, w, rounding);
           WithSlots(expected, i, [&](float* slots) {
+            const float* power = parameters[k].powers ? &expected.powers[i] : nullptr;
             Step(rule, hyperparameters, parameters[k].apply_weight_decay,
-                 expected.gradient[i], w, slots);
+                 expected.gradient[i], power, w, slots);
           });
           const float* uniform = is_stochastic ? &expected.uniforms[i] : nullptr;
           if (after.has_weight) weight = Cast(after.type, w, uniform);
@@ -148,6 +170,24 @@ class UpdateSuite {
         }
       }
     }
+  }
+
+  void ExpectNoPowers(UpdateRule rule) {
+    float number = 1;
+    Parameter parameter;
+    parameter.gradient = {1, DataType::kFloat, &number};
+    parameter.pair.master = parameter.slots[0].values = parameter.slots[1].values =
+        &number;
+    parameter.pair.size = 1;
+    parameter.powers = &number;
+    const UpdateHyperparameters hyperparameters;
+    Update update;
+    update.count = 1;
+    update.parameters = &parameter;
+    update.rule = rule;
+    update.hyperparameters = &hyperparameters;
+    EXPECT(device_.Update(update).code == StatusCode::kInvalidArgument,
+           "%s rule %d took powers", device_.Name(), static_cast<int>(rule));
   }
 
   // More variables than one launch of a CUDA kernel takes, and longer arrays than a

@@ -106,6 +106,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", Name(isa));
     UpdateSuite suite(CpuDevice{isa});
     suite.TestAll();
+    suite.TestPowers();
     suite.TestManyLists(100);
     CompressedSuite compressed(CpuDevice{isa});
     compressed.TestAll(1 << 21);

@@ -16,6 +16,19 @@ from keras_mp.ops.kernels import first_use, native
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 # A step of these rules depends on norms of whole variables.
 ONLY_ON_CPU = {"lamb"}
+# Those that use more of a gradient than the sum of its tokens.
+_TAKES_POWERS = {
+    "adam",
+    "amsgrad",
+    "nadam",
+    "adamax",
+    "adagrad",
+    "ftrl",
+    "rmsprop",
+    "rmsprop_momentum",
+    "centered_rmsprop",
+    "centered_rmsprop_momentum",
+}
 
 
 def takes_variables(variables: Sequence[Any]) -> bool:
@@ -45,6 +58,16 @@ def has_rule(rule: str, variables: Sequence[Any]) -> bool:
         variables: as for `takes_variables`, which is true for them.
     """
     return rule not in ONLY_ON_CPU or _device_type(variables) == "CPU"
+
+
+def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
+    """Tells whether the device of the variables has a rule for sparse gradients.
+
+    Args:
+        rule: str, as for `update_variables`.
+        variables: as for `takes_variables`, which is true for them.
+    """
+    return rule in _TAKES_POWERS and _device_type(variables) == "CPU"
 
 
 def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
@@ -163,6 +186,7 @@ def update_variables(
     *,
     rule: str,
     hyperparameters: dict[str, Any],
+    powers: Sequence[Any] = (),
 ) -> None:
     """Updates masters and slots by the gradients and rounds masters into weights.
 
@@ -180,9 +204,13 @@ def update_variables(
         rule: the name of an `UpdateRule` of update.h, such as `"adam"`.
         hyperparameters: scalars by name, the fields of `UpdateHyperparameters`; those
             that are missing have their defaults.
+        powers: empty, or one for each gradient: None, or a float32 tensor, the squares
+            of the un-scaled gradients of a row's tokens, added up; in `"adamax"` their
+            magnitudes. Where there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]
+    power_of = [i for i, power in enumerate(powers) if power is not None]
     defaults = {
         "scale": 1.0,
         "clip_value": 0.0,
@@ -217,6 +245,8 @@ def update_variables(
         slots=_handles([s.codes if _is_in_eight_bits(s) else s for s in slots]),
         weights=_handles([weights[i] for i in weight_of]),
         uniforms=list(uniforms),
+        powers=[powers[i] for i in power_of],
+        power_of=power_of,
         exponents=_handles(exponents),
         exponent_of=[i for i, slot in enumerate(slots) if _is_in_eight_bits(slot)],
         weight_of=weight_of,

@@ -5,16 +5,60 @@ state is stored in a form that only the kernel and this module know.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from keras import ops
+
+from keras_mp.optimizer.backend import backend
 
 Slots = Sequence[Any]
 Numbers = dict[str, Any]
 
 
+class Gradient:
+    """The gradient of one variable, which may be sparse.
+
+    Several tokens of a batch may share a row of a sparse gradient. As Keras does on
+    TensorFlow, a rule takes the square of each of them, and not that of their sum.
+
+    Args:
+        by_token: float32 tensor or `tf.IndexedSlices`.
+    """
+
+    def __init__(self, by_token: Any) -> None:
+        self._by_token = by_token
+
+    @cached_property
+    def total(self) -> Any:
+        return backend.as_dense(self._by_token)
+
+    @cached_property
+    def squares(self) -> Any:
+        return backend.as_dense(ops.square(self._by_token))
+
+    @cached_property
+    def magnitudes(self) -> Any:
+        return backend.as_dense(ops.absolute(self._by_token))
+
+    def times(self, factor: Any) -> "Gradient":
+        return Gradient(ops.multiply(self._by_token, factor))
+
+    def over(self, divisor: Any) -> "Gradient":
+        return Gradient(ops.divide(self._by_token, divisor))
+
+
+def squares_gradients(rule: str) -> bool:
+    """Tells whether a rule uses more of a gradient than the sum of its tokens.
+
+    Args:
+        rule: str, the name of a `FusedRule`.
+    """
+    return rule not in {"sgd", "momentum", "nesterov", "lion"}
+
+
 def step(
-    rule: str, h: Numbers, decays: bool, g: Any, w: Any, slots: Slots
+    rule: str, h: Numbers, decays: bool, gradient: Any, w: Any, slots: Slots
 ) -> tuple[Any, list[Any]]:
     """Returns the new master and slots of one variable.
 
@@ -22,58 +66,58 @@ def step(
         rule: str, the name of a `FusedRule`.
         h: dict of float32 scalars by name, as for `update_variables`, all of them.
         decays: bool, whether weight decay applies.
-        g: float32 tensor, the un-scaled gradient.
+        gradient: float32 tensor or `tf.IndexedSlices`, un-scaled.
         w: float32 tensor, the master.
         slots: list of float32 tensors.
     """
     # Python's branches: whether an option is used is known when the step is traced.
     if "clip_value" in h:
-        g = ops.clip(g, -h["clip_value"], h["clip_value"])
+        gradient = ops.clip(gradient, -h["clip_value"], h["clip_value"])
     if "clip_factor" in h:
-        g = g * h["clip_factor"]
+        gradient = ops.multiply(gradient, h["clip_factor"])
     if decays:
         w = w - w * h["weight_decay"] * h["learning_rate"]
-    return _RULES[rule](h, g, w, slots)
+    return _RULES[rule](h, Gradient(gradient), w, slots)
 
 
-def _sgd(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    return w - g * h["learning_rate"], []
+def _sgd(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    return w - g.total * h["learning_rate"], []
 
 
-def _momentum(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    m = slots[0] * h["momentum"] - g * h["learning_rate"]
+def _momentum(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] * h["momentum"] - g.total * h["learning_rate"]
     return w + m, [m]
 
 
-def _nesterov(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    m = slots[0] * h["momentum"] - g * h["learning_rate"]
-    return w + (m * h["momentum"] - g * h["learning_rate"]), [m]
+def _nesterov(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] * h["momentum"] - g.total * h["learning_rate"]
+    return w + (m * h["momentum"] - g.total * h["learning_rate"]), [m]
 
 
-def _moments(h: Numbers, g: Any, m: Any, v: Any) -> tuple[Any, Any]:
-    m = m + (g - m) * h["one_minus_beta_1"]
-    return m, v + (g * g - v) * h["one_minus_beta_2"]
+def _moments(h: Numbers, g: Gradient, m: Any, v: Any) -> tuple[Any, Any]:
+    m = m + (g.total - m) * h["one_minus_beta_1"]
+    return m, v + (g.squares - v) * h["one_minus_beta_2"]
 
 
-def _adam(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adam(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m, v = _moments(h, g, *slots)
     return w - m * h["alpha"] / (ops.sqrt(v) + h["epsilon"]), [m, v]
 
 
-def _amsgrad(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _amsgrad(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m, v = _moments(h, g, *slots[:2])
     most = ops.maximum(slots[2], v)
     return w - m * h["alpha"] / (ops.sqrt(most) + h["epsilon"]), [m, v, most]
 
 
-def _nadam(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _nadam(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m, v = _moments(h, g, *slots)
-    n = m * h["m_factor"] / h["m_divisor"] + g * h["g_factor"] / h["g_divisor"]
+    n = m * h["m_factor"] / h["m_divisor"] + g.total * h["g_factor"] / h["g_divisor"]
     root = ops.sqrt(v / h["v_divisor"])
     return w - n * h["learning_rate"] / (root + h["epsilon"]), [m, v]
 
 
-def _lamb(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _lamb(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m, v = _moments(h, g, *slots)
     root = ops.sqrt(v / h["v_divisor"])
     direction = m / h["m_divisor"] / (root + h["epsilon"])
@@ -83,55 +127,56 @@ def _lamb(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     return w - direction * (ratio * h["learning_rate"]), [m, v]
 
 
-def _adamax(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    m = slots[0] + (g - slots[0]) * h["one_minus_beta_1"]
-    most = ops.maximum(slots[1] * h["beta_2"], ops.abs(g))
+def _adamax(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    m = slots[0] + (g.total - slots[0]) * h["one_minus_beta_1"]
+    most = ops.maximum(slots[1] * h["beta_2"], g.magnitudes)
     divisor = (most + h["epsilon"]) * h["m_divisor"]
     return w - m * h["learning_rate"] / divisor, [m, most]
 
 
-def _lion(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    direction = ops.sign(slots[0] * h["beta_1"] + g * h["one_minus_beta_1"])
-    m = slots[0] * h["beta_2"] + g * h["one_minus_beta_2"]
+def _lion(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    direction = ops.sign(slots[0] * h["beta_1"] + g.total * h["one_minus_beta_1"])
+    m = slots[0] * h["beta_2"] + g.total * h["one_minus_beta_2"]
     return w - direction * h["learning_rate"], [m]
 
 
-def _adagrad(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    v = slots[0] + g * g
-    return w - g * h["learning_rate"] / ops.sqrt(v + h["epsilon"]), [v]
+def _adagrad(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    v = slots[0] + g.squares
+    return w - g.total * h["learning_rate"] / ops.sqrt(v + h["epsilon"]), [v]
 
 
-def _decayed_square(h: Numbers, x: Any, mean: Any) -> Any:
-    return mean * h["beta_2"] + x * x * h["one_minus_beta_2"]
+def _decayed(h: Numbers, x: Any, mean: Any) -> Any:
+    return mean * h["beta_2"] + x * h["one_minus_beta_2"]
 
 
-def _adadelta(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    v = _decayed_square(h, g, slots[0])
+def _adadelta(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    v = _decayed(h, g.squares, slots[0])
     root_of_steps = ops.sqrt(slots[1] + h["epsilon"])
-    d = root_of_steps * g / ops.sqrt(v + h["epsilon"])
-    return w - d * h["learning_rate"], [v, _decayed_square(h, d, slots[1])]
+    d = g.times(root_of_steps).over(ops.sqrt(v + h["epsilon"]))
+    steps = _decayed(h, d.squares, slots[1])
+    return w - d.total * h["learning_rate"], [v, steps]
 
 
-def _ftrl(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _ftrl(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     n, z = slots
-    total = n + g * g
+    total = n + g.squares
     root = ops.sqrt(total)
     change = (root - ops.sqrt(n)) / h["learning_rate"] * w
-    z = z + (g + w * h["l2_shrinkage"] - change)
+    z = z + (g.total + w * h["l2_shrinkage"] - change)
     clipped = ops.clip(z, -h["l1"], h["l1"])
     return (clipped - z) / (root / h["learning_rate"] + h["l2"]), [total, z]
 
 
 def _rmsprop(
-    h: Numbers, g: Any, w: Any, slots: Slots, centered: bool, momentum: bool
+    h: Numbers, g: Gradient, w: Any, slots: Slots, centered: bool, momentum: bool
 ) -> tuple[Any, list[Any]]:
-    v = _decayed_square(h, g, slots[0])
+    v = _decayed(h, g.squares, slots[0])
     variance, new_slots = v, [v]
     if centered:
-        mean = slots[1] * h["beta_2"] + g * h["one_minus_beta_2"]
+        mean = _decayed(h, g.total, slots[1])
         variance = v - mean * mean
         new_slots.append(mean)
-    change = g * h["learning_rate"] / ops.sqrt(variance + h["epsilon"])
+    change = g.total * h["learning_rate"] / ops.sqrt(variance + h["epsilon"])
     if momentum:
         change = slots[-1] * h["momentum"] + change
         new_slots.append(change)
@@ -139,7 +184,7 @@ def _rmsprop(
 
 
 def _kind_of_rmsprop(centered: bool, momentum: bool) -> Callable[..., Any]:
-    def rule(h: Numbers, g: Any, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    def rule(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
         return _rmsprop(h, g, w, slots, centered, momentum)
 
     return rule

@@ -12,6 +12,7 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.state.noise import halves_of
+from keras_mp.optimizer.update.formulas import Gradient
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import (
     GradientCheck,
@@ -43,17 +44,25 @@ def fused_part(
     written = _variables_written(rule.slots, master_weights, masters)
     if not (backend.can_update(written) and _has_rule(rule, written)):
         return []
+    # Keras itself updates FP32 masters by sparse gradients: some rules touch few rows.
+    takes_rows = master_weights.are_compressed and _takes_powers(rule, written)
     pairs = list(enumerate(zip(gradients, masters, strict=True)))
     fitting = [
         i
         for i, (gradient, master) in pairs
         if gradient is not None
+        and (takes_rows or not backend.is_sparse(gradient))
         and _fits(optimizer, gradient, master)
         and _has_slots(slots_of(optimizer, rule, master_weights, master))
     ]
     given = sum(gradient is not None for gradient in gradients)
     # The norm of all gradients cannot be computed from a part of them.
     return [] if len(fitting) < given and optimizer.global_clipnorm else fitting
+
+
+def chosen(indices: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
+    """Returns the elements of each list that have the indices."""
+    return [[each[i] for i in indices] for each in lists]
 
 
 def _variables_written(
@@ -126,12 +135,17 @@ def _has_rule(rule: FusedRule, variables: Sequence[Any]) -> bool:
     return update.has_rule(rule.name, variables)
 
 
+def _takes_powers(rule: FusedRule, variables: Sequence[Any]) -> bool:
+    from keras_mp.ops.kernels import update
+
+    return update.takes_powers(rule.name, variables)
+
+
 def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
     from keras_mp.ops.kernels import update
 
     return (
-        not backend.is_sparse(gradient)
-        and update.takes(gradient)
+        update.takes(gradient)
         and keras.backend.standardize_dtype(master.dtype) == "float32"
         and getattr(master, "constraint", None) is None
         and not keras_internals.is_replaced_by_gradient(optimizer, master)
@@ -151,7 +165,7 @@ class FusedUpdate:
         optimizer: `keras.optimizers.Optimizer`.
         rule: its `FusedRule`.
         master_weights: `MasterWeights`.
-        gradients: list of tensors, of the scaled loss.
+        gradients: list of tensors or `tf.IndexedSlices`, of the scaled loss.
         masters: list of their float32 variables.
         scale: scalar float32 tensor that the gradients are divided by.
         counts_the_step: bool, whether `apply` increments the optimizer's iterations.
@@ -218,7 +232,7 @@ class FusedUpdate:
         ]
         update.update_variables(
             finite,
-            self.gradients,
+            [backend.as_dense(gradient) for gradient in self.gradients],
             [master for master, _ in parts],
             [slot for of_all in zip(*slots, strict=True) for slot in of_all],
             weights,
@@ -227,12 +241,21 @@ class FusedUpdate:
                 applies_weight_decay(self.optimizer, self.rule, master)
                 for master in self.masters
             ],
+            powers=[self._powers(gradient) for gradient in self.gradients],
             rule=self.rule.name,
             hyperparameters={
                 **hyperparameters_of(self.optimizer, self.rule, self.scale, clipping),
                 **self._noise(),
             },
         )
+
+    def _powers(self, gradient: Any) -> Any:
+        """Returns what a sparse gradient adds to second moments; None for others."""
+        if not backend.is_sparse(gradient):
+            return None
+        of_tokens = Gradient(ops.divide(ops.cast(gradient, "float32"), self.scale))
+        is_adamax = self.rule.name == "adamax"
+        return of_tokens.magnitudes if is_adamax else of_tokens.squares
 
     def _noise(self) -> dict[str, Any]:
         if not self.master_weights.are_compressed:

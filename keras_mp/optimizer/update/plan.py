@@ -1,16 +1,17 @@
 """Which variables of a step a kernel updates, and which the inner optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import Runner, backend
+from keras_mp.optimizer.backend import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
-from keras_mp.optimizer.update.fused import FusedUpdate, fused_part
+from keras_mp.optimizer.update.fused import FusedUpdate, chosen, fused_part
 from keras_mp.optimizer.update.fused_rules import (
     AROUND_A_RULE,
+    FusedRule,
     rule_of,
     rule_of_some,
     what_has_no_rule,
@@ -21,7 +22,7 @@ from keras_mp.optimizer.update.rule_with_options import (
     clips_rows,
     has_options_around,
 )
-from keras_mp.optimizer.update.stored import StoredUpdate
+from keras_mp.optimizer.update.stored import StoredUpdate, with_dense_rows
 from keras_mp.optimizer.update.unfused import InnerUpdate
 
 Update = FusedUpdate | InnerUpdate | RuleWithOptions | StoredUpdate
@@ -52,7 +53,7 @@ def plan(
     """
     if master_weights.are_compressed:
         step = (gradients, masters, scale, replicas, run)
-        return [_of_compressed_state(optimizer, master_weights, *step)]
+        return _of_compressed_state(optimizer, master_weights, *step)
     rule = rule_of_some(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
@@ -60,30 +61,14 @@ def plan(
         gradients, masters = keras_internals.without_missing_gradients(
             optimizer, gradients, masters
         )
-        fused, rest = list(range(len(gradients))), []
-    else:
-        rest = sorted(set(range(len(gradients))) - set(fused))
+        fused = list(range(len(gradients)))
 
-    def those(indices: list[int]) -> tuple[list[Any], list[Any]]:
-        return [gradients[i] for i in indices], [masters[i] for i in indices]
+    def by_the_optimizer(gradients: list[Any], masters: list[Any]) -> InnerUpdate:
+        weights = master_weights.of(masters) if fused else master_weights
+        return InnerUpdate(optimizer, weights, gradients, masters, scale, replicas, run)
 
-    parts: list[Update] = []
-    if rule is not None and fused:
-        divisor = ops.ones(()) if scale is None else scale
-        parts.append(
-            FusedUpdate(
-                optimizer,
-                rule,
-                master_weights,
-                *those(fused),
-                divisor,
-                counts_the_step=not rest,
-            )
-        )
-    if rest:
-        own = master_weights.of(those(rest)[1]) if fused else master_weights
-        parts.append(InnerUpdate(optimizer, own, *those(rest), scale, replicas, run))
-    return parts
+    whole = (optimizer, rule, master_weights, gradients, masters, scale)
+    return _divided(*whole, fused, by_the_optimizer)
 
 
 def _of_compressed_state(
@@ -94,8 +79,8 @@ def _of_compressed_state(
     scale: Any,
     replicas: int,
     run: Runner,
-) -> FusedUpdate | StoredUpdate | RuleWithOptions:
-    """Returns the one update of all variables: by the kernel, if it takes all of them.
+) -> list[Update]:
+    """Returns the updates of all variables: by the kernel, of those that it takes.
 
     Raises:
         ValueError: an option was set after the optimizer was wrapped that no rule has.
@@ -114,18 +99,36 @@ def _of_compressed_state(
     rest = (scale, replicas, run, rule)
     if has_options_around(optimizer) or clips_rows(optimizer, gradients):
         check_what_is_kept(optimizer, master_weights)
-        return RuleWithOptions(optimizer, master_weights, gradients, masters, *rest)
-    # Of a sparse gradient all rows are needed: the slots of each row decay.
-    gradients = [backend.as_dense(gradient) for gradient in gradients]
-    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
-    if len(fused) < len(masters):
+        return [RuleWithOptions(optimizer, master_weights, gradients, masters, *rest)]
+    gradients = with_dense_rows(optimizer, rule, gradients)
+
+    def in_plain_operations(gradients: list[Any], masters: list[Any]) -> StoredUpdate:
         return StoredUpdate(optimizer, master_weights, gradients, masters, *rest)
-    return FusedUpdate(
-        optimizer,
-        rule,
-        master_weights,
-        gradients,
-        masters,
-        ops.ones(()) if scale is None else scale,
-        counts_the_step=True,
-    )
+
+    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    whole = (optimizer, rule, master_weights, gradients, masters, scale)
+    return _divided(*whole, fused, in_plain_operations)
+
+
+def _divided(
+    optimizer: Any,
+    rule: FusedRule | None,
+    master_weights: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+    scale: Any,
+    fused: Sequence[int],
+    update_of_others: Callable[[list[Any], list[Any]], Update],
+) -> list[Update]:
+    """Returns the update of the variables of the indices `fused`, and of the others."""
+    others = sorted(set(range(len(masters))) - set(fused))
+    parts: list[Update] = []
+    if rule is not None and fused:
+        own = chosen(fused, gradients, masters)
+        divisor = ops.ones(()) if scale is None else scale
+        parts.append(
+            FusedUpdate(optimizer, rule, master_weights, *own, divisor, not others)
+        )
+    if others:
+        parts.append(update_of_others(*chosen(others, gradients, masters)))
+    return parts

@@ -9,10 +9,20 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights
-from keras_mp.optimizer.update.fused import FusedUpdate, clipping_of, fused_part
+from keras_mp.optimizer.update.fused import (
+    FusedUpdate,
+    chosen,
+    clipping_of,
+    fused_part,
+)
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_update
 from keras_mp.optimizer.update.gradient_check import sum_of_squares_of
-from keras_mp.optimizer.update.stored import StoredUpdate, read_master, store_master
+from keras_mp.optimizer.update.stored import (
+    StoredUpdate,
+    read_master,
+    store_master,
+    with_dense_rows,
+)
 from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 
 
@@ -76,7 +86,7 @@ class RuleWithOptions(UnscaledUpdate):
             self._apply_rule(gradients)
         if self.optimizer.use_ema:
             self._average()
-        self._in_plain_operations().constrain()
+        self._in_plain_operations(self.masters).constrain()
         keras_internals.applied_steps(self.optimizer).assign_add(1)
 
     def _accumulate(self, gradients: Sequence[Any]) -> None:
@@ -108,33 +118,36 @@ class RuleWithOptions(UnscaledUpdate):
         clipping = clipping_of(optimizer, norm)
         if any(backend.is_sparse(gradient) for gradient in gradients):
             # Keras clips before it adds up the rows that several tokens have in common.
-            gradients = [backend.as_dense(_clipped(g, clipping)) for g in gradients]
+            gradients = [_clipped(gradient, clipping) for gradient in gradients]
+            gradients = with_dense_rows(optimizer, self.rule, gradients)
             clipping = {}
-        rule, all_of_them = self.rule, self.master_weights
-        fused = fused_part(optimizer, rule, all_of_them, gradients, self.masters)
-        if len(fused) == len(self.masters):
-            self._by_the_kernel(gradients).update(True, clipping)
-        else:
-            self._in_plain_operations().update(gradients, clipping)
+        whole = (gradients, self.masters)
+        fused = fused_part(optimizer, self.rule, self.master_weights, *whole)
+        others = sorted(set(range(len(self.masters))) - set(fused))
+        if fused:
+            self._by_the_kernel(*chosen(fused, *whole)).update(True, clipping)
+        if others:
+            of_others, masters = chosen(others, *whole)
+            self._in_plain_operations(masters).update(of_others, clipping)
         count_update(optimizer, True)
 
-    def _by_the_kernel(self, gradients: Sequence[Any]) -> FusedUpdate:
+    def _by_the_kernel(self, gradients: list[Any], masters: list[Any]) -> FusedUpdate:
         return FusedUpdate(
             self.optimizer,
             self.rule,
             self.master_weights,
             gradients,
-            self.masters,
+            masters,
             ops.ones(()),
             counts_the_step=False,
         )
 
-    def _in_plain_operations(self) -> StoredUpdate:
+    def _in_plain_operations(self, masters: Sequence[Any]) -> StoredUpdate:
         return StoredUpdate(
             self.optimizer,
             self.master_weights,
-            self.gradients,
-            self.masters,
+            [],
+            masters,
             ops.ones(()),
             self.replicas,
             self.run,

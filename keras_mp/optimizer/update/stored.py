@@ -7,9 +7,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.state.masters import StoredMaster
-from keras_mp.optimizer.update.formulas import step
+from keras_mp.optimizer.update.formulas import squares_gradients, step
 from keras_mp.optimizer.update.fused import (
     applies_weight_decay,
     clipping_of,
@@ -19,6 +20,30 @@ from keras_mp.optimizer.update.fused import (
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import GradientCheck, Wanted
 from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
+
+
+def with_dense_rows(
+    optimizer: Any, rule: FusedRule, gradients: Sequence[Any]
+) -> list[Any]:
+    """Returns gradients with the tokens of sparse ones added up, where Keras does so.
+
+    The variables of those that stay sparse need all rows, too: each row's slots decay.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has the rule.
+        rule: `FusedRule`.
+        gradients: list of tensors or `tf.IndexedSlices`.
+
+    Returns:
+        List of tensors or `tf.IndexedSlices`.
+    """
+    by_token = squares_gradients(rule.name) and not optimizer.global_clipnorm
+    return [
+        gradient
+        if by_token and backend.is_sparse(gradient)
+        else backend.as_dense(gradient)
+        for gradient in gradients
+    ]
 
 
 @dataclass
@@ -56,7 +81,7 @@ class StoredUpdate(UnscaledUpdate):
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
-            gradients: list of float32 tensors, un-scaled.
+            gradients: list of float32 tensors or `tf.IndexedSlices`, un-scaled.
             clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale

@@ -241,6 +241,17 @@ def test_many_variables_of_any_size(run):
     assert_values(masters, expected, "float32")
 
 
+def test_powers_of_one_of_two_gradients(run):
+    """v += g^2, or what is given for it; w -= g / sqrt(v)."""
+    masters = variables([1.0, 2.0], [1.0, 2.0])
+    slots = variables([7.0, 0.0], [7.0, 0.0])
+    gradients = [tf.constant([3.0, 2.0])] * 2
+    powers = [None, tf.constant([57.0, 16.0])]
+    run(lambda: step(masters, gradients, slots=slots, rule="adagrad", powers=powers))
+    assert_values(slots, [[16.0, 4.0], [64.0, 16.0]], "float32")
+    assert_values(masters, [[0.25, 1.0], [0.625, 1.5]], "float32")
+
+
 # Mistakes.
 
 ones = tf.ones(2)
@@ -264,6 +275,16 @@ MISTAKES = {
     "no_slots": (
         lambda m, w: step(m[:1], [ones], rule="adam"),
         r"lists must match.*Received: 1 masters, 1 gradients.*0 slots for adam",
+    ),
+    "powers_of_another_shape": (
+        lambda m, w: step(
+            m[:1], [ones], slots=m[1:], rule="adagrad", powers=[ones[:1]]
+        ),
+        r"powers 0 must .* Received: .*1",
+    ),
+    "powers_for_a_rule_without": (
+        lambda m, w: step(m[:1], [ones], powers=[ones]),
+        r"the rule takes no powers.*Received: 1 for sgd",
     ),
     "a_weight_twice": (
         lambda m, w: update.cast_masters(m, [w[0], w[0]], []),
@@ -306,6 +327,7 @@ def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
             weights=[],
             exponents=[],
             uniforms=[],
+            powers=[],
             weight_of=[],
             apply_weight_decay=[False],
             rule="sgd",

@@ -182,7 +182,8 @@ class UpdateOfBlocks {
     float* const master = ReadMaster(at, n, master_buffer);
     float* slots[kMostSlots];
     for (int k = 0; k < kMostSlots; ++k) slots[k] = ReadSlot(k, at, n, slot_buffers[k]);
-    kernel_.step(update_.rule, u_, parameter_.apply_weight_decay, g, master, slots, n);
+    kernel_.step(update_.rule, u_, parameter_.apply_weight_decay, g,
+                 Offset(parameter_.powers, at), master, slots, n);
     for (int k = 0; k < kMostSlots; ++k) WriteSlot(k, at, n, slots[k]);
     WriteMaster(at, n, master);
   }

@@ -46,10 +46,11 @@ struct UpdateKernel {
   void (*encode)(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
                  const UpdateHyperparameters& hyperparameters, int slot,
                  std::uint8_t* codes, std::uint8_t* exponents);
-  // Clips the un-scaled gradients g, and updates masters and slots by them.
+  // Clips the un-scaled gradients g, and updates masters and slots by them, and by
+  // `powers`, if that is not null.
   void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
-               bool apply_weight_decay, float* g, float* master, float* const* slots,
-               std::int64_t n);
+               bool apply_weight_decay, float* g, const float* powers, float* master,
+               float* const* slots, std::int64_t n);
   // The two passes of kLamb. The first updates the slots, and stores the sums of the
   // squares of the masters and of the directions that they are to move in; the second
   // moves the masters, at the rate |w| / |d| lr.

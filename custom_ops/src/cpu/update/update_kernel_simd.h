@@ -126,9 +126,10 @@ struct UpdateBlock {
   }
 
   // A test of kDecays for each vector would take as long as SGD does.
-  template <UpdateRule kRule, bool kDecays>
+  template <UpdateRule kRule, bool kDecays, bool kHasPowers>
   static void Step(const UpdateHyperparameters& hyperparameters, float* gradient,
-                   float* master, float* const* slots, std::int64_t n) {
+                   const float* powers, float* master, float* const* slots,
+                   std::int64_t n) {
     constexpr int kSlots = kSlotsOf<kRule>;
     const UpdateHyperparameters u = hyperparameters;
     Clip(u, gradient, n);
@@ -138,7 +139,13 @@ struct UpdateBlock {
       const Float g = part.Load(gradient + i, v);
       Float w = part.Load(master + i, v), s[kMostSlots] = {};
       for (int k = 0; k < kSlots; ++k) s[k] = part.Load(to[k] + i, v);
-      Formulas::template Step<kRule>(u, kDecays, g, w, s);
+      Float power;
+      if constexpr (kHasPowers) {
+        power = part.Load(powers + i, v);
+      } else {
+        power = Formulas::template Power<kRule>(g);
+      }
+      Formulas::template Step<kRule>(u, kDecays, g, power, w, s);
       for (int k = 0; k < kSlots; ++k) part.Store(to[k] + i, v, s[k]);
       part.Store(master + i, v, w);
     });
@@ -153,7 +160,8 @@ struct UpdateBlock {
     Float of_masters[4] = {}, of_directions[4] = {};
     ForEach(n, [&](auto part, int v, std::int64_t i) {
       Float mean = part.Load(of_m + i, v), variance = part.Load(of_v + i, v);
-      Formulas::StepMoments(u, part.Load(gradient + i, v), mean, variance);
+      const Float g = part.Load(gradient + i, v);
+      Formulas::StepMoments(u, g, g * g, mean, variance);
       part.Store(of_m + i, v, mean);
       part.Store(of_v + i, v, variance);
       Float w = part.Load(master + i, v);
@@ -263,16 +271,24 @@ struct UpdateOf {
   }
 
   static void Step(UpdateRule rule, const UpdateHyperparameters& hyperparameters,
-                   bool apply_weight_decay, float* g, float* master,
-                   float* const* slots, std::int64_t n) {
+                   bool apply_weight_decay, float* g, const float* powers,
+                   float* master, float* const* slots, std::int64_t n) {
     WithRule(rule, [&](auto constant) {
       constexpr UpdateRule kRule = constant.value;
       if constexpr (!NeedsNorms(kRule)) {
-        const auto step = apply_weight_decay ? SingleBlock::template Step<kRule, true>
-                                             : SingleBlock::template Step<kRule, false>;
-        step(hyperparameters, g, master, slots, n);
+        auto* step = StepOf<kRule, false>(apply_weight_decay);
+        if constexpr (TakesPowers(kRule)) {
+          if (powers) step = StepOf<kRule, true>(apply_weight_decay);
+        }
+        step(hyperparameters, g, powers, master, slots, n);
       }
     });
+  }
+
+  template <UpdateRule kRule, bool kHasPowers>
+  static auto* StepOf(bool decays) {
+    return decays ? SingleBlock::template Step<kRule, true, kHasPowers>
+                  : SingleBlock::template Step<kRule, false, kHasPowers>;
   }
 };
 

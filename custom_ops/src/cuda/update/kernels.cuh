@@ -338,7 +338,8 @@ __device__ __forceinline__ void StepFour(const UpdateHyperparameters& hyperparam
   for (int i = 0; i < kFour; ++i) {
     float s[kMostSlots] = {slots[0][i], slots[1][i], slots[2][i]};
     const float clipped = Formulas::Clipped(hyperparameters, unscaled(g[i]));
-    Formulas::Step<kRule>(hyperparameters, apply_weight_decay, clipped, w[i], s);
+    Formulas::Step<kRule>(hyperparameters, apply_weight_decay, clipped,
+                          Formulas::Power<kRule>(clipped), w[i], s);
 #pragma unroll
     for (int k = 0; k < kSlotsOf<kRule>; ++k) slots[k][i] = s[k];
   }

@@ -21,6 +21,8 @@ constexpr Status kNegativeCount = {StatusCode::kInvalidArgument,
                                    "a count must not be negative"};
 constexpr Status kNoNorms = {StatusCode::kUnimplemented,
                              "the CUDA kernel has no rule that needs norms of variables"};
+constexpr Status kNoPowers = {StatusCode::kUnimplemented,
+                              "the CUDA kernel takes no powers of sparse gradients"};
 
 }  // namespace
 
@@ -69,6 +71,7 @@ Status CastMastersCuda(const MasterPair* pairs, std::int64_t count,
 Status UpdateCuda(const Update& update, void* stream) {
   if (update.count < 0) return kNegativeCount;
   if (NeedsNorms(update.rule)) return kNoNorms;
+  if (HasPowers(update)) return kNoPowers;
   const Status forms = CheckForms(update);
   if (!forms.ok()) return forms;
   Launcher launcher(stream);
