@@ -124,10 +124,17 @@ def _divided(
     others = sorted(set(range(len(masters))) - set(fused))
     parts: list[Update] = []
     if rule is not None and fused:
-        own = chosen(fused, gradients, masters)
-        divisor = ops.ones(()) if scale is None else scale
+        own_gradients, own_masters = chosen(fused, gradients, masters)
         parts.append(
-            FusedUpdate(optimizer, rule, master_weights, *own, divisor, not others)
+            FusedUpdate(
+                optimizer,
+                rule,
+                master_weights,
+                own_gradients,
+                own_masters,
+                ops.ones(()) if scale is None else scale,
+                counts_the_step=not others,
+            )
         )
     if others:
         parts.append(update_of_others(*chosen(others, gradients, masters)))
