@@ -165,6 +165,7 @@ IN_MAKE_TEST = {
         "test_fine_tuning": ["mixed"],
         "test_fine_tuning_begins_with_the_weights_of_pre_training": [],
         "test_image_to_image": ["mixed"],
+        "test_super_resolution": ["mixed"],
         "test_the_statistics_alone": [],
     },
     "test_speech_recognition.py": {

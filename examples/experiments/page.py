@@ -34,12 +34,14 @@ IN_README = {
 # Folders with a compare.py, in the order of the paper's section 4.
 EXPERIMENTS = [
     "image_classification",
+    "image_classification/converged",
     "object_detection",
     "speech_recognition",
     "translation",
     "language_model",
     "image_generation",
     "where_it_breaks/image_to_image",
+    "where_it_breaks/super_resolution",
     "where_it_breaks/fine_tuning",
 ]
 # What is written stands between two such comments: what, and of which experiment.

@@ -1,6 +1,7 @@
-"""Where training breaks: both tasks at toy size, and what they measure."""
+"""Where training breaks: the tasks at toy size, and what they measure."""
 
 import io
+import math
 import os
 import tarfile
 
@@ -140,6 +141,47 @@ def test_image_to_image(precision, bccd):
     ]
     assert 0 < measures["error"] < 1
     assert len(result["log"]) == 2
+
+
+# --- super_resolution ------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
+def test_super_resolution(precision, bccd):
+    from where_it_breaks.super_resolution.train import main
+
+    flags = [flag for flag in bccd if not flag.startswith(("--size", "--width"))]
+    result = main([*flags, "--size=8", "--factor=2", f"--precision={precision}"])
+    measures = result["measures"]
+    assert list(measures) == [
+        *("PSNR", "lost gradients", "gradient error", "update error")
+    ]
+    # The error of a pixel is below 1, and not below 0.03.
+    assert 0 < measures["PSNR"] < 30
+    assert measures["PSNR"] == -10 * math.log10(result["log"][-1]["val_loss"])
+
+
+def test_small_images_are_means_of_squares():
+    from where_it_breaks.super_resolution.train import with_small_images
+
+    image = np.zeros((1, 4, 2, 3), "float32")
+    image[0, :2] = [[[0.5] * 3, [1.0] * 3], [[0.0] * 3, [0.5] * 3]]
+    batches = tf.data.Dataset.from_tensors((image, image))
+    ((small, gray),) = with_small_images(batches, 2)
+    # The weights of red, green and blue add up to 0.9999.
+    np.testing.assert_allclose(small, [[[[0.5]], [[0.0]]]], atol=2e-4)
+    np.testing.assert_allclose(gray, image[..., :1], atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_channels_become_pixels(dtype):
+    from where_it_breaks.super_resolution.model import PixelShuffle
+
+    layer = PixelShuffle(2, dtype=dtype)
+    found = layer(np.array([[[[0, 1, 2, 3], [4, 5, 6, 7]]]], "float32"))
+    np.testing.assert_array_equal(found[0, ..., 0], [[0, 1, 4, 5], [2, 3, 6, 7]])
+    assert found.dtype == layer.compute_dtype
+    assert PixelShuffle.from_config(layer.get_config()).factor == 2
 
 
 # --- fine_tuning -----------------------------------------------------------
@@ -315,7 +357,7 @@ def test_inspected_after_training_diverged():
 # --- compare.py ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["image_to_image", "fine_tuning"])
+@pytest.mark.parametrize("task", ["image_to_image", "super_resolution", "fine_tuning"])
 def test_flags_of_all_settings(task):
     import importlib
 
