@@ -42,6 +42,7 @@ _AUTOENCODER = "where_it_breaks/image_to_image/demo"
 _FINE_TUNING = "where_it_breaks/fine_tuning/demo"
 TASKS = {
     "six networks that classify images": Task("image_classification/demo", ALL),
+    "ResNet-9, until it is good": Task("image_classification/converged/demo"),
     "SSD": Task("object_detection/demo"),
     "SSD, its loss divided by 4096": Task(
         "object_detection/demo", without={"no loss scaling": "mixed, scale 2^-12"}
@@ -61,6 +62,9 @@ TASKS = {
     "autoencoder, mean over 12.6 million": Task(_AUTOENCODER),
     "autoencoder, mean over 6.3 million": Task(_AUTOENCODER, "batch 32"),
     "autoencoder, mean over 3.1 million": Task(_AUTOENCODER, "batch 16"),
+    "super-resolution, mean over 720,000": Task(
+        "where_it_breaks/super_resolution/demo"
+    ),
     "fine-tuning, Adam at 1e-5": Task(_FINE_TUNING),
     "fine-tuning, Adam at 1e-5, else in FP32": Task(
         _FINE_TUNING, without={"no masters": "rounded weights"}

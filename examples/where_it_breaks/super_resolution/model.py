@@ -34,7 +34,7 @@ class PixelShuffle(keras.layers.Layer):
 
 
 def espcn(size: int, factor: int) -> keras.Model:
-    """Returns the network of Shi et al., 2016, at the sizes of Keras's own example.
+    """Returns the network of Shi et al., 2016, as wide as that of Keras's own example.
 
     Args:
         size: of the square gray images that it enlarges.
