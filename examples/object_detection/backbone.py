@@ -1,14 +1,19 @@
 """VGG-16 without its dense layers, the backbone of both detectors."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
+from image_classification.networks.blocks import conv_bn_relu, conv_relu
 from keras import layers
 from object_detection.batches import HALF_RANGE
 
 # Filters and number of the convolutions in the five blocks.
 _BLOCKS = [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]
+# What pretrain.py calls the weights that it writes.
+WEIGHTS = "model.weights.h5"
 
 
 def vgg_16(images: Any, conv: Callable[..., Any]) -> tuple[Any, Any]:
@@ -47,3 +52,44 @@ def load_imagenet(model: keras.Model) -> None:
             weights[0] = weights[0][:, :, ::-1] * HALF_RANGE
         if weights:
             model.get_layer(layer.name).set_weights(weights)
+
+
+def convolution(width: float, batch_normalization: bool) -> Callable[..., Any]:
+    """Returns a convolution with ReLU, for `vgg_16` and what follows it.
+
+    Args:
+        width: what the number of filters is multiplied with.
+        batch_normalization: whether it is between the two.
+    """
+    return partial(conv_bn_relu if batch_normalization else conv_relu, width=width)
+
+
+def backbone(width: float, batch_normalization: bool) -> keras.Model:
+    """Returns VGG-16 without its dense layers, by itself, for images of any size."""
+    images = keras.Input((None, None, 3))
+    _, x = vgg_16(images, convolution(width, batch_normalization))
+    return keras.Model(images, x)
+
+
+def load_backbone(
+    model: keras.Model, start: str, width: float, batch_normalization: bool
+) -> None:
+    """Has a detector begin with the weights that pretrain.py wrote.
+
+    Args:
+        model: the detector.
+        start: the file of the weights.
+        width: that of both.
+        batch_normalization: likewise.
+    """
+    path = Path(start)
+    if not path.is_file():
+        raise ValueError(
+            "--start must name the weights of a backbone. Received: "
+            f"{start}, which does not exist. Make them with pretrain.py."
+        )
+    trained = backbone(width, batch_normalization)
+    trained.load_weights(path)
+    for layer in trained.layers:
+        if layer.weights:
+            model.get_layer(layer.name).set_weights(layer.get_weights())

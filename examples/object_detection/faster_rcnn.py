@@ -2,13 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 
 import keras
 import tensorflow as tf
-from image_classification.networks.blocks import conv_bn_relu, conv_relu, dense_relu
+from image_classification.networks.blocks import dense_relu
 from keras import layers
-from object_detection.backbone import vgg_16
+from object_detection.backbone import convolution, vgg_16
 from object_detection.boxes import anchors
 from object_detection.detector import Detector
 from object_detection.loss import MultiboxLoss, ProposalLoss
@@ -47,7 +46,7 @@ def faster_rcnn(
 
     Reference: Faster R-CNN (Ren et al., 2015), section 3.
     """
-    conv = partial(conv_bn_relu if batch_normalization else conv_relu, width=width)
+    conv = convolution(width, batch_normalization)
     images = keras.Input((side, side, 3), name="images")
     _, x = vgg_16(images, conv)
     found = conv(x, 512, 3, name="rpn")

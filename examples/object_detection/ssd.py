@@ -2,15 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import keras
 import tensorflow as tf
-from image_classification.networks.blocks import conv_bn_relu, conv_relu
 from keras import layers
-from object_detection.backbone import vgg_16
+from object_detection.backbone import convolution, vgg_16
 from object_detection.boxes import boxes_of_a_cell, default_boxes
 from object_detection.detector import Detector
 from object_detection.loss import MultiboxLoss
@@ -59,7 +57,7 @@ def ssd(
 
     Reference: SSD, section 3, SSD300; ScratchDet (Zhu et al., 2019), section 3.
     """
-    conv = partial(conv_bn_relu if batch_normalization else conv_relu, width=width)
+    conv = convolution(width, batch_normalization)
     images = keras.Input((side, side, 3), name="images")
     block4, x = vgg_16(images, conv)
     # Normalized to length one and scaled by 20 in SSD: this is the same with scales

@@ -17,7 +17,7 @@ import keras
 from experiments.run import Run
 from experiments.sgd import SGD
 from object_detection import faster_rcnn, ssd
-from object_detection.backbone import load_imagenet
+from object_detection.backbone import load_backbone, load_imagenet
 from object_detection.batches import held_out_batches, training_batches
 from object_detection.data import load
 from object_detection.evaluation import average_precisions, detect
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model = detector.model
     if args.pretrained:
         load_imagenet(model)
+    if "start" in args:
+        load_backbone(model, args.start, args.width, args.batch_normalization)
     model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
     print(f"{len(train)} training and {len(test)} held-out images of {classes}")
 

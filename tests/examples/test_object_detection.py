@@ -110,6 +110,64 @@ def test_pretrained_weights_of_another_network():
         load_imagenet(model)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_a_backbone_that_was_trained_before(precision, tmp_path, monkeypatch):
+    """SSD begins with the backbone of a classifier, in each precision."""
+    from image_classification.data import Images
+    from object_detection import pretrain
+    from object_detection.backbone import load_backbone
+
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (4, 32, 32, 3), "uint8")
+    examples = tf.data.Dataset.from_tensor_slices((images, np.arange(4)))
+    found = Images(examples, examples, decode=tf.identity, classes=4)
+    monkeypatch.setattr(pretrain, "load", lambda data: found)
+    flags = "--width=0.0625 --batch=2 --test-images=4 --steps=2 --warm-up=1"
+    pretrain.main([*flags.split(), "--eval-every=2", f"--out={tmp_path}"])
+
+    keras.config.set_dtype_policy(PRECISIONS[precision].dtype_policy)
+    model = tiny("ssd").model
+    load_backbone(model, str(tmp_path / "model.weights.h5"), 1 / 16, True)
+    trained = backbone_weights(tmp_path / "model.weights.h5")
+    kernel = model.get_layer("block5_conv3").kernel
+    expected = trained["block5_conv3"].astype(kernel.dtype)
+    np.testing.assert_array_equal(kernel, expected)
+    assert np.any(model.get_layer("block1_conv1_bn").moving_mean != 0)
+
+
+def backbone_weights(path):
+    """The kernels of convolutions, by the name of the layer."""
+    from object_detection.backbone import backbone
+
+    keras.config.set_dtype_policy("float32")
+    model = backbone(1 / 16, True)
+    model.load_weights(path)
+    return {
+        layer.name: layer.kernel.numpy()
+        for layer in model.layers
+        if hasattr(layer, "kernel")
+    }
+
+
+def test_a_backbone_that_was_not_trained():
+    from object_detection.backbone import load_backbone
+
+    with pytest.raises(ValueError, match=r"Received: none.h5, which does not exist"):
+        load_backbone(tiny("ssd").model, "none.h5", 1 / 16, True)
+
+
+def test_the_backbone_is_trained_before_the_settings(tmp_path, monkeypatch):
+    from object_detection import compare
+
+    monkeypatch.chdir(tmp_path)
+    run = []
+    monkeypatch.setattr(compare, "run_script", lambda command: run.append(command[1]))
+    compare.pretrain(["--preset", "demo"])
+    assert run == []
+    compare.pretrain(["--preset", "pretrained_demo"])
+    assert run == [str(compare.HERE / "pretrain.py")]
+
+
 # --- both networks, trained ------------------------------------------------
 
 
