@@ -87,6 +87,7 @@ class UpdateEntry(ctypes.Structure):
 class Parameter(ctypes.Structure):
     _fields_ = (
         ("gradient", Gradient),
+        ("powers", Pointer),
         ("slots", Slot * MOST_SLOTS),
         ("apply_weight_decay", ctypes.c_bool),
         ("pair", MasterPair),

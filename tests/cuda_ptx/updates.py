@@ -170,7 +170,10 @@ class Step:
             for k in range(MOST_SLOTS)
         ]
         if self.is_compressed:
-            return Parameter(gradient, tuple(slots), v.decays, pair, uniforms)
+            no_powers = 0
+            return Parameter(
+                gradient, no_powers, tuple(slots), v.decays, pair, uniforms
+            )
         values = tuple(slot.values for slot in slots)
         return UpdateEntry(gradient, values, v.decays, pair, uniforms)
 
