@@ -47,6 +47,7 @@ TASKS = {
     "SSD, its loss divided by 4096": Task(
         "object_detection/demo", without={"no loss scaling": "mixed, scale 2^-12"}
     ),
+    "SSD, from a trained backbone": Task("object_detection/pretrained_demo"),
     "Faster R-CNN": Task("object_detection/faster_rcnn_demo"),
     "Faster R-CNN, its loss divided by 4096": Task(
         "object_detection/faster_rcnn_demo",
