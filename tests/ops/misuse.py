@@ -165,8 +165,10 @@ def calls():
             "slots": variables(4),
             "exponents": [],
             "uniforms": uniforms,
+            "powers": uniforms[:1],
             "weight_of": [0, 1],
             "exponent_of": [],
+            "power_of": [1],
             "apply_weight_decay": [True, False],
             "rule": "adam",
         },
@@ -179,6 +181,7 @@ def calls():
             "slots": variables(2, "uint8"),
             "exponents": [tf.Variable(tf.ones(1, "uint8")) for _ in range(2)],
             "uniforms": [],
+            "powers": [],
             "weight_of": [0, 1],
             "exponent_of": [0, 1],
             "apply_weight_decay": [True, False],
@@ -331,7 +334,7 @@ FITS = {
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},
     "unscale_gradients": {"gradients": GRADIENT},
     "cast_masters": {"uniforms": {"none"}},
-    "update_variables": {"uniforms": {"none"}},
+    "update_variables": {"uniforms": {"none"}, "power_of": {"with-0"}},
     # An FP32 master and its weight may stand beside a remainder.
     "update_variables of compressed state": {"masters": {"of-another-dtype"}},
 }

@@ -53,7 +53,8 @@ CALLS = {
         ["i1", "22xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64>, apply_weight_decay = array<i64: 0>",
+        "exponent_of = array<i64>, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
         3,
     ),
     "update_variables of compressed state": (
@@ -61,7 +62,17 @@ CALLS = {
         ["i1", "22xf32", "3xf16", "3xi16", "3xui8", "3xf16", "1xui8"],
         ["3xi16", "3xui8", "3xf16", "1xui8"],
         "rule = 1 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64: 0>, apply_weight_decay = array<i64: 0>",
+        "exponent_of = array<i64: 0>, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
+        3,
+    ),
+    "update_variables by powers": (
+        # finite, hyperparameters, gradient, master, slot, weight, powers
+        ["i1", "22xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["3xf32", "3xf32", "3xf16"],
+        "rule = 8 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
+        "exponent_of = array<i64>, power_of = array<i64: 0>, "
+        "apply_weight_decay = array<i64: 0>",
         3,
     ),
     "depthwise_conv": (
@@ -117,6 +128,11 @@ ATTRIBUTES = {
     "exponents-of-none": ("exponent_of = array<i64: 0>", "exponent_of = array<i64: 5>"),
     "no-exponents": ("exponent_of = array<i64: 0>", "exponent_of = array<i64>"),
     "exponents-of-one": ("exponent_of = array<i64>", "exponent_of = array<i64: 0>"),
+    "rule-without-powers": ("rule = 8", "rule = 1"),
+    "powers-of-none": ("power_of = array<i64: 0>", "power_of = array<i64: 5>"),
+    "powers-twice": ("power_of = array<i64: 0>", "power_of = array<i64: 0, 0>"),
+    "no-powers": ("power_of = array<i64: 0>", "power_of = array<i64>"),
+    "powers-of-one": ("power_of = array<i64>", "power_of = array<i64: 0>"),
     "two-decays": ("decay = array<i64: 0>", "decay = array<i64: 0, 0>"),
     "stride-0": ("strides = array<i64: 1,", "strides = array<i64: 0,"),
     "negative-stride": ("strides = array<i64: 1,", "strides = array<i64: -1,"),

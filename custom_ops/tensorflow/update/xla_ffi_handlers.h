@@ -306,7 +306,8 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   const int count = static_cast<int>(apply_weight_decay.size());
   if (!UpdateArguments::AreDistinct(weights, count) ||
       !UpdateArguments::AreDistinct(coded, SlotsOf(known_rule) * count) ||
-      !UpdateArguments::AreDistinct(sparse, count)) {
+      !UpdateArguments::AreDistinct(sparse, count) ||
+      (!sparse.empty() && !TakesPowers(known_rule))) {
     return Misfit(kUpdateVariablesCall);
   }
   const UpdateArguments arguments(known_rule, is_stochastic, weights, coded, sparse,
