@@ -26,8 +26,8 @@ IN_README = {
         "translation",
         ["fp32", "fp32 seed 1", "fp32 seed 2", "mixed"],
     ),
-    "Super-resolution: without loss scaling\nit stops learning": (
-        "where_it_breaks/super_resolution",
+    "An autoencoder: without loss scaling\nit stops learning": (
+        "where_it_breaks/image_to_image",
         ["fp32", "mixed", "mixed, no scaling"],
     ),
 }
