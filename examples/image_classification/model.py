@@ -39,25 +39,24 @@ class Classifier(keras.Model):
     ) -> Any:
         """Returns the mean cross entropy in FP32."""
         logits, *auxiliary = keras.tree.flatten(y_pred)
-        loss = cross_entropy(y, logits)
+        loss = self.cross_entropy(y, logits)
         if training:
             for head in auxiliary:
-                loss += AUXILIARY_WEIGHT * cross_entropy(y, head)
+                loss += AUXILIARY_WEIGHT * self.cross_entropy(y, head)
         return loss
+
+    def cross_entropy(self, labels: Any, logits: Any) -> Any:
+        """Returns the mean cross entropy of logits [batch, classes]."""
+        entropy = keras.losses.sparse_categorical_crossentropy(
+            labels, logits, from_logits=True
+        )
+        return ops.mean(entropy)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
         logits = keras.tree.flatten(y_pred)[0]
         return super().compute_metrics(x, y, logits, sample_weight)
-
-
-def cross_entropy(labels: Any, logits: Any) -> Any:
-    """Returns the mean cross entropy of logits [batch, classes]."""
-    entropy = keras.losses.sparse_categorical_crossentropy(
-        labels, logits, from_logits=True
-    )
-    return ops.mean(entropy)
 
 
 def build(
