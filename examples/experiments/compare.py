@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments import curves, report
@@ -73,6 +73,8 @@ class Comparison:
             with none of them is of the first.
         pooled: whether the groups are networks, whose pairs count together.
         short: flags that make it short, for `make gallery`.
+        planned: by preset, the names of the settings that it is measured with; a preset
+            that is not named has all of them.
         prepare: called before the first run, with the preset and the flags of all of
             them; makes what they begin with.
         show: called with the results by setting and the folder of the comparison; what
@@ -89,8 +91,14 @@ class Comparison:
     groups: Sequence[str] = ()
     pooled: bool = False
     short: Sequence[str] = ()
+    planned: Mapping[str, Sequence[str]] = field(default_factory=dict)
     prepare: Callable[[list[str]], None] | None = None
     show: Callable[[report.Results, Path], str] | None = None
+
+    def of(self, preset: str) -> "Comparison":
+        """Returns what is compared of a preset: the settings planned for it."""
+        names = self.planned.get(preset, self.settings)
+        return replace(self, settings={name: self.settings[name] for name in names})
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Trains the settings that the flags name, and prints and draws the results.
@@ -156,7 +164,7 @@ class Comparison:
         )
         args, flags = parser.parse_known_args(argv)
         args.out = args.out or build_folder(self.folder) / args.preset
-        known = {"demo": list(self.demo), "all": list(self.settings)}
+        known = {"demo": [*self.demo], "all": [*self.of(args.preset).settings]}
         chosen = [n for name in args.settings for n in known.get(name, [name])]
         unknown = [name for name in chosen if name not in self.settings]
         if unknown:

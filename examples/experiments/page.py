@@ -83,7 +83,7 @@ def with_tables(page: str) -> str:
 def at(place: str) -> tuple[Comparison, str]:
     """Returns the comparison and the preset of a place: experiment/preset."""
     experiment, _, preset = place.rpartition("/")
-    return comparison_of(experiment), preset
+    return comparison_of(experiment).of(preset), preset
 
 
 def results_at(place: str) -> dict[str, Result]:

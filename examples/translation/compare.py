@@ -2,6 +2,7 @@
 
 python compare.py
 python compare.py --settings all --data fra-eng --out build/fra-eng
+python compare.py --settings all --preset long
 """
 
 import sys
@@ -9,7 +10,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison, constant, forms
+from experiments.compare import (
+    FP32,
+    MIXED,
+    SETTINGS,
+    Comparison,
+    constant,
+    forms,
+    seeds,
+)
 from experiments.paired import Margin
 from experiments.report import Results
 
@@ -42,6 +51,7 @@ COMPARISON = Comparison(
     },
     curve="perplexity",
     log_scale=True,
+    planned={"long": [*seeds("fp32", FP32, 3), *seeds("mixed", MIXED, 3)]},
     show=translations,
 )
 

@@ -365,6 +365,16 @@ def test_what_has_no_result_is_trained_and_recorded(queue, capfd):
     assert "0 settings have no result" in capfd.readouterr().out
 
 
+def test_a_preset_is_measured_with_what_is_planned_for_it(queue, capfd):
+    object.__setattr__(queue, "planned", {"long": ["plain fp16", "fp32"]})
+    assert [*page.at("lines/demo")[0].settings] == [*queue.settings]
+    assert [*page.at("lines/long")[0].settings] == ["plain fp16", "fp32"]
+    queue.main(["--preset", "long", "--settings", "all", "--record"])
+    assert capfd.readouterr().out.count("$ python") == 2
+    recorded = (queue.folder / "results" / "long").iterdir()
+    assert {path.stem for path in recorded} == {"fp32", "plain-fp16"}
+
+
 STOPPED = """
 import pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
