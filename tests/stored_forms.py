@@ -32,8 +32,9 @@ RULES = {
     "centered": lambda: optimizers.RMSprop(0.1, centered=True, momentum=0.5),
     "ftrl": lambda: optimizers.Ftrl(0.1),
     "lamb": lambda: optimizers.Lamb(0.1, weight_decay=0.1),
+    "adafactor": lambda: optimizers.Adafactor(0.1, weight_decay=0.1),
 }
-NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl", "lamb")
+NOT_IN_8_BITS = ("amsgrad", "centered", "ftrl", "lamb", "adafactor")
 SHAPES = (("kernel", (7, 11)), ("bias", (3,)), ("empty", (0,)))
 
 

@@ -76,15 +76,16 @@ def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
     if missing:
         raise ValueError(
             "Compressed optimizer state is for the optimizers that have a kernel: SGD, "
-            "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl, RMSprop and "
-            "Lamb, with the options of all of Keras's optimizers and their own. "
+            "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl, RMSprop, Lamb "
+            "and Adafactor, with the options of all of Keras's optimizers and their "
+            "own. "
             f"Received: {missing}. Leave out what was received, or choose "
             'masters="float32" and state="float32".'
         )
     if eight_bit is not None and _kinds_of(optimizer) is None:
         raise ValueError(
             "State in 8 bits is for optimizers that can bear its rounding: not for "
-            "Ftrl, Lamb, amsgrad=True and centered=True. Received: "
+            "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "
             f'{type(optimizer).__name__}, or such an option. Choose state="float32".'
         )
 
@@ -116,8 +117,8 @@ def _kinds_of(optimizer: Any) -> tuple[SlotKind, ...] | None:
     """Returns the kinds of the slots of an optimizer that has a rule, in its order.
 
     None where 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
-    the largest rounding, the centered RMSprop subtracts nearly equal numbers, and Lamb
-    reads its slots twice in a step.
+    the largest rounding, the centered RMSprop subtracts nearly equal numbers, Lamb
+    reads its slots twice in a step, and Adafactor keeps means of rows and columns.
     """
     match optimizer:
         case keras.optimizers.SGD():

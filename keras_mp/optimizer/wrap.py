@@ -53,7 +53,7 @@ def wrap(
             elements), or an `Int8State`, which says for which variables. Defaults to
             `"float32"`. Both forms but the defaults are for the optimizers that have a
             kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
-            and, for `masters`, Ftrl and Lamb.
+            and, for `masters`, Ftrl, Lamb and Adafactor.
 
     Returns:
         `FP32MasterOptimizer`, to be passed to `model.compile`.

@@ -121,6 +121,8 @@ class Hyperparameters(ctypes.Structure):
             "l1",
             "l2",
             "l2_shrinkage",
+            "epsilon_2",
+            "threshold",
             "noise_low",
             "noise_high",
         )

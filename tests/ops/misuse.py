@@ -159,7 +159,7 @@ def calls():
         "cast_masters": {**pairs, "uniforms": uniforms},
         "update_variables": {
             "finite": np.array(True),
-            "hyperparameters": single(22),
+            "hyperparameters": single(24),
             "gradients": gradients,
             **pairs,
             "slots": variables(4),
@@ -172,9 +172,22 @@ def calls():
             "apply_weight_decay": [True, False],
             "rule": "adam",
         },
+        "update_variables of matrices": {
+            "finite": np.array(True),
+            "hyperparameters": single(24),
+            "gradients": gradients,
+            **pairs,
+            "slots": [tf.Variable(tf.ones(s)) for s in ((2, 3), (2, 3), 2, 2, 3, 3)],
+            "exponents": [],
+            "uniforms": uniforms,
+            "powers": [],
+            "weight_of": [0, 1],
+            "apply_weight_decay": [True, False],
+            "rule": "adafactor",
+        },
         "update_variables of compressed state": {
             "finite": np.array(True),
-            "hyperparameters": single(22),
+            "hyperparameters": single(24),
             "gradients": gradients,
             "masters": variables(2, "int16"),
             "weights": variables(2, "float16"),
@@ -335,6 +348,7 @@ FITS = {
     "unscale_gradients": {"gradients": GRADIENT},
     "cast_masters": {"uniforms": {"none"}},
     "update_variables": {"uniforms": {"none"}, "power_of": {"with-0"}},
+    "update_variables of matrices": {"uniforms": {"none"}},
     # An FP32 master and its weight may stand beside a remainder.
     "update_variables of compressed state": {"masters": {"of-another-dtype"}},
 }

@@ -20,6 +20,7 @@ DTYPES = {
 
 SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
 QUERY_KEY_VALUE = ["3x4x4x5xf16", "3x6x2x5xf16", "3x6x2x7xf16"]
+MATRIX, HALF_MATRIX = "3x4xf32", "3x4xf16"
 
 # Name: the types of the operands and of the results, the attributes, and the operand
 # whose memory the first result has: each result that of the next one.
@@ -50,7 +51,7 @@ CALLS = {
     ),
     "update_variables": (
         # finite, hyperparameters, gradient, master, slot, weight, uniform
-        ["i1", "22xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["i1", "24xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
         "exponent_of = array<i64>, power_of = array<i64>, "
@@ -59,16 +60,25 @@ CALLS = {
     ),
     "update_variables of compressed state": (
         # finite, hyperparameters, gradient, remainder, codes, weight, exponents
-        ["i1", "22xf32", "3xf16", "3xi16", "3xui8", "3xf16", "1xui8"],
+        ["i1", "24xf32", "3xf16", "3xi16", "3xui8", "3xf16", "1xui8"],
         ["3xi16", "3xui8", "3xf16", "1xui8"],
         "rule = 1 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
         "exponent_of = array<i64: 0>, power_of = array<i64>, "
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
+    "update_variables of matrices": (
+        # finite, hyperparameters, gradient, master, three slots, weight
+        ["i1", "24xf32", HALF_MATRIX, MATRIX, MATRIX, "3xf32", "4xf32", HALF_MATRIX],
+        [MATRIX, MATRIX, "3xf32", "4xf32", HALF_MATRIX],
+        "rule = 16 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
+        "exponent_of = array<i64>, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
+        3,
+    ),
     "update_variables by powers": (
         # finite, hyperparameters, gradient, master, slot, weight, powers
-        ["i1", "22xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
+        ["i1", "24xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 8 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
         "exponent_of = array<i64>, power_of = array<i64: 0>, "

@@ -81,7 +81,11 @@ OF_FTRL = {"ftrl": 80, "ftrl_options": 80}
 # Lamb's two norms add up at most 6 squares, in another order: 5 roundings each, which
 # the root halves. A step is at most 0.1 of the norm of a master, and that is at most
 # sqrt(6) of its largest number: 2 * 2.5 * 0.1 * 2.5 roundings, and the last sum.
-ROUNDINGS = {**OF_FTRL, "lamb": 3}
+# Adafactor adds up means and norms of at most 6 numbers in another order, too:
+# v differs by at most 12 roundings, a direction by 6, and a step, with its norms and
+# factors, by 20. It is at most 0.1 sqrt(6) of the largest master: 20 * 0.25, and the
+# last sum.
+ROUNDINGS = {**OF_FTRL, "lamb": 3, "adafactor": 6}
 # It has none of its own.
 WITHOUT_OPTIONS = {"multi_optimizer"}
 # name: dtype of the variables, dtype of the gradients.
@@ -188,7 +192,7 @@ def test_equals_the_bare_optimizer_under_xla(name, policy):
     assert_every_step_moves_everything(run)
 
 
-@pytest.mark.parametrize("name", ["sgd_momentum", "adam", "lamb"])
+@pytest.mark.parametrize("name", ["sgd_momentum", "adam", "lamb", "adafactor"])
 def test_equals_the_bare_optimizer_in_a_graph(name):
     # Grappler may reorder and merge operations, as XLA does.
     run = run_against_reference(

@@ -105,6 +105,10 @@ OPTIMIZERS = {
 }
 
 
+class MySGD(optimizers.SGD):
+    """A subclass may override anything."""
+
+
 class Times(keras.constraints.Constraint):
     def __init__(self, factor):
         self.factor = factor
@@ -220,6 +224,13 @@ def test_a_thousand_steps_with_remainders(rule, dtype):
 def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
     kernel = train(RULES[rule](), **FORMS[form])
     plain = train_without_a_kernel(RULES[rule](), **FORMS[form])
+    if rule == "adafactor":
+        # Its means are added up in another order: ROUNDINGS in test_optimizers.py has
+        # the bound of a step, and there are four. A weight without a master is rounded.
+        atol = 2.0**-10 if FORMS[form]["masters"] is None else 4 * 6 * 2.0**-23
+        for one, other in zip(values(*plain)[3:], values(*kernel)[3:], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+        return
     assert_same(plain, kernel)
     for found, each in zip(plain[0].variables, kernel[0].variables, strict=True):
         oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
@@ -460,12 +471,13 @@ def test_the_config_makes_the_same_optimizer(form):
         ),
         "no masters": ("adam", {"masters": None}, ValueError, 'rounding="stochastic"'),
         "an optimizer": (
-            optimizers.Adafactor(),
+            MySGD(),
             {"masters": "remainders"},
             ValueError,
-            "Received: Adafactor",
+            "Received: MySGD",
         ),
         "lamb": (optimizers.Lamb(), {"state": "int8"}, ValueError, "Received: Lamb"),
+        "adafactor": ("adafactor", {"state": "int8"}, ValueError, "Adafactor"),
         "an option": (
             optimizers.Ftrl(learning_rate_power=-0.25),
             {"masters": "remainders"},
@@ -488,6 +500,7 @@ def test_the_config_makes_the_same_optimizer(form):
         "no masters",
         "an optimizer",
         "lamb",
+        "adafactor",
         "an option",
         "amsgrad",
         "ftrl",

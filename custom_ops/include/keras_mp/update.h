@@ -19,8 +19,9 @@
 // Rounding: every operation is one FP32 operation, rounded to nearest even; no multiply
 // and add are contracted into one. So all devices give the same bits, unless one flushes
 // numbers below 2^-126 to zero, as TensorFlow has a CPU do. Sums of squares, which the
-// norms of kLamb need, too, depend on the instruction set. Their accumulator is FP32 for
-// at most 1024 elements, and double beyond. Their relative error is at most 2^-14.
+// norms of kLamb and the means of kAdafactor need, too, depend on the instruction set.
+// Their accumulator is FP32 for at most 1024 elements, and double beyond. Their relative
+// error is at most 2^-14.
 
 #ifndef KERAS_MP_UPDATE_H_
 #define KERAS_MP_UPDATE_H_
@@ -116,6 +117,14 @@ enum class Rounding { kNearest, kStochastic };
 //                      d = (m / m_divisor) / (sqrt(v / v_divisor) + epsilon);
 //                      w -= (|w| / |d|) lr d, where |x| is the norm of a whole variable;
 //                      w -= lr d where either of them is 0. Only on a CPU
+//   kAdafactor  [v, r, c]  h = g^2 + epsilon; of each matrix in the last two dimensions
+//                      r = beta_2 r + (1 - beta_2) the mean of h over each row,
+//                      c = beta_2 c + (1 - beta_2) the mean of h over each column,
+//                      v = c r / (the mean of r);
+//                      of fewer dimensions, without r and c, v = beta_2 v + (1 - beta_2) h;
+//                      d = g / sqrt(v), and with rms over the whole variable
+//                      w -= alpha max(epsilon_2, rms(w)) d / max(1, rms(d) / threshold).
+//                      Only on a CPU
 enum class UpdateRule {
   kSgd,
   kMomentum,
@@ -133,9 +142,10 @@ enum class UpdateRule {
   kCenteredRmsprop,
   kCenteredRmspropMomentum,
   kLamb,
+  kAdafactor,
 };
 
-constexpr int kUpdateRules = 16;
+constexpr int kUpdateRules = 17;
 constexpr int kMostSlots = 3;
 
 // The elements of a compressed slot that share an exponent.
@@ -191,17 +201,20 @@ constexpr int SlotsOf(UpdateRule rule) {
       return 2;
     case UpdateRule::kAmsgrad:
     case UpdateRule::kCenteredRmspropMomentum:
+    case UpdateRule::kAdafactor:
       return 3;
   }
   return 0;
 }
 
-// Whether a step of the rule depends on norms of the whole variable. It then takes two
+// Whether a step of the rule depends on norms of the whole variable. It then takes several
 // passes over it.
-constexpr bool NeedsNorms(UpdateRule rule) { return rule == UpdateRule::kLamb; }
+constexpr bool NeedsNorms(UpdateRule rule) {
+  return rule == UpdateRule::kLamb || rule == UpdateRule::kAdafactor;
+}
 
 // Whether a step takes `powers` of a gradient that is the sum of those of several tokens.
-// kAdadelta would need them of d, too.
+// kAdadelta and kAdafactor would need them of d, too.
 constexpr bool TakesPowers(UpdateRule rule) {
   switch (rule) {
     case UpdateRule::kSgd:
@@ -210,6 +223,7 @@ constexpr bool TakesPowers(UpdateRule rule) {
     case UpdateRule::kLion:
     case UpdateRule::kAdadelta:
     case UpdateRule::kLamb:
+    case UpdateRule::kAdafactor:
       return false;
     case UpdateRule::kAdam:
     case UpdateRule::kAmsgrad:
@@ -239,6 +253,7 @@ constexpr SlotCode SlotCodeOf(UpdateRule rule, int slot) {
     case UpdateRule::kCenteredRmsprop:
     case UpdateRule::kCenteredRmspropMomentum:
     case UpdateRule::kLamb:
+    case UpdateRule::kAdafactor:
       return SlotCode::kNone;
     case UpdateRule::kMomentum:
     case UpdateRule::kNesterov:
@@ -279,9 +294,26 @@ struct UpdateHyperparameters {
   float l1 = 0;
   float l2 = 0;
   float l2_shrinkage = 0;
+  float epsilon_2 = 0;
+  float threshold = 0;
   float noise_low = 0;  // integers in [0, 2^16)
   float noise_high = 0;
 };
+
+// The matrices in the last two dimensions of a variable; none where it has fewer.
+struct Matrices {
+  std::int64_t count = 0;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+
+// The elements of a slot of a variable of `size` elements; 0 where the rule has no use for
+// it, and it may be null.
+constexpr std::int64_t SlotSize(UpdateRule rule, int slot, std::int64_t size,
+                                const Matrices& matrices) {
+  if (rule != UpdateRule::kAdafactor || slot == 0) return size;
+  return matrices.count * (slot == 1 ? matrices.rows : matrices.columns);
+}
 
 // `powers`: null, or what stands for g^2, and in kAdamax for |g|: of a sparse gradient the
 // squares, or magnitudes, of the un-scaled tokens of a row, added up. They are not clipped.
@@ -303,6 +335,7 @@ struct Update {
   const Parameter* parameters = nullptr;
   UpdateRule rule = UpdateRule::kSgd;
   Rounding rounding = Rounding::kNearest;
+  const Matrices* matrices = nullptr;  // [count], of kAdafactor; null for other rules
   const UpdateHyperparameters* hyperparameters = nullptr;  // [1]
   const bool* finite = nullptr;  // [1]: if false, nothing is written; null means true
 };

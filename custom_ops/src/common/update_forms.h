@@ -27,6 +27,9 @@ inline bool HasPowers(const Update& update) {
 
 // Arrays without elements may be null.
 inline Status CheckForms(const Update& update) {
+  if (update.rule == UpdateRule::kAdafactor && !update.matrices && update.count > 0) {
+    return {StatusCode::kInvalidArgument, "the rule needs the matrices of the variables"};
+  }
   for (std::int64_t i = 0; i < update.count; ++i) {
     const Parameter& parameter = update.parameters[i];
     if (parameter.gradient.size == 0) continue;
@@ -40,7 +43,13 @@ inline Status CheckForms(const Update& update) {
     if (parameter.powers && !TakesPowers(update.rule)) {
       return {StatusCode::kInvalidArgument, "the rule takes no powers of gradients"};
     }
+    const Matrices matrices = update.matrices ? update.matrices[i] : Matrices{};
+    const std::int64_t elements = matrices.count * matrices.rows * matrices.columns;
+    if (elements != 0 && elements != parameter.gradient.size) {
+      return {StatusCode::kInvalidArgument, "the matrices of a variable are all of it"};
+    }
     for (int k = 0; k < SlotsOf(update.rule); ++k) {
+      if (SlotSize(update.rule, k, parameter.gradient.size, matrices) == 0) continue;
       const Slot& slot = parameter.slots[k];
       const bool is_coded = slot.codes && slot.exponents && !slot.values &&
                             SlotCodeOf(update.rule, k) != SlotCode::kNone;

@@ -234,6 +234,11 @@ struct UpdateFormulas {
     return m / u.m_divisor / (Machine::Sqrt(v / u.v_divisor) + u.epsilon);
   }
 
+  // Where Adafactor does, by its second moment v.
+  static KERAS_MP_HOST_DEVICE Float AdafactorDirection(Float g, Float v) {
+    return g / Machine::Sqrt(v);
+  }
+
  private:
   template <UpdateRule kRule>
   static constexpr bool kIsRmsprop =

@@ -39,6 +39,17 @@ absl::Status CheckFp32(const char* name, int i, const TensorSpec& spec,
   return CheckShape(name, i, spec, master);
 }
 
+// The shape of a slot: that of its master, or for means over a dimension without that.
+TensorShape SlotShape(UpdateRule rule, int slot, TensorShape master) {
+  if (rule == UpdateRule::kAdafactor && slot > 0) master.RemoveDim(master.dims() - slot);
+  return master;
+}
+
+// Whether the rule has such a slot of a variable: kAdafactor has means of matrices alone.
+bool UsesSlot(UpdateRule rule, int slot, const TensorShape& master) {
+  return rule != UpdateRule::kAdafactor || slot == 0 || master.dims() >= 2;
+}
+
 bool Has16Bits(tensorflow::DataType dtype) {
   return dtype == tensorflow::DT_HALF || dtype == tensorflow::DT_BFLOAT16;
 }
@@ -223,10 +234,19 @@ absl::Status UpdateArguments::CheckMaster(const std::vector<TensorSpec>& inputs,
 absl::Status UpdateArguments::CheckSlot(const std::vector<TensorSpec>& inputs, int k,
                                         int i) const {
   const TensorSpec &of_slot = inputs[slot(k, i)], &of_master = inputs[master(i)];
-  TF_RETURN_IF_ERROR(CheckShape("slot", i, of_slot, of_master));
-  if (exponents(k, i) < 0 && of_slot.dtype == tensorflow::DT_FLOAT) {
-    return absl::OkStatus();
+  if (exponents(k, i) >= 0) return CheckCodes(inputs, k, i);
+  if (!UsesSlot(rule_, k, of_master.shape)) return absl::OkStatus();
+  if (of_slot.shape != SlotShape(rule_, k, of_master.shape)) {
+    return Misfit("slot", i, of_slot, of_master);
   }
+  return of_slot.dtype == tensorflow::DT_FLOAT ? absl::OkStatus()
+                                               : CheckCodes(inputs, k, i);
+}
+
+absl::Status UpdateArguments::CheckCodes(const std::vector<TensorSpec>& inputs, int k,
+                                         int i) const {
+  const TensorSpec &of_slot = inputs[slot(k, i)], &of_master = inputs[master(i)];
+  TF_RETURN_IF_ERROR(CheckShape("slot", i, of_slot, of_master));
   const bool has_codes = exponents(k, i) >= 0 && of_slot.dtype == tensorflow::DT_UINT8;
   if (!has_codes || SlotCodeOf(rule_, k) == SlotCode::kNone) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -30,6 +30,7 @@ inline constexpr const char* kRuleNames[kUpdateRules] = {
     "centered_rmsprop",
     "centered_rmsprop_momentum",
     "lamb",
+    "adafactor",
 };
 
 // The dtype and shape of an input, or of the variable whose handle it is.
@@ -37,6 +38,19 @@ struct TensorSpec {
   tensorflow::DataType dtype;
   tensorflow::TensorShape shape;
 };
+
+// The matrices of a tensor.
+template <class Dimensions>
+Matrices MatricesOf(const Dimensions& sizes) {
+  Matrices matrices;
+  const auto dimensions = static_cast<std::int64_t>(sizes.size());
+  if (dimensions < 2) return matrices;
+  matrices.count = 1;
+  for (std::int64_t i = 0; i < dimensions - 2; ++i) matrices.count *= sizes[i];
+  matrices.rows = sizes[dimensions - 2];
+  matrices.columns = sizes[dimensions - 1];
+  return matrices;
+}
 
 absl::Status CheckScalar(const char* name, const tensorflow::TensorShape& shape);
 
@@ -57,7 +71,7 @@ absl::Status DuplicateVariable();
 // gradients, masters, the first slots of all masters, the second slots and so on, as many
 // as the rule has, weights, exponents, uniforms, powers. The dtype of a master tells how it
 // is held: FP32; int16, the remainder of its weight; or 16 bits, a weight without a master.
-// That of a slot: FP32, or uint8, the codes.
+// That of a slot: FP32, or uint8, the codes; or any, where the rule has no use for it.
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kHyperparameters = 1, kLists = 2;
@@ -122,6 +136,7 @@ class UpdateArguments {
 
   absl::Status CheckMaster(const std::vector<TensorSpec>& inputs, int i) const;
   absl::Status CheckSlot(const std::vector<TensorSpec>& inputs, int k, int i) const;
+  absl::Status CheckCodes(const std::vector<TensorSpec>& inputs, int k, int i) const;
 
   UpdateRule rule_ = UpdateRule::kSgd;
   bool is_stochastic_ = false;

@@ -239,12 +239,16 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(
         ctx, arguments_.CheckInputs(SpecsOfInputs(ctx, first, end, &variables)));
     std::vector<Parameter> parameters;
+    std::vector<Matrices> matrices;
     for (int i = 0; i < arguments_.count(); ++i) {
       parameters.push_back(MakeParameter(ctx, i, variables));
+      const Tensor& gradient = ctx->input(arguments_.gradient(i));
+      matrices.push_back(MatricesOf(gradient.shape().dim_sizes()));
     }
     Update update;
     update.count = arguments_.count();
     update.parameters = parameters.data();
+    update.matrices = matrices.data();
     update.rule = arguments_.rule();
     if (arguments_.is_stochastic()) update.rounding = Rounding::kStochastic;
     update.hyperparameters = static_cast<const UpdateHyperparameters*>(
@@ -259,6 +263,8 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
     parameter.gradient = AsGradient(ctx->input(arguments_.gradient(i)));
     for (int k = 0; k < arguments_.slots(); ++k) {
       const int exponents = arguments_.exponents(k, i);
+      const Tensor& values = variables[arguments_.slot(k, i)];
+      if (exponents < 0 && values.dtype() != tensorflow::DT_FLOAT) continue;  // no use
       parameter.slots[k] = AsSlot(variables[arguments_.slot(k, i)],
                                   exponents < 0 ? nullptr : &variables[exponents]);
     }

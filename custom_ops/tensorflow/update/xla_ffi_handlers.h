@@ -44,6 +44,8 @@ class Buffers {
     return static_cast<std::int64_t>(buffers_[i].element_count());
   }
 
+  Matrices MatricesIn(int i) const { return MatricesOf(buffers_[i].dimensions()); }
+
   bool Has(int i, ffi::DataType type, std::int64_t size) const {
     return buffers_[i].element_type() == type && Size(i) == size;
   }
@@ -277,8 +279,11 @@ inline bool HasUpdate(const Buffers& operands, const Buffers& results,
     fits = operands.HasMaster(master, arguments.weight(i)) &&
            operands.HasGradient(arguments.gradient(i), size);
     for (int k = 0; k < arguments.slots(); ++k) {
-      fits = fits && operands.HasSlot(arguments.slot(k, i), arguments.exponents(k, i),
-                                      size);
+      const std::int64_t elements = SlotSize(
+          arguments.rule(), k, size, operands.MatricesIn(arguments.gradient(i)));
+      fits = fits && (elements == 0 || operands.HasSlot(arguments.slot(k, i),
+                                                        arguments.exponents(k, i),
+                                                        elements));
     }
     if (arguments.uniform(i) >= 0) {
       fits = fits && operands.Has(arguments.uniform(i), ffi::F32, size);
@@ -316,9 +321,11 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
   if (error.failure()) return error;
   std::vector<Parameter> parameters(arguments.count());
+  std::vector<Matrices> matrices;
   for (int i = 0; i < arguments.count(); ++i) {
     Parameter& parameter = parameters[i];
     parameter.gradient = operands.AsGradient(arguments.gradient(i));
+    matrices.push_back(operands.MatricesIn(arguments.gradient(i)));
     parameter.apply_weight_decay = arguments.apply_weight_decay()[i] != 0;
     parameter.pair = operands.AsPair(arguments.master(i), arguments.weight(i));
     parameter.uniforms = operands.Data<float>(arguments.uniform(i));
@@ -331,6 +338,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   Update update;
   update.count = arguments.count();
   update.parameters = parameters.data();
+  update.matrices = matrices.data();
   update.rule = arguments.rule();
   if (is_stochastic) update.rounding = Rounding::kStochastic;
   update.hyperparameters =

@@ -27,8 +27,8 @@ constexpr float kLarge[] = {65504, -65519, 65520, 1e6f, -3e38f, kInf, -kInf, kNa
 constexpr std::int64_t kSizes[] = {0,  1,   3,    7,    15,   16,  17, 31, 64,
                                    65, 217, 1023, 1024, 1025, 3000};
 
-// The rules whose steps need no norms: those up to the last, kLamb.
-constexpr int kElementwiseRules = kUpdateRules - 1;
+// The rules whose steps need no norms: those before kLamb and kAdafactor.
+constexpr int kElementwiseRules = kUpdateRules - 2;
 static_assert(NeedsNorms(static_cast<UpdateRule>(kElementwiseRules)));
 
 inline UpdateRule RuleAt(int number) { return static_cast<UpdateRule>(number); }
@@ -52,6 +52,8 @@ inline UpdateHyperparameters MakeHyperparameters(bool has_options) {
   result.l1 = 0.3f;
   result.l2 = 0.2f;
   result.l2_shrinkage = 0.05f;
+  result.epsilon_2 = 0.001f;
+  result.threshold = 1;
   if (has_options) {
     result.clip_value = 0.5f;
     result.clip_factor = 0.7f;

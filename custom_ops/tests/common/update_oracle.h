@@ -111,6 +111,7 @@ inline void MakePossible(UpdateRule rule, float* slots) {
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kCenteredRmsprop:
     case UpdateRule::kCenteredRmspropMomentum:
+    case UpdateRule::kAdafactor:
       make_square(0);
       if (HasCenter(rule)) slots[0] += slots[1] * slots[1];
       return;
@@ -207,7 +208,8 @@ inline void Move(UpdateRule rule, const UpdateHyperparameters& u, Fp32 g, Fp32 s
       w = w - moved;
       return;
     }
-    case UpdateRule::kLamb:  // lamb_suite.h
+    case UpdateRule::kLamb:       // lamb_suite.h
+    case UpdateRule::kAdafactor:  // adafactor_suite.h
       return;
   }
 }

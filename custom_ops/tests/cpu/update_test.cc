@@ -11,6 +11,7 @@
 
 #include "common/compressed_suite.h"
 #include "common/update_suite.h"
+#include "cpu/adafactor_suite.h"
 #include "cpu/lamb_suite.h"
 
 namespace keras_mp {
@@ -112,6 +113,8 @@ int main(int argc, char** argv) {
     compressed.TestAll(1 << 21);
     LambSuite lamb(CpuDevice{isa});
     lamb.TestAll();
+    AdafactorSuite adafactor(CpuDevice{isa});
+    adafactor.TestAll();
     TestManyGradients(isa);
   }
   return Report();

@@ -15,7 +15,7 @@ from keras_mp.ops.kernels import first_use, native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 # A step of these rules depends on norms of whole variables.
-ONLY_ON_CPU = {"lamb"}
+ONLY_ON_CPU = {"lamb", "adafactor"}
 # Those that use more of a gradient than the sum of its tokens.
 _TAKES_POWERS = {
     "adam",
@@ -197,7 +197,7 @@ def update_variables(
             remainders, or 16-bit weights that have neither.
         slots: list of float32 variables, or of what has the uint8 variables `codes` and
             `exponents`: the first slot of each master, then the second slot of each, as
-            many as the rule has.
+            many as the rule has. What it has no use for may be any variable.
         weights: list of 16-bit variables, or None where the master is the weight.
         uniforms: as for `cast_masters`, for the weights that are not None.
         apply_weight_decay: list of bool, one for each master.
@@ -232,6 +232,8 @@ def update_variables(
         "l1": 0.0,
         "l2": 0.0,
         "l2_shrinkage": 0.0,
+        "epsilon_2": 0.0,
+        "threshold": 0.0,
         "noise_low": 0.0,
         "noise_high": 0.0,
     }

@@ -54,6 +54,8 @@ HYPERPARAMETERS = {
     "l1": 0.3,
     "l2": 0.2,
     "l2_shrinkage": 0.05,
+    "epsilon_2": 0.001,
+    "threshold": 1.0,
     "noise_low": 7.0,
 }
 Tensors = Sequence[Any]

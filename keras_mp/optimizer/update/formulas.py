@@ -127,6 +127,21 @@ def _lamb(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]
     return w - direction * (ratio * h["learning_rate"]), [m, v]
 
 
+def _adafactor(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    h_of_g = g.squares + h["epsilon"]
+    if len(w.shape) < 2:
+        new_slots = [_decayed(h, h_of_g, slots[0]), *slots[1:]]
+    else:
+        r = _decayed(h, ops.mean(h_of_g, axis=-1), slots[1])
+        c = _decayed(h, ops.mean(h_of_g, axis=-2), slots[2])
+        factors = r / ops.mean(r, axis=-1, keepdims=True)
+        new_slots = [factors[..., None] * c[..., None, :], r, c]
+    d = g.over(ops.sqrt(new_slots[0]))
+    of_w, of_d = (ops.sqrt(ops.mean(x)) for x in (w * w, d.squares))
+    rate = h["alpha"] * ops.maximum(h["epsilon_2"], of_w)
+    return w - d.total * (rate / ops.maximum(1.0, of_d / h["threshold"])), new_slots
+
+
 def _adamax(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     m = slots[0] + (g.total - slots[0]) * h["one_minus_beta_1"]
     most = ops.maximum(slots[1] * h["beta_2"], g.magnitudes)
@@ -207,4 +222,5 @@ _RULES: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
     "centered_rmsprop": _kind_of_rmsprop(centered=True, momentum=False),
     "centered_rmsprop_momentum": _kind_of_rmsprop(centered=True, momentum=True),
     "lamb": _lamb,
+    "adafactor": _adafactor,
 }

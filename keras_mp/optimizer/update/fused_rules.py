@@ -176,6 +176,25 @@ def _lamb_hyperparameters(optimizer: Any) -> dict[str, Any]:
     }
 
 
+def _adafactor(optimizer: Any) -> FusedRule:
+    return FusedRule("adafactor", slots(optimizer, *"vrc"), _adafactor_hyperparameters)
+
+
+def _adafactor_hyperparameters(optimizer: Any) -> dict[str, Any]:
+    step = ops.cast(optimizer.iterations + 1, "float32")
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    beta_2 = 1 - ops.power(step, optimizer.beta_2_decay)
+    return {
+        # Keras limits its steps by this with and without `relative_step`.
+        "alpha": ops.minimum(rate, 1 / ops.sqrt(step)),
+        "beta_2": beta_2,
+        "one_minus_beta_2": 1 - beta_2,
+        "epsilon": optimizer.epsilon_1,
+        "epsilon_2": optimizer.epsilon_2,
+        "threshold": optimizer.clip_threshold,
+    }
+
+
 def _muon(optimizer: Any) -> FusedRule:
     """Returns the rule of the variables that Muon leaves to Adam."""
     own = [optimizer.momentums, optimizer.adam_velocities]
@@ -347,6 +366,13 @@ _OF_MUON = {
     "adam_beta_2",
     "adam_weight_decay",
 }
+_OF_ADAFACTOR = {
+    "beta_2_decay",
+    "epsilon_1",
+    "epsilon_2",
+    "clip_threshold",
+    "relative_step",
+}
 _Rule = Callable[[Any], FusedRule]
 
 
@@ -364,6 +390,7 @@ _KNOWN: dict[type, tuple[set[str], _Rule]] = {
     keras.optimizers.Ftrl: (_OF_FTRL, _ftrl),
     keras.optimizers.RMSprop: ({"rho", "momentum", "epsilon", "centered"}, _rmsprop),
     keras.optimizers.Lamb: (_BETAS, _lamb),
+    keras.optimizers.Adafactor: (_OF_ADAFACTOR, _adafactor),
 }
 # Those of some variables. Muon has a step of its own for matrices.
 _KNOWN_FOR_SOME: dict[type, tuple[set[str], _Rule]] = {}

@@ -86,6 +86,8 @@ def test_the_variables_that_the_ops_take(name, monkeypatch):
         ("adam", "GPU:0", True),
         ("lamb", "CPU:0", True),
         ("lamb", "GPU:0", False),
+        ("adafactor", "CPU:0", True),
+        ("adafactor", "GPU:0", False),
     ],
 )
 def test_a_gpu_has_no_rule_with_norms(rule, place, is_there):
@@ -255,7 +257,14 @@ def test_powers_of_one_of_two_gradients(run):
 # Mistakes.
 
 ones = tf.ones(2)
+matrix, of_rows = variables([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [1.0, 2.0])
 MISTAKES = {
+    "means_of_columns_for_rows": (
+        lambda m, w: step(
+            [matrix], [tf.ones((2, 3))], slots=[m[0], m[1], of_rows], rule="adafactor"
+        ),
+        r"slot 0 must fit the master. Received: float \[2\] for float \[2,3\]",
+    ),
     "gradient_of_another_shape": (
         lambda m, w: step(m[:1], [tf.ones(3)]),
         r"gradient 0 must .* Received: .*3",
@@ -334,6 +343,6 @@ def test_the_hyperparameters_are_as_many_as_the_kernel_has(run):
         )
 
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"22 hyperparameters\. Received"
+        tf.errors.InvalidArgumentError, match=r"24 hyperparameters\. Received"
     ):
         run(call)

@@ -29,6 +29,7 @@ OF_TWO_TOKENS = {
         1 / (25 / 4 + 1) ** 0.5,
     ),
     "lamb": (optimizers.Lamb(1.0), 1 / 5),
+    "adafactor": (optimizers.Adafactor(1.0, epsilon_2=1.0), 1 / 5),
     "value": (optimizers.Adam(1.0, clipvalue=1.0), 0),
     "norm": (optimizers.Adam(1.0, clipnorm=5.0), 1 / 5),
     "global norm": (optimizers.Adam(1.0, global_clipnorm=1.0), 1),

@@ -53,6 +53,7 @@ FUSED = {
     "rmsprop_centered": lambda: optimizers.RMSprop(0.1, centered=True),
     "rmsprop_all": lambda: optimizers.RMSprop(0.1, momentum=0.9, centered=True),
     "lamb": lambda: optimizers.Lamb(0.1, weight_decay=0.1),
+    "adafactor": lambda: optimizers.Adafactor(0.1, relative_step=False),
     "schedule": lambda: optimizers.SGD(
         optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), weight_decay=0.1
     ),
@@ -60,7 +61,6 @@ FUSED = {
 NOT_FUSED = {
     "subclass": lambda: MySGD(0.1),
     "ftrl_of_another_power": lambda: optimizers.Ftrl(0.1, learning_rate_power=-0.75),
-    "adafactor": lambda: optimizers.Adafactor(0.1),
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "weight-decay-of-a-tensor": lambda: optimizers.Adam(
         0.1, weight_decay=tf.constant(0.1)
@@ -216,7 +216,7 @@ def test_a_constraint_is_left_to_the_optimizer():
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "adafactor"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
     make = {**FUSED, **NOT_FUSED}[name]
     weights = []

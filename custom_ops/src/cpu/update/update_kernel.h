@@ -60,6 +60,24 @@ struct UpdateKernel {
   void (*lamb_masters)(const UpdateHyperparameters& hyperparameters,
                        bool apply_weight_decay, float rate, float* master,
                        const float* const* slots, std::int64_t n);
+  void (*clip)(const UpdateHyperparameters& hyperparameters, float* g, std::int64_t n);
+  // The parts of kAdafactor. `sums` stores those of h over the columns of each row, and
+  // adds h to those of each column; `average` has to = beta_2 to + (1 - beta_2) means;
+  // `products` computes v for some rows; `directions` returns the sum of their squares;
+  // and `masters` moves the masters by rate d.
+  struct {
+    void (*sums)(const UpdateHyperparameters& hyperparameters, const float* g,
+                 std::int64_t rows, std::int64_t columns, float* of_rows,
+                 float* of_columns);
+    void (*average)(const UpdateHyperparameters& hyperparameters, const float* means,
+                    std::int64_t n, float* to);
+    void (*products)(const float* r, float mean_of_r, const float* c, std::int64_t rows,
+                     std::int64_t columns, float* v);
+    float (*directions)(const float* g, const float* v, std::int64_t n);
+    void (*masters)(const UpdateHyperparameters& hyperparameters, bool apply_weight_decay,
+                    float rate, const float* g, const float* v, std::int64_t n,
+                    float* master);
+  } adafactor;
 };
 
 // Null where the library was built without the instruction set.

@@ -187,6 +187,67 @@ struct UpdateBlock {
       part.Store(master + i, v, w - direction * rate);
     });
   }
+
+  static void AdafactorSums(const UpdateHyperparameters& u, const float* gradient,
+                            std::int64_t rows, std::int64_t columns, float* of_rows,
+                            float* of_columns) {
+    const float epsilon = u.epsilon;
+    for (std::int64_t row = 0; row < rows; ++row, gradient += columns) {
+      Float sums[4] = {};
+      ForEach(columns, [&](auto part, int v, std::int64_t i) {
+        const Float g = part.Load(gradient + i, v);
+        const Float h = g * g + epsilon;
+        sums[v] += part.Fill(h, 0);
+        part.Store(of_columns + i, v, part.Load(of_columns + i, v) + h);
+      });
+      of_rows[row] = Total(sums);
+    }
+  }
+
+  static void AdafactorAverage(const UpdateHyperparameters& hyperparameters,
+                               const float* means, std::int64_t n, float* to) {
+    const UpdateHyperparameters u = hyperparameters;
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      part.Store(to + i, v,
+                 part.Load(to + i, v) * u.beta_2 +
+                     part.Load(means + i, v) * u.one_minus_beta_2);
+    });
+  }
+
+  static void AdafactorProducts(const float* r, float mean_of_r, const float* c,
+                                std::int64_t rows, std::int64_t columns,
+                                float* variance) {
+    for (std::int64_t row = 0; row < rows; ++row, variance += columns) {
+      const Float factor = Broadcast<Simd>(r[row] / mean_of_r);
+      ForEach(columns, [&](auto part, int v, std::int64_t i) {
+        part.Store(variance + i, v, factor * part.Load(c + i, v));
+      });
+    }
+  }
+
+  static float AdafactorDirections(const float* gradient, const float* variance,
+                                   std::int64_t n) {
+    Float sums[4] = {};
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      const Float direction = Formulas::AdafactorDirection(part.Load(gradient + i, v),
+                                                           part.Load(variance + i, v));
+      sums[v] += part.Fill(direction * direction, 0);
+    });
+    return Total(sums);
+  }
+
+  static void AdafactorMasters(const UpdateHyperparameters& hyperparameters, bool decays,
+                               float rate, const float* gradient, const float* variance,
+                               std::int64_t n, float* master) {
+    const UpdateHyperparameters u = hyperparameters;
+    ForEach(n, [&](auto part, int v, std::int64_t i) {
+      Float w = part.Load(master + i, v);
+      if (decays) w = Formulas::Decayed(u, w);
+      const Float direction = Formulas::AdafactorDirection(part.Load(gradient + i, v),
+                                                           part.Load(variance + i, v));
+      part.Store(master + i, v, w - direction * rate);
+    });
+  }
 };
 
 // Dispatches to the function of the 16-bit format, of the rule, and of the kind of code.
@@ -303,6 +364,12 @@ constexpr UpdateKernel kUpdateKernel = {
     UpdateOf<Simd>::Step,
     UpdateOf<Simd>::SingleBlock::LambSlots,
     UpdateOf<Simd>::SingleBlock::LambMasters,
+    UpdateOf<Simd>::SingleBlock::Clip,
+    {UpdateOf<Simd>::SingleBlock::AdafactorSums,
+     UpdateOf<Simd>::SingleBlock::AdafactorAverage,
+     UpdateOf<Simd>::SingleBlock::AdafactorProducts,
+     UpdateOf<Simd>::SingleBlock::AdafactorDirections,
+     UpdateOf<Simd>::SingleBlock::AdafactorMasters},
 };
 
 }  // namespace keras_mp
