@@ -45,7 +45,7 @@ inline Status CheckForms(const Update& update) {
     }
     const Matrices matrices = update.matrices ? update.matrices[i] : Matrices{};
     const std::int64_t elements = matrices.count * matrices.rows * matrices.columns;
-    if (elements != 0 && elements != parameter.gradient.size) {
+    if (matrices.count != 0 && elements != parameter.gradient.size) {
       return {StatusCode::kInvalidArgument, "the matrices of a variable are all of it"};
     }
     for (int k = 0; k < SlotsOf(update.rule); ++k) {

@@ -291,9 +291,11 @@ class AdafactorSuite {
 
   void TestForms() {
     std::mt19937 random(35);
-    std::vector<Factored> part = {Make({1, 2, 2}, 4, random)};
-    part[0].matrices.rows = 1;
-    EXPECT(!Run(Make(false), part).ok(), "%s: a part of a variable", device_.Name());
+    for (const Matrices& other : {Matrices{1, 1, 2}, Matrices{1, 0, 2}, Matrices{1, 2, 0}}) {
+      std::vector<Factored> part = {Make({1, 2, 2}, 4, random)};
+      part[0].matrices = other;
+      EXPECT(!Run(Make(false), part).ok(), "%s: a part of a variable", device_.Name());
+    }
     std::vector<Factored> without = {Make({1, 2, 2}, 4, random)};
     without[0].c.clear();
     EXPECT(!Run(Make(false), without).ok(), "%s: no c", device_.Name());

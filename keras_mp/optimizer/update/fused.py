@@ -53,6 +53,7 @@ def fused_part(
         if gradient is not None
         and (takes_rows or not backend.is_sparse(gradient))
         and _fits(optimizer, gradient, master)
+        and rule.takes(master)
         and _has_slots(slots_of(optimizer, rule, master_weights, master))
     ]
     given = sum(gradient is not None for gradient in gradients)

@@ -1,5 +1,6 @@
 """The optimizers that a kernel implements, with their options and slots."""
 
+import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,14 @@ class FusedRule:
             computed as in its `update_step`, bit for bit: in FP32 where that casts an
             option first, in Python where it does not.
         weight_decay: str, the name of the optimizer's option for it.
+        takes: function of a master that tells whether the rule is for it.
     """
 
     name: str
     slots: list[list[Any]]
     hyperparameters: Callable[[Any], dict[str, Any]]
     weight_decay: str = "weight_decay"
+    takes: Callable[[Any], bool] = lambda master: True
 
 
 def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None:
@@ -176,8 +179,17 @@ def _lamb_hyperparameters(optimizer: Any) -> dict[str, Any]:
     }
 
 
+# The kernel takes the matrices of a variable one by one. Many are small.
+_MOST_MATRICES = 4096
+
+
 def _adafactor(optimizer: Any) -> FusedRule:
-    return FusedRule("adafactor", slots(optimizer, *"vrc"), _adafactor_hyperparameters)
+    return FusedRule(
+        "adafactor",
+        slots(optimizer, *"vrc"),
+        _adafactor_hyperparameters,
+        takes=lambda master: math.prod(master.shape[:-2]) <= _MOST_MATRICES,
+    )
 
 
 def _adafactor_hyperparameters(optimizer: Any) -> dict[str, Any]:

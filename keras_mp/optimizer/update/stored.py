@@ -51,7 +51,7 @@ class StoredUpdate(UnscaledUpdate):
     """Reads masters and slots, applies a rule's formula, and stores them again.
 
     It computes the bits that the kernel does, one variable after the other; but it adds
-    up the norms of Lamb in another order.
+    up the norms of Lamb, and the means and norms of Adafactor, in another order.
 
     Attributes:
         rule: the `FusedRule` of the optimizer.

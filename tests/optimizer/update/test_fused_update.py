@@ -215,6 +215,14 @@ def test_a_constraint_is_left_to_the_optimizer():
     assert parts(optimizer, [weight], ones_like([weight])) == {"inner"}
 
 
+def test_many_small_matrices_are_left_to_the_optimizer():
+    optimizer, weights = wrapped(
+        FUSED["adafactor"], (("many", (64, 65, 1, 1)), ("few", (64, 64, 1, 1)))
+    )
+    assert parts(optimizer, weights[:1], ones_like(weights[:1])) == {"inner"}
+    assert parts(optimizer, weights, ones_like(weights)) == {"fused", "inner"}
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "adafactor"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "cpu/update/chunks.h"
@@ -18,8 +19,8 @@
 namespace keras_mp {
 namespace {
 
-// At least 16, so that the sums of the columns of each chunk are few beside its elements.
-// At most as many as FP32 may add up.
+// At least 16, where a matrix has them, so that the sums of the columns of each chunk are
+// few beside its elements. At most as many as FP32 may add up.
 constexpr std::int64_t kFewestRows = 16, kMostRows = 1024;
 
 // Rows of one matrix: columns [column, column + columns) of the row-th one and those after
@@ -55,17 +56,22 @@ struct Chunks {
   std::vector<Chunk> chunks;
   std::vector<Matrix> matrices;
   std::vector<std::size_t> matrix_of;  // of each chunk
+  // Where the sums of the columns of each chunk begin, and how many there are in all.
+  std::vector<std::int64_t> columns_at;
+  std::int64_t columns = 0;
 };
 
 Chunks CutRows(const Update& update) {
   Chunks cut;
   const auto add = [&](std::int64_t array, std::int64_t number, std::int64_t size,
-                       std::int64_t step) {
+                       std::int64_t step, std::int64_t columns) {
     const std::size_t first = cut.chunks.size();
     const std::int64_t end = (number + 1) * size;
     for (std::int64_t begin = number * size; begin < end; begin += step) {
       cut.chunks.push_back({array, begin, std::min(begin + step, end)});
       cut.matrix_of.push_back(cut.matrices.size());
+      cut.columns_at.push_back(cut.columns);
+      cut.columns += columns;
     }
     cut.matrices.push_back({array, number, first, cut.chunks.size()});
   };
@@ -74,11 +80,13 @@ Chunks CutRows(const Update& update) {
     const std::int64_t size = update.parameters[array].gradient.size;
     if (size == 0) continue;
     if (count == 0) {
-      add(array, 0, size, kChunkSize);
+      add(array, 0, size, kChunkSize, 0);
       continue;
     }
     const std::int64_t most = std::clamp(kChunkSize / columns, kFewestRows, kMostRows);
-    for (std::int64_t i = 0; i < count; ++i) add(array, i, rows * columns, most * columns);
+    for (std::int64_t i = 0; i < count; ++i) {
+      add(array, i, rows * columns, most * columns, columns);
+    }
   }
   return cut;
 }
@@ -116,14 +124,14 @@ class AdafactorOfChunk {
         blocks_(update, parameter_, kernel) {}
 
   // The first pass: the rows' means, the sums of columns, and of the squares of masters.
-  void StepRows(Squares& squares, std::vector<float>& of_columns) const {
-    of_columns.assign(columns_, 0);
+  void StepRows(Squares& squares, float* of_columns) const {
+    std::fill_n(of_columns, columns_, 0.0f);
     double of_row = 0;
     ForRows(chunk_, columns_, [&](const Rows& rows) {
       float g[kUpdateBlock], of_rows[kUpdateBlock], master[kUpdateBlock];
       ReadGradient(rows.at, rows.size(), g);
       kernel_.adafactor.sums(u_, g, rows.count, rows.columns, of_rows,
-                             of_columns.data() + rows.column);
+                             of_columns + rows.column);
       squares.of_masters += SquaresOfMasters(rows.at, rows.size(), master);
       of_row = (rows.column == 0 ? 0 : of_row) + of_rows[0];
       if (rows.column + rows.columns < columns_) return;
@@ -208,21 +216,19 @@ class AdafactorOfChunk {
   const UpdateOfBlocks blocks_;
 };
 
-// Updates c, by the sums of the columns of each chunk; returns the mean of r.
-float StepColumns(const Update& update, const Matrix& matrix,
-                  const std::vector<std::vector<float>>& of_columns,
+// Updates c, by the sums of the columns of each chunk, which are each other's neighbours
+// from `of_columns` on. The means take the place of the first. Returns the mean of r.
+float StepColumns(const Update& update, const Matrix& matrix, float* of_columns,
                   const UpdateKernel& kernel) {
   const Parameter& parameter = update.parameters[matrix.array];
   const auto& [count, rows, columns] = update.matrices[matrix.array];
-  std::vector<double> sums(columns);
-  for (std::size_t i = matrix.first; i < matrix.end; ++i) {
-    for (std::int64_t k = 0; k < columns; ++k) sums[k] += of_columns[i][k];
+  const auto chunks = static_cast<std::int64_t>(matrix.end - matrix.first);
+  for (std::int64_t k = 0; k < columns; ++k) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < chunks; ++i) sum += of_columns[i * columns + k];
+    of_columns[k] = static_cast<float>(sum / static_cast<double>(rows));
   }
-  std::vector<float> means;
-  for (double sum : sums) {
-    means.push_back(static_cast<float>(sum / static_cast<double>(rows)));
-  }
-  kernel.adafactor.average(*update.hyperparameters, means.data(), columns,
+  kernel.adafactor.average(*update.hyperparameters, of_columns, columns,
                            parameter.slots[2].values + matrix.number * columns);
   const float* const r = parameter.slots[1].values + matrix.number * rows;
   double of_r = 0;
@@ -243,11 +249,11 @@ void UpdateAdafactor(const Update& update, const Parallel& parallel,
   const auto backward = [&](std::int64_t i) { return chunks.size() - 1 - i; };
 
   std::vector<Squares> of_chunks(chunks.size());
-  std::vector<std::vector<float>> of_columns(chunks.size());
+  const std::unique_ptr<float[]> of_columns(new float[cut.columns]);
   ForChunks(parallel, chunks, [&](std::int64_t k) {
     const std::size_t i = backward(k);
     const AdafactorOfChunk step(update, chunks[i], kernel);
-    columns_of(chunks[i]) ? step.StepRows(of_chunks[i], of_columns[i])
+    columns_of(chunks[i]) ? step.StepRows(of_chunks[i], &of_columns[cut.columns_at[i]])
                           : step.StepVector(of_chunks[i]);
   });
 
@@ -255,7 +261,8 @@ void UpdateAdafactor(const Update& update, const Parallel& parallel,
   ParallelFor(parallel, matrices, kChunkSize, [&](std::int64_t i) {
     Matrix& matrix = cut.matrices[i];
     if (columns_of(chunks[matrix.first])) {
-      matrix.mean_of_r = StepColumns(update, matrix, of_columns, kernel);
+      float* const of_first = &of_columns[cut.columns_at[matrix.first]];
+      matrix.mean_of_r = StepColumns(update, matrix, of_first, kernel);
     }
   });
 

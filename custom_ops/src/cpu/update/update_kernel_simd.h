@@ -192,6 +192,19 @@ struct UpdateBlock {
                             std::int64_t rows, std::int64_t columns, float* of_rows,
                             float* of_columns) {
     const float epsilon = u.epsilon;
+    if (columns < Simd::kWidth) {
+      // A part of a vector takes longer than its elements one by one.
+      for (std::int64_t row = 0; row < rows; ++row, gradient += columns) {
+        float sum = 0;
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const float h = gradient[i] * gradient[i] + epsilon;
+          sum += h;
+          of_columns[i] += h;
+        }
+        of_rows[row] = sum;
+      }
+      return;
+    }
     for (std::int64_t row = 0; row < rows; ++row, gradient += columns) {
       Float sums[4] = {};
       ForEach(columns, [&](auto part, int v, std::int64_t i) {
@@ -217,6 +230,13 @@ struct UpdateBlock {
   static void AdafactorProducts(const float* r, float mean_of_r, const float* c,
                                 std::int64_t rows, std::int64_t columns,
                                 float* variance) {
+    if (columns < Simd::kWidth) {
+      for (std::int64_t row = 0; row < rows; ++row, variance += columns) {
+        const float factor = r[row] / mean_of_r;
+        for (std::int64_t i = 0; i < columns; ++i) variance[i] = factor * c[i];
+      }
+      return;
+    }
     for (std::int64_t row = 0; row < rows; ++row, variance += columns) {
       const Float factor = Broadcast<Simd>(r[row] / mean_of_r);
       ForEach(columns, [&](auto part, int v, std::int64_t i) {
