@@ -73,6 +73,8 @@ def verdicts(comparison: Comparison, results: Results) -> str:
         for name, difference in found.items()
         if difference.count > 1
     ]
+    if not sentences:
+        return "No pair of runs is measured yet.\n"
     columns = ["minus FP32", "measure", "pairs", "difference", "95% interval"]
     table = ["\n".join(markdown([*columns, "verdict"], rows))] if rows else []
     return "\n\n".join([*sentences, *table]) + "\n"

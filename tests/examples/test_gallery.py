@@ -100,6 +100,11 @@ def pairs(comparison):
     return comparison
 
 
+def test_no_verdict_without_a_pair(pairs):
+    found = paired_page(pairs, run(1, "fp32", 0))
+    assert "-->\nNo pair of runs is measured yet.\n<!--" in found
+
+
 def test_verdicts_of_pairs(pairs):
     """Differences of 2 and 3: Student's t of one degree is 12.706."""
     runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1), run(7, "mixed", 1)
