@@ -138,8 +138,8 @@ def _adafactor(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list
         new_slots = [factors[..., None] * c[..., None, :], r, c]
     d = g.over(ops.sqrt(new_slots[0]))
     of_w, of_d = (ops.sqrt(ops.mean(x)) for x in (w * w, d.squares))
-    rate = h["alpha"] * ops.maximum(h["epsilon_2"], of_w)
-    return w - d.total * (rate / ops.maximum(1.0, of_d / h["threshold"])), new_slots
+    rate = ops.maximum(h["epsilon_2"], of_w) * h["alpha"]
+    return w - rate * (d.total / ops.maximum(1.0, of_d / h["threshold"])), new_slots
 
 
 def _adamax(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
