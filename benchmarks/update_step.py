@@ -50,6 +50,8 @@ LISTS = {
     "400x10K": 400 * [(10_000,)],
     "ResNet-50": resnet50(),
     "Transformer": transformer(),
+    "1Mx1": [(1_000_000, 1)],
+    "100Kx17": [(100_000, 17)],
     "embedding": [(100_000, 512)],
 }
 TOUCHED_ROWS = 2_000

@@ -100,10 +100,10 @@ struct Squares {
   float Rate(const UpdateHyperparameters& u, bool decays, std::int64_t size) const {
     const double kept = decays ? 1.0 - double{u.weight_decay} * u.learning_rate : 1.0;
     const auto root = [&](double sum) { return std::sqrt(sum / static_cast<double>(size)); };
-    const double of_masters_left = root(of_masters) * std::abs(kept);
-    const double of_direction = root(of_directions) / u.threshold;
-    return static_cast<float>(u.alpha * Largest(u.epsilon_2, of_masters_left) /
-                              Largest(1, of_direction));
+    const double rms_of_masters = root(of_masters) * std::abs(kept);
+    const double rms_of_directions = root(of_directions);
+    return static_cast<float>(u.alpha * Largest(u.epsilon_2, rms_of_masters) /
+                              Largest(1, rms_of_directions / u.threshold));
   }
 
  private:
