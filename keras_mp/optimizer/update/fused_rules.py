@@ -179,7 +179,7 @@ def _lamb_hyperparameters(optimizer: Any) -> dict[str, Any]:
     }
 
 
-# The kernel takes the matrices of a variable one by one, which is slow where it has many.
+# The kernel takes the matrices of a variable one by one, which is slow if it has many.
 _MOST_MATRICES = 4096
 
 
