@@ -5,7 +5,8 @@ forward and backward pass, in a graph and compiled by XLA, under each policy of 
 A cell has the median of our milliseconds and, in parentheses, the time of Keras's layer
 over ours: under the same policy, and under float32. In each round the layers run one
 after the other, so that what else the machine does slows all of them. The first ratio
-is bold where it is below 0.95. Names as arguments choose layers.
+is bold where it is below 0.95. Names as arguments choose layers, and `--policies` some
+of the policies.
 """
 
 import os
@@ -70,10 +71,6 @@ CASES = (
     ("AveragePooling2D", {"pool_size": 2}, (16, 56, 56, 128)),
 )
 POLICIES = ("mixed_float16", "float16", "mixed_bfloat16", "bfloat16")
-RUNS = [
-    (keras.layers, "float32"),
-    *product((keras.layers, keras_mp.layers), POLICIES),
-]
 # Whether XLA compiles it, and what runs.
 MODES = tuple(product((False, True), ("forward", "both")))
 # Layers that compute something else in training.
@@ -123,16 +120,18 @@ def cell(fp32, theirs, ours):
     return f"{ours:.2f} ({marked(ratio, ratio >= GOAL)}, {fp32 / ours:.2f})"
 
 
-def rows(case, rounds):
+def rows(case, policies, rounds):
     """Yields the cells of a layer, for each policy."""
+    runs = [(keras.layers, "float32")]
+    runs += product((keras.layers, keras_mp.layers), policies)
     cells = []
     for mode in MODES:
-        steps = [make_step(*run, case, *mode) for run in RUNS]
+        steps = [make_step(*run, case, *mode) for run in runs]
         fp32, *times = medians(steps, rounds)
-        half = len(POLICIES)
+        half = len(policies)
         pairs = zip(times[:half], times[half:], strict=True)
         cells.append([cell(fp32, *pair) for pair in pairs])
-    return zip(POLICIES, *cells, strict=True)
+    return zip(policies, *cells, strict=True)
 
 
 def told(case):
@@ -146,6 +145,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = dict.fromkeys(name for name, *_ in CASES)
     parser.add_argument("names", nargs="*", default=names, metavar="NAME")
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=POLICIES, metavar="POLICY"
+    )
     parser.add_argument("--rounds", type=int, default=21, help="default 21")
     arguments = parser.parse_args()
     print(f"{machine()}; median of {arguments.rounds} runs, ms of ours ", end="")
@@ -157,7 +159,7 @@ def main():
     for case in CASES:
         if case[0] not in arguments.names:
             continue
-        for cells in rows(case, arguments.rounds):
+        for cells in rows(case, arguments.policies, arguments.rounds):
             print(f"| {' | '.join([*told(case), *cells])} |", flush=True)
 
 
