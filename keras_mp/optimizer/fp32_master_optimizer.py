@@ -274,6 +274,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         known = keras_internals.trainable_variables(self)
         variables = list(trainable_variables or known)
         validation.check_gradients(grads, variables)
+        grads = backend.with_shapes(grads, variables)
         self._scaler.check_a_loss_was_scaled()
         if not self.built:
             backend.refuse_several_replicas()

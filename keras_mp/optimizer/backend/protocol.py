@@ -27,6 +27,14 @@ class Backend(Protocol):
         The rows of one index of a sparse gradient are added up in FP32.
         """
 
+    def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns gradients of which sparse ones know the shape of their variables.
+
+        Args:
+            gradients: list of tensors, `tf.IndexedSlices` or None.
+            variables: list of their variables.
+        """
+
     def can_update(self, variables: Sequence[Any]) -> bool:
         """Tells whether the native ops of the update step can be used here.
 

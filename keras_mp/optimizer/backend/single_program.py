@@ -24,6 +24,9 @@ class SingleProgramBackend(Backend):
     def as_dense(self, gradient: Any) -> Any:
         return gradient
 
+    def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        return gradients
+
     def can_update(self, variables: Sequence[Any]) -> bool:
         return False
 

@@ -23,9 +23,19 @@ class TensorFlowBackend(Backend):
     def as_dense(self, gradient: Any) -> Any:
         import tensorflow as tf
 
-        if self.is_sparse(gradient):
+        if self.is_sparse(gradient) and gradient.dtype != tf.float64:
             gradient = tf.cast(gradient, tf.float32)
         return tf.convert_to_tensor(gradient)
+
+    def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        return [
+            tf.IndexedSlices(gradient.values, gradient.indices, tuple(variable.shape))
+            if self.is_sparse(gradient) and gradient.dense_shape is None
+            else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
 
     def can_update(self, variables: Sequence[Any]) -> bool:
         """As in `Backend`: without a strategy, and where the library has a kernel."""

@@ -76,8 +76,18 @@ def step(
     if "clip_factor" in h:
         gradient = ops.multiply(gradient, h["clip_factor"])
     if decays:
-        w = w - w * h["weight_decay"] * h["learning_rate"]
+        w = decayed(h, w)
     return _RULES[rule](h, Gradient(gradient), w, slots)
+
+
+def decayed(h: Numbers, w: Any) -> Any:
+    """Returns a master to which weight decay was applied.
+
+    Args:
+        h: as for `step`.
+        w: float32 tensor.
+    """
+    return w - w * h["weight_decay"] * h["learning_rate"]
 
 
 def _sgd(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
@@ -130,10 +140,10 @@ def _lamb(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]
 def _adafactor(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
     h_of_g = g.squares + h["epsilon"]
     if len(w.shape) < 2:
-        new_slots = [_decayed(h, h_of_g, slots[0]), *slots[1:]]
+        new_slots = [_moving_mean(h, h_of_g, slots[0]), *slots[1:]]
     else:
-        r = _decayed(h, ops.mean(h_of_g, axis=-1), slots[1])
-        c = _decayed(h, ops.mean(h_of_g, axis=-2), slots[2])
+        r = _moving_mean(h, ops.mean(h_of_g, axis=-1), slots[1])
+        c = _moving_mean(h, ops.mean(h_of_g, axis=-2), slots[2])
         factors = r / ops.mean(r, axis=-1, keepdims=True)
         new_slots = [factors[..., None] * c[..., None, :], r, c]
     d = g.over(ops.sqrt(new_slots[0]))
@@ -160,15 +170,15 @@ def _adagrad(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[A
     return w - g.total * h["learning_rate"] / ops.sqrt(v + h["epsilon"]), [v]
 
 
-def _decayed(h: Numbers, x: Any, mean: Any) -> Any:
+def _moving_mean(h: Numbers, x: Any, mean: Any) -> Any:
     return mean * h["beta_2"] + x * h["one_minus_beta_2"]
 
 
 def _adadelta(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
-    v = _decayed(h, g.squares, slots[0])
+    v = _moving_mean(h, g.squares, slots[0])
     root_of_steps = ops.sqrt(slots[1] + h["epsilon"])
     d = g.times(root_of_steps).over(ops.sqrt(v + h["epsilon"]))
-    steps = _decayed(h, d.squares, slots[1])
+    steps = _moving_mean(h, d.squares, slots[1])
     return w - d.total * h["learning_rate"], [v, steps]
 
 
@@ -185,10 +195,10 @@ def _ftrl(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]
 def _rmsprop(
     h: Numbers, g: Gradient, w: Any, slots: Slots, centered: bool, momentum: bool
 ) -> tuple[Any, list[Any]]:
-    v = _decayed(h, g.squares, slots[0])
+    v = _moving_mean(h, g.squares, slots[0])
     variance, new_slots = v, [v]
     if centered:
-        mean = _decayed(h, g.total, slots[1])
+        mean = _moving_mean(h, g.total, slots[1])
         variance = v - mean * mean
         new_slots.append(mean)
     change = g.total * h["learning_rate"] / ops.sqrt(variance + h["epsilon"])

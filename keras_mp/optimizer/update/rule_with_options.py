@@ -95,14 +95,17 @@ class RuleWithOptions(UnscaledUpdate):
         is_last = ops.equal(calls % steps, 0)
         sums = self.master_weights.kept.sums
         own = [sums[self.master_weights.position(master)] for master in self.masters]
+        # Keras's sum of a variable and a tensor fails if they have no elements.
+        totals = [
+            gradient + total for gradient, total in zip(gradients, own, strict=True)
+        ]
 
         def update() -> None:
-            pairs = zip(gradients, own, strict=True)
-            self._apply_rule([(gradient + total) / steps for gradient, total in pairs])
+            self._apply_rule([total / steps for total in totals])
 
         backend.cond(is_last, update, self.variables)
-        for gradient, total in zip(gradients, own, strict=True):
-            total.assign(ops.where(is_last, 0.0, total + gradient))
+        for variable, total in zip(own, totals, strict=True):
+            variable.assign(ops.where(is_last, 0.0, total))
         given = {id(total) for total in own}
         for total in sums:
             if id(total) not in given:

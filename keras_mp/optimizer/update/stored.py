@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.state.masters import StoredMaster
-from keras_mp.optimizer.update.formulas import squares_gradients, step
+from keras_mp.optimizer.update.formulas import decayed, squares_gradients, step
 from keras_mp.optimizer.update.fused import (
     applies_weight_decay,
     clipping_of,
@@ -85,10 +86,19 @@ class StoredUpdate(UnscaledUpdate):
             clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale
-        given = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
-        numbers = {name: ops.cast(x, "float32") for name, x in given.items()}
-        for gradient, master in zip(gradients, self.masters, strict=True):
-            self._update_one(gradient, master, numbers)
+        numbers = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
+        decaying = [
+            applies_weight_decay(self.optimizer, self.rule, master)
+            for master in self.masters
+        ]
+        if not are_distinct(self.masters):
+            # As Keras, which applies all decays before the first update.
+            for master in compress(self.masters, decaying):
+                value = read_master(self.master_weights, master)
+                self._store(master, decayed(_like(value, numbers), value))
+            decaying = [False] * len(decaying)
+        for each in zip(gradients, self.masters, decaying, strict=True):
+            self._update_one(*each, numbers)
 
     def constrain(self) -> None:
         """Applies the constraints of the variables that have one."""
@@ -97,22 +107,26 @@ class StoredUpdate(UnscaledUpdate):
                 value = read_master(self.master_weights, master)
                 self._store(master, master.constraint(value))
 
-    def _update_one(self, gradient: Any, master: Any, numbers: dict[str, Any]) -> None:
+    def _update_one(
+        self, gradient: Any, master: Any, decays: bool, numbers: Mapping[str, Any]
+    ) -> None:
         slots = slots_of(self.optimizer, self.rule, self.master_weights, master)
+        value = read_master(self.master_weights, master)
+        dtype = keras.backend.standardize_dtype(value.dtype)
         value, new_slots = step(
             self.rule.name,
-            numbers,
-            applies_weight_decay(self.optimizer, self.rule, master),
-            gradient,
-            read_master(self.master_weights, master),
-            [ops.convert_to_tensor(slot.value) for slot in slots],
+            _like(value, numbers),
+            decays,
+            ops.cast(gradient, dtype),
+            value,
+            [ops.cast(ops.convert_to_tensor(slot.value), dtype) for slot in slots],
         )
         self._store(master, value)
         for slot, new in zip(slots, new_slots, strict=True):
             if isinstance(slot, keras.Variable):
                 slot.assign(new)
             else:
-                slot.store(new, self._noise)
+                slot.store(ops.cast(new, "float32"), self._noise)
 
     def _store(self, master: Any, value: Any) -> None:
         store_master(self.master_weights, master, value, self._noise)
@@ -120,6 +134,13 @@ class StoredUpdate(UnscaledUpdate):
     @property
     def _noise(self) -> Any:
         return self.master_weights.noise(self.optimizer.iterations)
+
+
+def _like(value: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float32 hyperparameters in the dtype of a master, maybe float64."""
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    in_fp32 = {name: ops.cast(x, "float32") for name, x in numbers.items()}
+    return {name: ops.cast(x, dtype) for name, x in in_fp32.items()}
 
 
 def read_master(master_weights: MasterWeights, master: Any) -> Any:
