@@ -68,6 +68,19 @@ def leaves(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
+def class_of(optimizer: Any) -> type:
+    """Returns the class of an optimizer as `keras.optimizers` has it.
+
+    On PyTorch, Keras makes an object of a subclass of its own, by `__new__`.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+    """
+    found = type(optimizer)
+    public: Any = getattr(keras.optimizers, found.__name__, found)
+    return public if type(public.__new__(public)) is found else found
+
+
 def options_in_use(
     optimizer: Any, besides: Set[str], kind: type | None = None
 ) -> dict[str, Any]:

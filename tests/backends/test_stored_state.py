@@ -12,6 +12,7 @@ from backends.problems import (
     tensors,
     value,
 )
+from stored_forms import RULES
 
 import keras_mp
 
@@ -35,10 +36,10 @@ OPTIONS = {
 }
 
 
-def train(mode, options=None, **forms):
+def train(mode, options=None, inner=None, **forms):
     """Five steps, the third of which overflows."""
     weights = make_weights("float16")
-    inner = keras.optimizers.Adam(0.01, **(options or {}))
+    inner = inner or keras.optimizers.Adam(0.01, **(options or {}))
     optimizer = keras_mp.wrap(inner, 64, **forms)
     optimizer.scale_loss(0.0)
     step = make_step(optimizer, weights, mode)
@@ -66,6 +67,15 @@ def test_remainders_are_masters(mode, options):
         np.testing.assert_allclose(one, other, rtol=0, atol=atol)
     for weight, master in zip(weights, masters_of(found), strict=True):
         assert_same_bits(value(weight), master.astype("float16"))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_has_a_form(rule):
+    expected, _ = train("eager", inner=RULES[rule]())
+    found, _ = train("eager", inner=RULES[rule](), masters="remainders")
+    for one, other in zip(masters_of(found), masters_of(expected), strict=True):
+        # Keras may round a product or a power otherwise; weights are below 4.
+        np.testing.assert_allclose(one, other, rtol=0, atol=5 * 20 * 2.0**-22)
 
 
 @pytest.mark.parametrize("mode", MODES)

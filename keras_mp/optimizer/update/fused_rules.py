@@ -10,7 +10,8 @@ from keras import ops
 
 from keras_mp.arguments import short_repr
 from keras_mp.keras_internals import KERAS, nadam_momentum_product, slots
-from keras_mp.optimizer.inner_optimizer import options_in_use
+from keras_mp.optimizer.inner_optimizer import class_of, options_in_use
+from keras_mp.optimizer.update import hyperparameters
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,7 @@ class FusedRule:
         name: str, as `keras_mp.ops.kernels.update.update_variables` takes it.
         slots: list of lists of slots, each as long as the optimizer's variables.
         hyperparameters: function of the optimizer that returns the rule's
-            hyperparameters by name, without those that all rules have. They are
-            computed as in its `update_step`, bit for bit: in FP32 where that casts an
-            option first, in Python where it does not.
+            hyperparameters by name, without those that all rules have.
         weight_decay: str, the name of the optimizer's option for it.
         takes: function of a master that tells whether the rule is for it.
     """
@@ -44,7 +43,7 @@ def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None
     """
     if what_has_no_rule(optimizer, besides):
         return None
-    return _KNOWN[type(optimizer)][1](optimizer)
+    return _KNOWN[class_of(optimizer)][1](optimizer)
 
 
 def rule_of_some(optimizer: Any) -> FusedRule | None:
@@ -58,7 +57,7 @@ def rule_of_some(optimizer: Any) -> FusedRule | None:
     known = {**_KNOWN, **_KNOWN_FOR_SOME}
     if _what_is_unknown(optimizer, known, frozenset()):
         return None
-    return known[type(optimizer)][1](optimizer)
+    return known[class_of(optimizer)][1](optimizer)
 
 
 def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
@@ -78,7 +77,7 @@ def _what_is_unknown(
     optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
 ) -> str | None:
     # Not isinstance: a subclass may override anything, and an instance `update_step`.
-    known = rules.get(type(optimizer))
+    known = rules.get(class_of(optimizer))
     if known is None or "update_step" in vars(optimizer):
         return type(optimizer).__name__
     used = options_in_use(optimizer, {*_OF_ALL, *known[0], *besides})
@@ -106,9 +105,11 @@ def count_update(optimizer: Any, finite: Any) -> None:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
         finite: scalar bool tensor.
     """
-    if type(optimizer) is keras.optimizers.Nadam:
+    if class_of(optimizer) is keras.optimizers.Nadam:
         product = nadam_momentum_product(optimizer)
-        product.assign(ops.where(finite, _next_product(optimizer), product))
+        following = hyperparameters.next_product(optimizer)
+        before = ops.convert_to_tensor(product)
+        product.assign(ops.where(finite, following, before))
 
 
 def _is_number(option: Any) -> bool:
@@ -117,13 +118,9 @@ def _is_number(option: Any) -> bool:
 
 def _sgd(optimizer: Any) -> FusedRule:
     if not optimizer.momentum:
-        return FusedRule("sgd", [], lambda optimizer: {})
+        return FusedRule("sgd", [], hyperparameters.of_sgd)
     name = "nesterov" if optimizer.nesterov else "momentum"
-    return FusedRule(
-        name,
-        [optimizer.momentums],
-        lambda optimizer: {"momentum": optimizer.momentum},
-    )
+    return FusedRule(name, [optimizer.momentums], hyperparameters.of_momentum)
 
 
 def _adam(optimizer: Any) -> FusedRule:
@@ -131,52 +128,12 @@ def _adam(optimizer: Any) -> FusedRule:
     if optimizer.amsgrad:
         names.append("velocity_hats")
     name = "amsgrad" if optimizer.amsgrad else "adam"
-    return FusedRule(name, slots(optimizer, *names), _adam_hyperparameters)
-
-
-def _adam_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    rate = ops.cast(optimizer.learning_rate, "float32")
-    return _adam_numbers(optimizer, rate, optimizer.beta_1, optimizer.beta_2)
-
-
-def _adam_numbers(
-    optimizer: Any, rate: Any, beta_1: float, beta_2: float
-) -> dict[str, Any]:
-    power_1, power_2 = _powers(optimizer, beta_1, beta_2)
-    return {
-        "alpha": rate * ops.sqrt(1 - power_2) / (1 - power_1),
-        "one_minus_beta_1": 1 - beta_1,
-        "one_minus_beta_2": 1 - beta_2,
-        "epsilon": optimizer.epsilon,
-    }
-
-
-def _powers(optimizer: Any, *betas: float) -> list[Any]:
-    """Returns each beta to the power of the step's number.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`.
-        *betas: floats, those of the optimizer by default.
-    """
-    step = ops.cast(optimizer.iterations + 1, "float32")
-    betas = betas or (optimizer.beta_1, optimizer.beta_2)
-    return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
+    return FusedRule(name, slots(optimizer, *names), hyperparameters.of_adam)
 
 
 def _lamb(optimizer: Any) -> FusedRule:
     names = ("momentums", "velocities")
-    return FusedRule("lamb", slots(optimizer, *names), _lamb_hyperparameters)
-
-
-def _lamb_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    power_1, power_2 = _powers(optimizer)
-    return {
-        "one_minus_beta_1": 1 - optimizer.beta_1,
-        "one_minus_beta_2": 1 - optimizer.beta_2,
-        "m_divisor": 1 - power_1,
-        "v_divisor": 1 - power_2,
-        "epsilon": optimizer.epsilon,
-    }
+    return FusedRule("lamb", slots(optimizer, *names), hyperparameters.of_lamb)
 
 
 # The kernel takes the matrices of a variable one by one, which is slow if it has many.
@@ -187,127 +144,43 @@ def _adafactor(optimizer: Any) -> FusedRule:
     return FusedRule(
         "adafactor",
         slots(optimizer, *"vrc"),
-        _adafactor_hyperparameters,
+        hyperparameters.of_adafactor,
         takes=lambda master: math.prod(master.shape[:-2]) <= _MOST_MATRICES,
     )
-
-
-def _adafactor_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    step = ops.cast(optimizer.iterations + 1, "float32")
-    rate = ops.cast(optimizer.learning_rate, "float32")
-    beta_2 = 1 - ops.power(step, optimizer.beta_2_decay)
-    return {
-        # Keras limits its steps by this with and without `relative_step`.
-        "alpha": ops.minimum(rate, 1 / ops.sqrt(step)),
-        "beta_2": beta_2,
-        "one_minus_beta_2": 1 - beta_2,
-        "epsilon": optimizer.epsilon_1,
-        "epsilon_2": optimizer.epsilon_2,
-        "threshold": optimizer.clip_threshold,
-    }
 
 
 def _muon(optimizer: Any) -> FusedRule:
     """Returns the rule of the variables that Muon leaves to Adam."""
     own = [optimizer.momentums, optimizer.adam_velocities]
-    return FusedRule("adam", own, _muon_hyperparameters, "adam_weight_decay")
-
-
-def _muon_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    rate = ops.cast(optimizer.learning_rate * optimizer.adam_lr_ratio, "float32")
-    betas = (optimizer.adam_beta_1, optimizer.adam_beta_2)
-    return _adam_numbers(optimizer, rate, *betas)
+    return FusedRule("adam", own, hyperparameters.of_muon, "adam_weight_decay")
 
 
 def _nadam(optimizer: Any) -> FusedRule:
     names = ("momentums", "velocities")
-    return FusedRule("nadam", slots(optimizer, *names), _nadam_hyperparameters)
-
-
-def _nadam_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    beta_1 = ops.cast(optimizer.beta_1, "float32")
-    beta_2 = ops.cast(optimizer.beta_2, "float32")
-    decay = ops.cast(0.96, "float32")
-
-    def momentum(steps: int) -> Any:
-        step = ops.cast(optimizer.iterations + steps, "float32")
-        return beta_1 * (1.0 - 0.5 * ops.power(decay, step))
-
-    product = ops.cast(_next_product(optimizer), "float32")
-    this, following = momentum(1), momentum(2)
-    return {
-        "one_minus_beta_1": 1 - beta_1,
-        "one_minus_beta_2": 1 - beta_2,
-        "m_factor": following,
-        "m_divisor": 1 - product * following,
-        "g_factor": 1 - this,
-        "g_divisor": 1 - product,
-        "v_divisor": 1 - _powers(optimizer)[1],
-        "epsilon": optimizer.epsilon,
-    }
-
-
-def _next_product(optimizer: Any) -> Any:
-    """Returns the product of Nadam's momentums, that of this step included."""
-    product = nadam_momentum_product(optimizer)
-    step = ops.cast(optimizer.iterations + 1, product.dtype)
-    return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
+    return FusedRule("nadam", slots(optimizer, *names), hyperparameters.of_nadam)
 
 
 def _adamax(optimizer: Any) -> FusedRule:
-    return FusedRule("adamax", slots(optimizer, "m", "u"), _adamax_hyperparameters)
-
-
-def _adamax_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    return {
-        "one_minus_beta_1": 1 - optimizer.beta_1,
-        "beta_2": optimizer.beta_2,
-        "m_divisor": 1 - _powers(optimizer)[0],
-        "epsilon": optimizer.epsilon,
-    }
+    return FusedRule("adamax", slots(optimizer, "m", "u"), hyperparameters.of_adamax)
 
 
 def _lion(optimizer: Any) -> FusedRule:
-    return FusedRule("lion", slots(optimizer, "momentums"), _lion_hyperparameters)
-
-
-def _lion_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    beta_1 = ops.cast(optimizer.beta_1, "float32")
-    beta_2 = ops.cast(optimizer.beta_2, "float32")
-    return {
-        "beta_1": beta_1,
-        "one_minus_beta_1": 1.0 - beta_1,
-        "beta_2": beta_2,
-        "one_minus_beta_2": 1.0 - beta_2,
-    }
+    return FusedRule("lion", slots(optimizer, "momentums"), hyperparameters.of_lion)
 
 
 def _adagrad(optimizer: Any) -> FusedRule:
-    return FusedRule(
-        "adagrad",
-        slots(optimizer, "accumulators"),
-        lambda optimizer: {"epsilon": optimizer.epsilon},
-    )
+    accumulators = slots(optimizer, "accumulators")
+    return FusedRule("adagrad", accumulators, hyperparameters.of_adagrad)
 
 
 def _adadelta(optimizer: Any) -> FusedRule:
     names = ("accumulated_grads", "accumulated_delta_vars")
-    return FusedRule("adadelta", slots(optimizer, *names), _rho_hyperparameters)
+    return FusedRule("adadelta", slots(optimizer, *names), hyperparameters.of_adadelta)
 
 
 def _ftrl(optimizer: Any) -> FusedRule:
     names = ("accumulators", "linears")
-    return FusedRule("ftrl", slots(optimizer, *names), _ftrl_hyperparameters)
-
-
-def _ftrl_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    rate = ops.cast(optimizer.learning_rate, "float32")
-    l2 = optimizer.l2_regularization_strength + optimizer.beta / (2.0 * rate)
-    return {
-        "l1": optimizer.l1_regularization_strength,
-        "l2": 2 * l2,
-        "l2_shrinkage": 2 * optimizer.l2_shrinkage_regularization_strength,
-    }
+    return FusedRule("ftrl", slots(optimizer, *names), hyperparameters.of_ftrl)
 
 
 def _rmsprop(optimizer: Any) -> FusedRule:
@@ -318,19 +191,7 @@ def _rmsprop(optimizer: Any) -> FusedRule:
     if optimizer.momentum > 0:
         name += "_momentum"
         names.append("momentums")
-
-    def hyperparameters(optimizer: Any) -> dict[str, Any]:
-        return {**_rho_hyperparameters(optimizer), "momentum": optimizer.momentum}
-
-    return FusedRule(name, slots(optimizer, *names), hyperparameters)
-
-
-def _rho_hyperparameters(optimizer: Any) -> dict[str, Any]:
-    return {
-        "beta_2": optimizer.rho,
-        "one_minus_beta_2": 1 - optimizer.rho,
-        "epsilon": optimizer.epsilon,
-    }
+    return FusedRule(name, slots(optimizer, *names), hyperparameters.of_rmsprop)
 
 
 # Options of every optimizer that the kernel or its caller implements.
