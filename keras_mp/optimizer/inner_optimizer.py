@@ -69,15 +69,18 @@ def leaves(optimizer: Any) -> list[Any]:
 
 
 def class_of(optimizer: Any) -> type:
-    """Returns the class of an optimizer as `keras.optimizers` has it.
+    """Returns the class of an optimizer: for one of Keras's own, the public class.
 
-    On PyTorch, Keras makes an object of a subclass of its own, by `__new__`.
+    On PyTorch, `keras.optimizers.Adam.__new__` makes an object of another class.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
     """
     found = type(optimizer)
-    public: Any = getattr(keras.optimizers, found.__name__, found)
+    public = vars(keras.optimizers).get(found.__name__)
+    is_public = isinstance(public, type) and issubclass(found, public)
+    if not is_public or found is public:
+        return found
     return public if type(public.__new__(public)) is found else found
 
 

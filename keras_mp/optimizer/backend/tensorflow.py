@@ -30,12 +30,13 @@ class TensorFlowBackend(Backend):
     def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         import tensorflow as tf
 
-        return [
-            tf.IndexedSlices(gradient.values, gradient.indices, tuple(variable.shape))
-            if self.is_sparse(gradient) and gradient.dense_shape is None
-            else gradient
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
+        def with_shape(gradient: Any, variable: Any) -> Any:
+            if not self.is_sparse(gradient) or gradient.dense_shape is not None:
+                return gradient
+            shape = tf.constant(tuple(variable.shape), gradient.indices.dtype)
+            return tf.IndexedSlices(gradient.values, gradient.indices, shape)
+
+        return list(map(with_shape, gradients, variables))
 
     def can_update(self, variables: Sequence[Any]) -> bool:
         """As in `Backend`: without a strategy, and where the library has a kernel."""

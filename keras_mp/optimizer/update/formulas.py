@@ -1,7 +1,8 @@
 """The rules of the update kernel in plain operations, in the kernel's order.
 
 custom_ops/include/keras_mp/update.h has them in mathematical notation. They serve where
-state is stored in a form that only the kernel and this module know.
+state is stored in a form that only the kernel and this module know. All numbers of one
+variable have one dtype: float32, or float64, for which there is no kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ class Gradient:
     TensorFlow, a rule takes the square of each of them, and not that of their sum.
 
     Args:
-        by_token: float32 tensor or `tf.IndexedSlices`.
+        by_token: tensor or `tf.IndexedSlices`.
     """
 
     def __init__(self, by_token: Any) -> None:
@@ -64,11 +65,11 @@ def step(
 
     Args:
         rule: str, the name of a `FusedRule`.
-        h: dict of float32 scalars by name, as for `update_variables`, all of them.
+        h: dict of scalars by name, as for `update_variables`, all of them.
         decays: bool, whether weight decay applies.
-        gradient: float32 tensor or `tf.IndexedSlices`, un-scaled.
-        w: float32 tensor, the master.
-        slots: list of float32 tensors.
+        gradient: tensor or `tf.IndexedSlices`, un-scaled.
+        w: tensor, the master.
+        slots: list of tensors.
     """
     # Python's branches: whether an option is used is known when the step is traced.
     if "clip_value" in h:
@@ -85,7 +86,7 @@ def decayed(h: Numbers, w: Any) -> Any:
 
     Args:
         h: as for `step`.
-        w: float32 tensor.
+        w: tensor.
     """
     return w - w * h["weight_decay"] * h["learning_rate"]
 

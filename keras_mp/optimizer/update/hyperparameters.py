@@ -1,8 +1,9 @@
 """The hyperparameters of optimizers at a step, as the kernel takes them.
 
-Each function takes a `keras.optimizers.Optimizer` and returns numbers by name, without
-those that all rules have. A number is computed as in the optimizer's `update_step`, bit
-for bit: in FP32 where that casts an option first, in Python where it does not.
+A function for each rule takes the `keras.optimizers.Optimizer` and returns numbers by
+name, without those that all rules have. A number is computed as in the `update_step` of
+an FP32 variable, bit for bit: in FP32 where that casts an option first, in Python where
+it does not.
 """
 
 from typing import Any

@@ -8,6 +8,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.update.fused import FusedUpdate, chosen, fused_part
 from keras_mp.optimizer.update.fused_rules import (
     AROUND_A_RULE,
@@ -83,7 +84,8 @@ def _of_compressed_state(
     """Returns the updates of all variables: by the kernel, of those that it takes.
 
     Raises:
-        ValueError: an option was set after the optimizer was wrapped that no rule has.
+        ValueError: an option was set after the optimizer was wrapped that no rule has;
+            or the gradient of a variable replaces it.
     """
     rule = rule_of(optimizer, AROUND_A_RULE)
     if rule is None:
@@ -96,6 +98,14 @@ def _of_compressed_state(
     gradients, masters = keras_internals.without_missing_gradients(
         optimizer, gradients, masters
     )
+    for master in masters:
+        if keras_internals.is_replaced_by_gradient(optimizer, reference_of(master)):
+            raise ValueError(
+                "Compressed optimizer state is for variables that an optimizer moves. "
+                f"Received: {reference_of(master).path}, which its gradient replaces "
+                "(`overwrite_with_gradient`, as in FP8 training). Choose "
+                'masters="float32" and state="float32".'
+            )
     rest = (scale, replicas, run, rule)
     if has_options_around(optimizer) or clips_rows(optimizer, gradients):
         check_what_is_kept(optimizer, master_weights)

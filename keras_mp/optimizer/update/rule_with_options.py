@@ -95,17 +95,20 @@ class RuleWithOptions(UnscaledUpdate):
         is_last = ops.equal(calls % steps, 0)
         sums = self.master_weights.kept.sums
         own = [sums[self.master_weights.position(master)] for master in self.masters]
-        # Keras's sum of a variable and a tensor fails if they have no elements.
-        totals = [
-            gradient + total for gradient, total in zip(gradients, own, strict=True)
+        gradients = [
+            ops.cast(gradient, total.dtype)
+            for gradient, total in zip(gradients, own, strict=True)
         ]
 
+        # The tensor comes first: `variable + tensor` fails in Keras without elements.
         def update() -> None:
-            self._apply_rule([total / steps for total in totals])
+            pairs = zip(gradients, own, strict=True)
+            self._apply_rule([(gradient + total) / steps for gradient, total in pairs])
 
         backend.cond(is_last, update, self.variables)
-        for variable, total in zip(own, totals, strict=True):
-            variable.assign(ops.where(is_last, 0.0, total))
+        # Read anew for each: a variable that is listed twice has one sum.
+        for gradient, total in zip(gradients, own, strict=True):
+            total.assign(ops.where(is_last, 0.0, gradient + total))
         given = {id(total) for total in own}
         for total in sums:
             if id(total) not in given:

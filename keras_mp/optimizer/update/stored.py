@@ -51,8 +51,9 @@ def with_dense_rows(
 class StoredUpdate(UnscaledUpdate):
     """Reads masters and slots, applies a rule's formula, and stores them again.
 
-    It computes the bits that the kernel does, one variable after the other; but it adds
-    up the norms of Lamb, and the means and norms of Adafactor, in another order.
+    All is float32, except for variables in float64. It computes the bits that the
+    kernel does, one variable after the other; but it adds up the norms of Lamb, and the
+    means and norms of Adafactor, in another order.
 
     Attributes:
         rule: the `FusedRule` of the optimizer.
@@ -82,21 +83,23 @@ class StoredUpdate(UnscaledUpdate):
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
-            gradients: list of float32 tensors or `tf.IndexedSlices`, un-scaled.
+            gradients: list of un-scaled tensors or `tf.IndexedSlices`.
             clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale
-        numbers = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
+        given = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
+        numbers = {name: ops.cast(x, "float32") for name, x in given.items()}
         decaying = [
             applies_weight_decay(self.optimizer, self.rule, master)
             for master in self.masters
         ]
         if not are_distinct(self.masters):
-            # As Keras, which applies all decays before the first update.
+            # All decays come before the first update, as in Keras. Of a variable that
+            # is listed once, both are done in one step.
             for master in compress(self.masters, decaying):
                 value = read_master(self.master_weights, master)
-                self._store(master, decayed(_like(value, numbers), value))
-            decaying = [False] * len(decaying)
+                self._store(master, decayed(_in_dtype_of(value, numbers), value))
+            decaying = [False] * len(self.masters)
         for each in zip(gradients, self.masters, decaying, strict=True):
             self._update_one(*each, numbers)
 
@@ -108,14 +111,14 @@ class StoredUpdate(UnscaledUpdate):
                 self._store(master, master.constraint(value))
 
     def _update_one(
-        self, gradient: Any, master: Any, decays: bool, numbers: Mapping[str, Any]
+        self, gradient: Any, master: Any, decays: bool, numbers: dict[str, Any]
     ) -> None:
         slots = slots_of(self.optimizer, self.rule, self.master_weights, master)
         value = read_master(self.master_weights, master)
         dtype = keras.backend.standardize_dtype(value.dtype)
         value, new_slots = step(
             self.rule.name,
-            _like(value, numbers),
+            _in_dtype_of(value, numbers),
             decays,
             ops.cast(gradient, dtype),
             value,
@@ -136,15 +139,16 @@ class StoredUpdate(UnscaledUpdate):
         return self.master_weights.noise(self.optimizer.iterations)
 
 
-def _like(value: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns float32 hyperparameters in the dtype of a master, maybe float64."""
+def _in_dtype_of(value: Any, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Returns float32 hyperparameters, in float64 for the value of such a variable."""
     dtype = keras.backend.standardize_dtype(value.dtype)
-    in_fp32 = {name: ops.cast(x, "float32") for name, x in numbers.items()}
-    return {name: ops.cast(x, dtype) for name, x in in_fp32.items()}
+    if dtype == "float32":
+        return numbers
+    return {name: ops.cast(x, dtype) for name, x in numbers.items()}
 
 
 def read_master(master_weights: MasterWeights, master: Any) -> Any:
-    """Returns the float32 value of a master, however it is stored."""
+    """Returns the value of a master, however it is stored: float32, or float64."""
     if isinstance(master, StoredMaster):
         return master.value
     master, weight = master_weights.parts(master)
@@ -161,7 +165,7 @@ def store_master(
     Args:
         master_weights: `MasterWeights`.
         master: variable or `StoredMaster`.
-        value: float32 tensor.
+        value: tensor.
         noise: what `MasterWeights.noise` returned.
     """
     if isinstance(master, StoredMaster):

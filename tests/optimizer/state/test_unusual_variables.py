@@ -59,19 +59,37 @@ def test_variables_in_float64_stay_in_float64(inner, change, is_sparse, form):
     np.testing.assert_array_equal(wide.numpy(), [[1.0 + 2.0**-40 - change]])
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("form", WITH_NONE)
 @pytest.mark.parametrize(
     ("inner", "expected"),
     [
         pytest.param(lambda: optimizers.SGD(0.5), 0.5, id="sgd"),
-        pytest.param(lambda: optimizers.Lion(0.5), 1.5, id="lion"),
         pytest.param(lambda: optimizers.SGD(0.5, global_clipnorm=1.5), 1.25, id="norm"),
+        pytest.param(
+            lambda: optimizers.Adagrad(0.5, initial_accumulator_value=7.0, epsilon=0.0),
+            2.0 - 0.5 * 3 / 4,
+            id="adagrad",
+        ),
+        pytest.param(
+            lambda: optimizers.RMSprop(0.5, rho=0.75, epsilon=2.0**-30),
+            1.0,
+            id="rmsprop",
+        ),
     ],
 )
-def test_rows_without_the_shape_of_their_matrix(inner, expected, form):
+def test_rows_without_the_shape_of_their_matrix(inner, expected, form, mode):
     table = keras.Variable(np.full((3, 1), 2.0), dtype="float16")
-    rows = tf.IndexedSlices(scaled([[3.0]]), tf.constant([1]))
-    wrapped(inner(), form).apply([rows], [table])
+    optimizer = wrapped(inner(), form)
+    optimizer.build([table])
+
+    def step():
+        rows = tf.IndexedSlices(scaled([[3.0]]), tf.constant([1]))
+        optimizer.apply([rows], [table])
+
+    if mode != "eager":
+        step = tf.function(step, jit_compile=mode == "xla")
+    step()
     assert table.numpy().tolist() == [[2.0], [expected], [2.0]]
 
 
@@ -86,3 +104,28 @@ def test_a_variable_that_is_listed_twice_decays_before_its_updates(form, dtype):
     # It decays by a half twice, and then moves by a half of both gradients.
     assert first.numpy().tolist() == [2.0 / 4 - 0.375]
     assert second.numpy().tolist() == [2.0 / 2 - 0.5]
+
+
+@pytest.mark.parametrize("form", WITH_NONE)
+def test_a_variable_that_is_listed_twice_accumulates_both_gradients(form):
+    weight = keras.Variable([16.0], dtype="float16")
+    optimizer = wrapped(optimizers.SGD(1.0, gradient_accumulation_steps=2), form)
+    for first, second in ((1.0, 0.25), (2.0, 0.5)):
+        optimizer.apply([scaled([first]), scaled([second])], [weight, weight])
+    # Means of the last gradient of each place and of the sum of the first two.
+    assert weight.numpy().tolist() == [16.0 - (2.0 + 1.25) / 2 - (0.5 + 1.25) / 2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_variable_that_its_gradient_replaces_is_refused(form):
+    amax = keras.Variable([1.0], dtype="float32", name="amax")
+    amax.overwrite_with_gradient = True
+    weight = keras.Variable([2.0], dtype="float16")
+    with pytest.raises(
+        ValueError, match=r"optimizer moves\. Received: amax, which its"
+    ):
+        wrapped(optimizers.SGD(0.5), form).apply(
+            [tf.constant([7.0]), scaled([1.0])], [amax, weight]
+        )
+    assert amax.numpy().tolist() == [1.0]
+    assert weight.numpy().tolist() == [2.0]

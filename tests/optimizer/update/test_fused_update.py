@@ -15,7 +15,7 @@ from older_versions import needs
 
 import keras_mp
 from keras_mp.keras_internals import KERAS
-from keras_mp.optimizer.inner_optimizer import touched_rows
+from keras_mp.optimizer.inner_optimizer import class_of, touched_rows
 from keras_mp.optimizer.update import fused_rules
 from keras_mp.optimizer.update.execution import needs_the_sum
 
@@ -160,6 +160,39 @@ def test_an_option_that_is_not_known_is_left_to_the_optimizer(
     monkeypatch.setitem(fused_rules._KNOWN, LaterAdam, known)
     optimizer, weights = wrapped(lambda: LaterAdam(0.1, **options))
     assert parts(optimizer, weights, ones_like(weights)) == expected
+
+
+class Needy(optimizers.Adam):
+    """Cannot be made without arguments."""
+
+    def __new__(cls, rate):
+        return super().__new__(cls)
+
+    def __init__(self, rate):
+        super().__init__(rate)
+
+
+OWN_CLASSES = {
+    # As classes, functions and modules of `keras.optimizers` are named.
+    name: type(name, (optimizers.Adam,), {})
+    for name in ("Adam", "get", "schedules")
+} | {"Needy": Needy}
+
+
+@pytest.mark.parametrize("name", OWN_CLASSES)
+def test_a_class_of_the_user_is_left_to_itself(name):
+    kind = OWN_CLASSES[name]
+    optimizer, weights = wrapped(lambda: kind(0.1))
+    assert class_of(optimizer.inner_optimizer) is kind
+    assert parts(optimizer, weights, ones_like(weights)) == {"inner"}
+    optimizer.scale_loss(0.0)
+    optimizer.apply(ones_like(weights), weights)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adafactor"])
+def test_a_class_of_keras_is_found(name):
+    kind = getattr(optimizers, name)
+    assert class_of(kind()) is kind
 
 
 def add_option(monkeypatch, kind):
