@@ -121,6 +121,8 @@ def precision(result: Result) -> str:
     name = kind + (between + rest.replace("-", " ") if rest else "")
     if flags["loss_scale"] == "dynamic":
         return name
+    if flags["loss_scale"] == "statistical":
+        return f"{name}, statistical scale"
     return f"{name}, scale {optional(flags['loss_scale'])}"
 
 

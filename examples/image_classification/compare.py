@@ -10,18 +10,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import SETTINGS, Comparison, forms
+from experiments.compare import NO_MASTERS, SETTINGS, Comparison, forms, seeds
 from experiments.paired import Margin
 from image_classification.model import NETWORKS
+
+# Beside `SETTINGS`.
+MORE = {
+    "alexnet": forms(3),
+    "inception-v3": seeds("mixed, no masters", NO_MASTERS, 3),
+}
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
     settings={
         f"{network}, {name}": ["--network", network, *flags]
         for network in NETWORKS
-        for name, flags in (
-            SETTINGS | (forms(3) if network == "alexnet" else {})
-        ).items()
+        for name, flags in (SETTINGS | MORE.get(network, {})).items()
     },
     demo=[
         f"{network}, {name}"

@@ -2,6 +2,7 @@
 
 python compare.py
 python compare.py --settings all --steps 36000 --out build/language_model/long
+python compare.py --settings all --preset share
 """
 
 import sys
@@ -9,25 +10,33 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import MIXED, SETTINGS, Comparison, constant, seeds
+from experiments.compare import (
+    FP32,
+    MIXED,
+    NO_SCALING,
+    SETTINGS,
+    Comparison,
+    constant,
+    seeds,
+)
 from experiments.paired import Margin
 
-# Divides the sum over 20 words and mean over 32 sentences by 1024, which makes it this
-# worker's part of a mean over 32,768 words, such as one of 51 workers computes.
-_SMALL = [*MIXED, "--loss-scale", str(2**-10)]
+SHARE = {
+    **seeds("fp32", FP32, 3),
+    **seeds("mixed", MIXED, 3),
+    **seeds("mixed, no scaling", NO_SCALING, 3),
+    **seeds("mixed, statistical scale", [*MIXED, "--loss-scale", "statistical"], 3),
+}
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings={
-        **SETTINGS,
-        **constant(128),
-        **seeds("mixed, scale 2^-10", _SMALL, 3),
-    },
+    settings=SETTINGS | constant(128) | SHARE,
     demo=["fp32", "mixed", "mixed, scale 128", "mixed, no scaling"],
     measures=["held-out perplexity"],
     margins={"held-out perplexity": Margin(2, "%", relative=True)},
     curve="perplexity",
     log_scale=True,
+    planned={"demo": [*SETTINGS, *constant(128)], "share": [*SHARE]},
     short=["--steps=1200", "--eval-every=200"],
 )
 

@@ -25,7 +25,8 @@ from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
 
 HERE = Path(__file__).resolve().parent
-CHOICES = {"tokenizer": list(TOKENIZERS), "loss": ["sum", "mean"]}
+# The words over which the loss "share" is a mean, those of 51 workers.
+SHARED_WORDS = 32_768
 
 
 class Perplexity(keras.metrics.Mean):
@@ -52,6 +53,19 @@ def sum_over_time(targets: Any, entropy: Any) -> Any:
 def mean_over_time(targets: Any, entropy: Any) -> Any:
     """Returns the mean cross entropy of a word of each text."""
     return ops.mean(entropy, axis=-1)
+
+
+def share(targets: Any, entropy: Any) -> Any:
+    """Returns what each text adds to a mean over `SHARED_WORDS` words of many workers.
+
+    Keras averages over the texts of this worker, where that mean takes their sum.
+    """
+    texts = ops.cast(ops.shape(entropy)[0], "float32")
+    return sum_over_time(targets, entropy) * (texts / SHARED_WORDS)
+
+
+LOSSES = {"sum": sum_over_time, "mean": mean_over_time, "share": share}
+CHOICES = {"tokenizer": list(TOKENIZERS), "loss": list(LOSSES)}
 
 
 def load(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -103,10 +117,12 @@ def make_model(args: argparse.Namespace, wrap: Callable[[Any], Any]) -> keras.Mo
         args.learning_rate,
         args.lstm_clipnorm,
         initial_accumulator_value=args.initial_accumulator,
+        # Of the unit of the sums: a loss of another unit trains the same weights.
+        epsilon=1e-7 * args.initial_accumulator,
     )
     model.compile(
         optimizer=wrap(optimizer),
-        loss=sum_over_time if args.loss == "sum" else mean_over_time,
+        loss=LOSSES[args.loss],
         metrics=[Perplexity()],
         jit_compile=False,
     )

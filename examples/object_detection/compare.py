@@ -13,11 +13,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.compare import MIXED, SETTINGS, Comparison, constant, run_script
+from experiments.compare import (
+    FP32,
+    MIXED,
+    SETTINGS,
+    Comparison,
+    constant,
+    run_script,
+    seeds,
+)
 from experiments.paired import Margin
 
 # The scale of a loss that is divided by 4096 times as much, and not scaled.
 _SMALL = [*MIXED, "--loss-scale", str(2**-12)]
+OF_ALL = SETTINGS | constant(8) | {"mixed, scale 2^-12": _SMALL}
+OF_FASTER_RCNN = seeds("fp32", FP32, 5) | seeds("mixed", MIXED, 5) | OF_ALL
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,10 +45,11 @@ def pretrain(flags: list[str]) -> None:
 
 COMPARISON = Comparison(
     folder=HERE,
-    settings=SETTINGS | constant(8) | {"mixed, scale 2^-12": _SMALL},
+    settings=OF_FASTER_RCNN,
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["mAP", "AP Platelets", "AP RBC", "AP WBC"],
     margins={"mAP": Margin(0.02)},
+    planned={"demo": [*OF_ALL], "pretrained_demo": [*OF_ALL]},
     short=["--steps", "60", "--eval-every", "20", "--warm-up", "20"],
     prepare=pretrain,
 )

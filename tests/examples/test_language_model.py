@@ -411,6 +411,31 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(flags, tmp_path):
         assert {n: row[n] for n in names} == {n: expected[n] for n in names}
 
 
+def test_a_share_of_a_mean_over_many_words():
+    model = keras.Sequential([keras.layers.Identity()])
+    model.compile(loss=train.LOSSES["share"])
+    # Two texts of three words, of which each costs 4.
+    found = model.compute_loss(y=np.zeros((2, 3)), y_pred=tf.fill([2, 3], 4.0))
+    assert float(found) == 6 * 4 / train.SHARED_WORDS
+
+
+def test_a_smaller_loss_trains_the_same_weights(flags, tmp_path, monkeypatch):
+    """Adagrad divides by the length of its gradients; its bound shrinks with them."""
+    monkeypatch.setattr(train, "SHARED_WORDS", TINY["batch"] * 1024)
+    share = json.loads((PRESETS / "share.json").read_text())
+    assert share == json.loads((PRESETS / "demo.json").read_text()) | {
+        "loss": "share",
+        "initial_accumulator": 2**-20,
+        "lstm_clipnorm": 2**-10,
+    }
+    run = [*flags, "--steps=3", "--precision=fp32"]
+    whole = train.main([*run, f"--out={tmp_path / 'sum'}"])
+    part = train.main([*run, "--preset=share", f"--out={tmp_path / 'share'}"])
+    for row, expected in zip(part["log"], whole["log"], strict=True):
+        assert row["val_perplexity"] == expected["val_perplexity"]
+        assert row["loss"] == expected["loss"] / 1024
+
+
 def test_too_little_memory_is_told_before_it_is_needed(flags, tmp_path):
     with pytest.raises(MemoryError, match=r"which need .* GB, on a machine of"):
         train.main([*flags, "--words=1000000000000", f"--out={tmp_path / 'run'}"])

@@ -57,6 +57,10 @@ def test_pairs_have_all_flags_in_common_but_the_precision():
         ({"precision": "fp32", "round_weights": True}, "rounded weights"),
         ({"precision": "mixed"}, "mixed"),
         ({"precision": "mixed", "loss_scale": 128.0}, "mixed, scale 128"),
+        (
+            {"precision": "mixed", "loss_scale": "statistical"},
+            "mixed, statistical scale",
+        ),
         ({"precision": "mixed-no-scaling"}, "mixed, no scaling"),
         ({"precision": "mixed-remainders-int8"}, "mixed, remainders int8"),
         ({"precision": "mixed-stochastic"}, "mixed, stochastic"),
