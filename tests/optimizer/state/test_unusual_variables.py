@@ -55,7 +55,7 @@ def test_variables_in_float64_stay_in_float64(inner, change, is_sparse, form):
         gradient = tf.IndexedSlices(gradient, tf.constant([0]), tf.constant([1, 1]))
     optimizer.apply([gradient, scaled([1.0])], [wide, weight])
     assert keras.backend.standardize_dtype(wide.dtype) == "float64"
-    # FP32 hyperparameters and gradients; what is added to is float64.
+    # The hyperparameters are exact in FP32; gradient and variable are float64.
     np.testing.assert_array_equal(wide.numpy(), [[1.0 + 2.0**-40 - change]])
 
 
