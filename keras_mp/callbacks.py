@@ -286,7 +286,7 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
             )
         if self._masters is not None:
             return
-        with optimizer.changing_masters():
+        with optimizer.fp32_weights():
             self._masters = [np.array(master) for master in optimizer.master_weights]
         optimizer.finalize_variable_values(self.model.trainable_variables)
 
@@ -295,6 +295,6 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         if masters is None:
             return
         optimizer = self.model.optimizer
-        with optimizer.changing_masters():
+        with optimizer.fp32_weights():
             for master, value in zip(optimizer.master_weights, masters, strict=True):
                 master.assign(value)

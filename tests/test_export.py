@@ -27,7 +27,7 @@ def one_weight(policy="float16", optimizer=None):
 
 def set_master(model, value):
     """Gives the only master a value, and the weight with it."""
-    with model.optimizer.changing_masters():
+    with model.optimizer.fp32_weights():
         model.optimizer.master_weights[0].assign(value)
 
 

@@ -28,7 +28,7 @@ class RoundMasters(keras.callbacks.Callback):
         # A weight that is stored in FP32 is listed as its own master.
         weights = {id(weight) for weight in self.model.trainable_variables}
         for optimizer in self.optimizers:
-            with optimizer.changing_masters():
+            with optimizer.fp32_weights():
                 for master in optimizer.master_weights:
                     if id(master) not in weights:
                         rounded = ops.cast(master, "float16")

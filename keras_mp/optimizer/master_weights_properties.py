@@ -9,7 +9,7 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import MasterWeights, needs_master, path_of
 from keras_mp.optimizer.moving_average import keeps_average, overwrite_with_average
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite, nonfinite_of
 
@@ -59,30 +59,77 @@ class MasterWeightsProperties(LossScaleProperties):
         return self._master_weights.values()
 
     @contextlib.contextmanager
-    def changing_masters(self) -> Iterator[None]:
-        """Returns a context in which code may change the masters.
+    def fp32_weights(
+        self, variables: keras.Layer | Sequence[keras.Variable] | None = None
+    ) -> Iterator[list[Any]]:
+        """Returns a context in which weights are read and written in FP32.
 
-        For code such as a callback that swaps them for their moving average. On
-        entry the masters take over what was written to their weights; on exit, after
-        an exception too, the weights become the masters, rounded. A change of the
-        weights needs no such care.
+        For code that changes weights by less than 16 bits hold, or averages them:
+        sharpness-aware minimization, averages and target networks of your own. On
+        entry the masters take over what was written to their weights. On exit, after
+        an exception too, each weight stored in 16 bits becomes its FP32 value, rounded.
+        Compute with the model before or after, not inside.
+
+        With `masters=None` there are no FP32 values: what is read is the weight, and
+        what is written is rounded to it at once.
+
+        Args:
+            variables: model or other layer, for its `weights`; or list of variables.
+                Defaults to those that the optimizer was built with.
+
+        Yields:
+            List with the FP32 variable of each, in their order: the master of a weight
+            stored in 16 bits, and other variables themselves.
+
+        Raises:
+            RuntimeError: the optimizer is not built.
+            ValueError: a variable is stored in 16 bits, and is none of the optimizer's.
 
         Example:
 
         >>> weight = keras.Variable([1.0], dtype="float16")
         >>> optimizer = keras_mp.wrap("sgd")
         >>> optimizer.build([weight])
-        >>> with optimizer.changing_masters():
-        ...     optimizer.master_weights[0].assign([2.0])
-        <tf.Tensor: ...>
-        >>> float(weight[0])
-        2.0
+        >>> for _ in range(1000):
+        ...     with optimizer.fp32_weights([weight]) as [fp32]:
+        ...         _ = fp32.assign_sub([1e-4])
+        >>> print(f"{weight.numpy()[0]:.4f}")
+        0.8999
         """
+        fp32 = self._fp32_of(variables)
         self._master_weights.sync_masters_from_weights()
         try:
-            yield
+            yield fp32
         finally:
             self._master_weights.sync_weights_from_masters()
+
+    def _fp32_of(
+        self, variables: keras.Layer | Sequence[keras.Variable] | None
+    ) -> list[Any]:
+        if not self.built:
+            raise RuntimeError(
+                "`fp32_weights` reads the masters, which an optimizer has once it is "
+                "built. Received: an optimizer that is not built. Call "
+                "optimizer.build(model.trainable_variables)."
+            )
+        known = keras_internals.trainable_variables(self)
+        if variables is None:
+            variables = known
+        elif isinstance(variables, keras.Layer):
+            variables = variables.weights
+        masters = {id(w): m for w, m in zip(known, self._masters, strict=True)}
+        for variable in variables:
+            if id(variable) not in masters and needs_master(variable):
+                raise ValueError(
+                    "A variable stored in 16 bits has an FP32 value only in the "
+                    "optimizer that trains it. Received: "
+                    f"{path_of(variable)!r}, {variable.dtype}, which this optimizer "
+                    "was not built with. Store it in FP32, for a second network by "
+                    "the policy 'mixed_float16' or 'mixed_bfloat16', and for the "
+                    "statistics of a normalization by keras_mp.convert(model); or "
+                    "pass model.trainable_variables."
+                )
+        return [masters.get(id(variable), variable) for variable in variables]
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Overwrites weights with their moving average, if the optimizer keeps one.
@@ -92,7 +139,7 @@ class MasterWeightsProperties(LossScaleProperties):
         """
         if not keeps_average(self.inner_optimizer):
             return
-        with self.changing_masters():
+        with self.fp32_weights():
             overwrite_with_average(
                 self.inner_optimizer, self._master_weights, self._masters_of(var_list)
             )

@@ -301,7 +301,7 @@ def test_masters_are_the_values():
     keras.config.set_dtype_policy("float16")
     model = small_model()
     model.optimizer.build(model.trainable_variables)
-    with model.optimizer.changing_masters():
+    with model.optimizer.fp32_weights():
         model.optimizer.master_weights[0].assign(np.full((6, 1), 1 + 2.0**-20))
     report = keras_mp.inspect(model, INPUTS, np.zeros((4, 1)))
     largest = entry_of(report, "dense/kernel", "weight").statistics.largest

@@ -420,7 +420,7 @@ def test_an_error_while_masters_change_keeps_their_digits():
     optimizer = keras_mp.wrap(optimizers.SGD(0.5), loss_scale=1)
     optimizer.build([weight])
     third = np.float32(1 / 3)
-    with pytest.raises(KeyError), optimizer.changing_masters():
+    with pytest.raises(KeyError), optimizer.fp32_weights():
         optimizer.master_weights[0].assign([third])
         raise KeyError
     assert weight.numpy() == np.float16(third)

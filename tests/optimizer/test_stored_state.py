@@ -372,7 +372,7 @@ def test_masters_read_like_variables():
     current = oracle.value(optimizer.current_masters()[id(weights[0])])
     oracle.assert_same_bits(current, master.numpy())
     assert np.any(current != oracle.value(weights[0]).astype("float32"))
-    with optimizer.changing_masters():
+    with optimizer.fp32_weights():
         master.assign(np.full((7, 11), 1 + 2.0**-20))
     oracle.assert_same_bits(master.numpy(), np.full((7, 11), 1 + 2.0**-20, "float32"))
     assert np.all(oracle.value(weights[0]) == 1)

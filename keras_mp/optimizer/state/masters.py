@@ -47,14 +47,15 @@ class SlotReference(keras.Variable):
         return self._weight.name
 
 
-class StoredMaster:
-    """The master of a weight, computed from what is stored. Reads like a variable.
+class StoredMaster(keras.Variable):
+    """The master of a weight, computed from what is stored: an FP32 variable to users.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
     """
 
     def __init__(self, weight: Any) -> None:
+        # Not that of the base class, which would create a variable.
         self.weight = weight
         self.reference = SlotReference(weight)
         self.constraint = getattr(weight, "constraint", None)
