@@ -223,6 +223,30 @@ def graph_around(graph: Any) -> Any:
     return graph.outer_graph if type(graph).__name__ in parts else None
 
 
+def traced_assignments(variables: Sequence[Any], start: int) -> list[int]:
+    """Returns how often the graph being traced assigns to each variable.
+
+    By `get_operations` and `capture` of `FuncGraph`, a class that TensorFlow does not
+    export. Branches, loop bodies and functions that are called have graphs of their
+    own, which are not looked at.
+
+    Args:
+        variables: list of `tf.Variable`.
+        start: int, how many of the graph's operations are left out, from the first.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    counts = {graph.capture(variable.handle).ref(): 0 for variable in variables}
+    for operation in graph.get_operations()[start:]:
+        if operation.type in _ASSIGNMENTS and operation.inputs[0].ref() in counts:
+            counts[operation.inputs[0].ref()] += 1
+    return list(counts.values())
+
+
+_ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+
+
 # Models and layers.
 
 

@@ -20,6 +20,7 @@ from keras_mp.optimizer.inner_optimizer import (
 )
 from keras_mp.optimizer.master_weights import MasterWeights, create_masters
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
+from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import Saved, saved_entries
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
@@ -115,6 +116,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         self._master_weights = MasterWeights(
             [], [], rounding, self._seed_generator, None
         )
+        self._outside_writes = OutsideWrites()
         self._execution = Execution()
         self._norm = GradientNorm()
         self._scaler = scaler_of(loss_scale)
@@ -281,6 +283,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             backend.outside_functions(lambda: self.build(variables))
         self._master_weights.initialize()
         keras_internals.check_variables_are_known(self, variables)
+        self._outside_writes.check(variables)
         indices = {keras_internals.variable_index(self, v) for v in variables}
         scale = self._notes.divisor(self.loss_scale, indices)
         if self.gradient_sampler is not None:
@@ -313,6 +316,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         # Steps 3 to 6.
         for update in updates:
             update.apply(finite)
+        self._outside_writes.take_note()
         # Step 7.
         self._scaler.advance(finite, check.largest, self._last_round)
         last = ops.convert_to_tensor(self._last_overflow)

@@ -11,6 +11,7 @@ from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.master_weights import MasterWeights, needs_master, path_of
 from keras_mp.optimizer.moving_average import keeps_average, overwrite_with_average
+from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite, nonfinite_of
 
 
@@ -18,6 +19,7 @@ class MasterWeightsProperties(LossScaleProperties):
     """The part of `FP32MasterOptimizer` that gives access to its `MasterWeights`."""
 
     _master_weights: MasterWeights
+    _outside_writes: OutsideWrites
     # What `NumericsCallback` has `apply` show its gradients to.
     gradient_sampler: Any = None
 
@@ -102,6 +104,7 @@ class MasterWeightsProperties(LossScaleProperties):
             yield fp32
         finally:
             self._master_weights.sync_weights_from_masters()
+            self._outside_writes.take_note()
 
     def _fp32_of(
         self, variables: keras.Layer | Sequence[keras.Variable] | None

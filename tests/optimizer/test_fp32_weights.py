@@ -197,3 +197,70 @@ def test_what_has_no_fp32_value_is_refused(make, error, message):
     optimizer, variables = make()
     with pytest.raises(error, match=message), optimizer.fp32_weights(variables):
         pass
+
+
+# Steps of a user's own. Each is traced; `apply` gets gradients of 1.
+
+
+def there_and_back(weight, optimizer):
+    weight.assign_add(tf.fill((1, 2), tf.cast(0.375, weight.dtype)))
+    weight.assign_sub(tf.fill((1, 2), tf.cast(0.375, weight.dtype)))
+    optimizer.apply(ones(weight), [weight])
+
+
+def there_and_back_in_tensorflow(weight, optimizer):
+    weight.value.assign_add(tf.fill((1, 2), tf.cast(0.375, weight.dtype)))
+    weight.value.assign_sub(tf.fill((1, 2), tf.cast(0.375, weight.dtype)))
+    optimizer.apply(ones(weight), [weight])
+
+
+def there_and_back_in_fp32(weight, optimizer):
+    for move in (0.375, -0.375):
+        with optimizer.fp32_weights([weight]) as [fp32]:
+            fp32.assign_add(tf.fill((1, 2), move))
+    optimizer.apply(ones(weight), [weight])
+
+
+def clipped_after_each_of_three_steps(weight, optimizer):
+    for _ in range(3):
+        optimizer.apply(ones(weight), [weight])
+        weight.assign(tf.clip_by_value(weight.value, -0.5, 0.5))
+
+
+WARNED = [there_and_back, there_and_back_in_tensorflow]
+NOT_WARNED = [there_and_back_in_fp32, clipped_after_each_of_three_steps]
+
+
+@pytest.mark.parametrize("step", WARNED)
+@HALVES
+def test_a_weight_moved_and_moved_back_is_warned_of_once(dtype, step):
+    weight = keras.Variable(np.full((1, 2), 1.0), dtype=dtype, name="kernel")
+    optimizer = built([weight])
+    traced = tf.function(lambda: step(weight, optimizer))
+    with pytest.warns(UserWarning, match="assigns 2 times to 'kernel'") as warned:
+        traced()
+        traced()
+        tf.function(lambda: step(weight, optimizer))()
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("library", ["native", "reference"])
+@pytest.mark.parametrize("step", NOT_WARNED)
+def test_what_loses_nothing_is_not_warned_of(step, library, monkeypatch):
+    monkeypatch.setenv("KERAS_MP_OPS", library)
+    weight = keras.Variable(np.full((1, 2), 1.0), dtype="float16", name="kernel")
+    optimizer = built([weight])
+    tf.function(lambda: step(weight, optimizer))()
+
+
+@pytest.mark.parametrize("step", WARNED)
+def test_fp32_weights_may_be_moved_and_moved_back(step):
+    weight = keras.Variable(np.full((1, 2), 1.0), dtype="float32", name="kernel")
+    optimizer = built([weight])
+    tf.function(lambda: step(weight, optimizer))()
+
+
+def test_the_eager_loop_is_not_seen():
+    """What the guide says: `apply` cannot know that the weight moved in between."""
+    weight = keras.Variable(np.full((1, 2), 1.0), dtype="float16", name="kernel")
+    there_and_back(weight, built([weight]))

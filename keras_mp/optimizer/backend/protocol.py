@@ -59,6 +59,21 @@ class Backend(Protocol):
             function: what `current_function` returned.
         """
 
+    def traced_operations(self) -> int:
+        """Returns how many operations the function being traced has, by now.
+
+        0 in eager execution, on several replicas, on JAX and on PyTorch.
+        """
+
+    def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
+        """Returns how often the function being traced assigns to each variable.
+
+        Args:
+            variables: list of `keras.Variable` or `tf.Variable`.
+            start: int, how many of its operations are left out, from the first; fewer
+                than `traced_operations` returns.
+        """
+
     def have_values(self, variables: list[Any]) -> bool:
         """Tells whether all variables can be read outside the function being traced.
 

@@ -40,6 +40,12 @@ class SingleProgramBackend(Backend):
     def is_part_of(self, function: Any) -> bool:
         return bool(self.current_function() == function)
 
+    def traced_operations(self) -> int:
+        return 0
+
+    def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
+        return [0] * len(variables)
+
     def have_values(self, variables: list[Any]) -> bool:
         return True
 

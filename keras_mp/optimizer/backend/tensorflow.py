@@ -61,6 +61,18 @@ class TensorFlowBackend(Backend):
             here, around = around, keras_internals.graph_around(around)
         return here is function
 
+    def traced_operations(self) -> int:
+        import tensorflow as tf
+
+        function = self.current_function()
+        if function is None or tf.distribute.has_strategy():
+            return 0
+        return len(function.get_operations())
+
+    def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
+        natives = [_native(variable) for variable in variables]
+        return keras_internals.traced_assignments(natives, start)
+
     def have_values(self, variables: list[Any]) -> bool:
         import tensorflow as tf
 
