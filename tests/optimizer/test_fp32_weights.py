@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import optimizers
 
 import keras_mp
+from keras_mp.ops.kernels import native
 
 MODES = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -244,10 +245,17 @@ def test_a_weight_moved_and_moved_back_is_warned_of_once(dtype, step):
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize("library", ["native", "reference"])
+@pytest.fixture(params=["native", "reference"])
+def route(request, monkeypatch):
+    monkeypatch.setenv("KERAS_MP_OPS", request.param)
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("step", NOT_WARNED)
-def test_what_loses_nothing_is_not_warned_of(step, library, monkeypatch):
-    monkeypatch.setenv("KERAS_MP_OPS", library)
+def test_what_loses_nothing_is_not_warned_of(step):
     weight = keras.Variable(np.full((1, 2), 1.0), dtype="float16", name="kernel")
     optimizer = built([weight])
     tf.function(lambda: step(weight, optimizer))()
