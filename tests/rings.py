@@ -147,6 +147,17 @@ IN_MAKE_TEST = {
         "test_a_setting": ["mixed, plan"],
         "test_a_larger_stream_changes_nothing_but_its_size": [],
     },
+    "test_fp32_weights.py": {
+        "test_a_change_that_is_undone_leaves_the_master": ["*-eager", "*-bfloat16-xla"],
+        "test_what_is_added_and_subtracted_is_what_fp32_computes": [
+            "*-eager",
+            "*-bfloat16-xla",
+        ],
+        "test_fp32_weights_compute_like_variables": ["*-eager", "remainders-xla"],
+    },
+    "test_own_updates.py": {
+        "test_fp32_values_follow_fp32": ["SAM-bfloat16", "average*-float16"],
+    },
     "test_gallery.py": {
         "test_the_pictures_are_those_of_the_results": [],
     },

@@ -1,6 +1,6 @@
 """`find_overflow`: the layer where the values of a batch first overflow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -11,6 +11,11 @@ from keras_mp.diagnostics.arguments import (
     check_model,
     master_values,
     scale_of,
+)
+from keras_mp.diagnostics.division_by_zero import (
+    advice_on,
+    find_divisor,
+    returns_nan_for_zeros,
 )
 from keras_mp.diagnostics.observation import Call
 from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
@@ -47,6 +52,8 @@ class Overflow:
         where: `"weight"`, `"forward"`, `"loss"` or `"backward"`.
         largest: float or None, the largest finite magnitude of what was computed
             before.
+        divisor: str or None, the path of a layer that divides by zero, which is the
+            cause: not an overflow, and FP32 has it, too.
 
     Example:
 
@@ -57,10 +64,13 @@ class Overflow:
     path: str
     where: str
     largest: float | None
+    divisor: str | None = None
 
     @property
     def advice(self) -> str:
         """What to do about it."""
+        if self.divisor is not None:
+            return advice_on(self.divisor)
         return _ADVICE[self.where]
 
     def __str__(self) -> str:
@@ -124,8 +134,13 @@ def find_overflow(
         if "float" in weight.dtype and not _is_finite(weight):
             return Overflow(weight.path, "weight", _largest([weight]))
     batch = as_batch(x, y, sample_weight)
-    found = run(model, batch, scale, masters=master_values(model))
-    return in_forward_pass(model, found) or in_backward_pass(model, found, scale)
+    masters = master_values(model)
+    found = run(model, batch, scale, masters=masters)
+    overflow = in_forward_pass(model, found) or in_backward_pass(model, found, scale)
+    if overflow is not None and overflow.where == "backward":
+        in_fp32 = run(model, batch, dtype="float32", masters=masters)
+        overflow = replace(overflow, divisor=find_divisor(in_fp32.calls))
+    return overflow
 
 
 def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
@@ -133,7 +148,10 @@ def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
     before: list[Any] = []
     for path, tensor in _in_order_of_computation(model, found.calls):
         if not _is_finite(tensor) and not _is_masked(tensor, found.loss):
-            return Overflow(path, "forward", _largest([*before, tensor]))
+            calls = (c for c in found.calls if any(x is tensor for x in c.outputs))
+            divisors = (c.path for c in calls if returns_nan_for_zeros(c, tensor))
+            largest = _largest([*before, tensor])
+            return Overflow(path, "forward", largest, next(divisors, None))
         before.append(tensor)
     if not _is_finite(found.loss):
         return Overflow(model.name, "loss", _largest(before))

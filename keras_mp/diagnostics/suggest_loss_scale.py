@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
+from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.numerics import scale_below_overflow
 from keras_mp.diagnostics.subject import run
 from keras_mp.loss_scale import ConstantLossScale
@@ -41,7 +42,7 @@ def suggest_loss_scale(
 
     Raises:
         TypeError, ValueError, RuntimeError: as for `inspect`; and where the dataset is
-            empty, or all gradients are zero.
+            empty, a layer divides by zero, or all gradients are zero.
 
     Example:
 
@@ -61,6 +62,12 @@ def suggest_loss_scale(
     for batch in itertools.islice(dataset, batches):
         batch = as_batch(*keras.utils.unpack_x_y_sample_weight(batch))
         found = run(model, batch, dtype="float32", masters=masters)
+        divisor = find_divisor(found.calls)
+        if divisor is not None:
+            raise ValueError(
+                "A loss scale follows from gradients of bounded size. Received: a "
+                f"division by zero in batch {count}. {advice_on(divisor)}"
+            )
         gradients = [*found.activation_gradients, *found.weight_gradients]
         for path, gradient in gradients:
             size = float(np.max(np.abs(gradient), initial=0.0))

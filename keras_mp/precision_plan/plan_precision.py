@@ -12,6 +12,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
+from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
 from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
@@ -108,6 +109,9 @@ def plan_precision(
         keep_at_least(choices, applied)
     trial = _Trial(model, data, references, numbers, choices, masters)
     notes = trial.repair(tolerance)
+    if notes:
+        divisors = (find_divisor(each.calls) for each in references)
+        notes += [advice_on(each) for each in dict.fromkeys(divisors) if each]
     with computed_in_ways(model, trial.ways()):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(

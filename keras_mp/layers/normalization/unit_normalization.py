@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_mp.layers.precision import uses_ops
 
@@ -13,7 +14,7 @@ class UnitNormalization(keras.layers.UnitNormalization):
 
     `round(x / sqrt(sum(x**2)))`; everything inside `round` is FP32. The 16-bit inputs
     are kept for the backward pass. A vector of zeros stays one; its gradient, which is
-    not defined, is 0, where that of the Keras layer is inf in FP16.
+    not defined, is 0, in FP32 too, where the Keras layer multiplies it by 1e12.
 
     Args: those of `keras.layers.UnitNormalization`.
 
@@ -28,7 +29,8 @@ class UnitNormalization(keras.layers.UnitNormalization):
 
     def call(self, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
-            return super().call(inputs)
+            is_zero = ops.all(ops.equal(inputs, 0), axis=self.axis, keepdims=True)
+            return super().call(ops.where(is_zero, ops.stop_gradient(inputs), inputs))
         from keras_mp.ops import row_normalization
 
         return row_normalization.normalize_rows(
