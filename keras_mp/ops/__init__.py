@@ -21,6 +21,7 @@ from keras_mp.ops.build_info import build_info
 from keras_mp.ops.exponent_histogram import exponent_histogram
 from keras_mp.ops.exponentials import log_softmax, logsumexp, softmax
 from keras_mp.ops.gemm import fp16_gemm
+from keras_mp.ops.linear_cross_entropy import linear_cross_entropy
 from keras_mp.ops.reductions import cumsum, mean, segment_sum, sum
 from keras_mp.ops.statistics import moments
 
@@ -30,6 +31,7 @@ __all__ = [
     "dot_product_attention",
     "exponent_histogram",
     "fp16_gemm",
+    "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
     "mean",

@@ -57,6 +57,11 @@ CALLS = {
         [(None, 2, 2, 2)],
     ),
     "logsumexp": (lambda x: ops.logsumexp(x, axis=1), [X], [(None,)]),
+    "linear_cross_entropy": (
+        lambda x, y: ops.linear_cross_entropy(x, X.T, y),
+        [X, IDS],
+        [(None,)],
+    ),
 }
 EACH = pytest.mark.parametrize("name", CALLS)
 
