@@ -431,6 +431,33 @@ def test_replicas_store_what_one_process_does(strategy, form, options):
             oracle.assert_same_bits(copy.numpy(), oracle.value(others))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_restores_replicas(strategy, form, tmp_path):
+    def trained(steps):
+        with strategy.scope():
+            weights = oracle.make_weights("float16", SHAPES[:2])
+            optimizer = wrap(optimizers.Adam(0.1), **FORMS[form])
+            optimizer.build(weights)
+        gradients = oracle.make_gradients(weights, seed=0)
+        for _ in range(steps):
+            strategy.run(tf.function(lambda: optimizer.apply(gradients)))
+        checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer)
+        return checkpoint, [*weights, *optimizer.variables]
+
+    saved, expected = trained(steps=3)
+    path = saved.save(tmp_path / "checkpoint")
+    restored, actual = trained(steps=1)
+    restored.restore(path).assert_existing_objects_matched()
+    for before, after in zip(expected, actual, strict=True):
+        copies = zip(
+            strategy.experimental_local_results(before.value),
+            strategy.experimental_local_results(after.value),
+            strict=True,
+        )
+        for copy, same in copies:
+            oracle.assert_same_bits(oracle.value(same), oracle.value(copy))
+
+
 def test_int8_state_says_for_which_variables():
     weights = oracle.make_weights(
         "float16", (("kernel", (64, 64)), ("bias", (64,)), ("embeddings", (64, 64)))

@@ -46,6 +46,14 @@ class SlotReference(keras.Variable):
     def name(self) -> str:
         return self._weight.name
 
+    def assign(self, value: Any) -> None:
+        """Sets the weight: `tf.train.Checkpoint` restores what it tracks by this.
+
+        Args:
+            value: float16 or bfloat16 tensor.
+        """
+        self._weight.assign(value)
+
 
 class StoredMaster(keras.Variable):
     """The master of a weight, computed from what is stored: an FP32 variable to users.
