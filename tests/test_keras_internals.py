@@ -344,6 +344,27 @@ def test_graph_around(construct):
     assert keras_internals.graph_around(None) is None
 
 
+@contract(keras_internals.traced_assignments)
+def test_traced_assignments(variables):
+    first, second = (variable.value for variable in variables)
+    counts = []
+
+    @tf.function(autograph=False)
+    def traced():
+        first.assign_add(tf.ones_like(first))
+        start = len(tf.compat.v1.get_default_graph().get_operations())
+        counts.append(keras_internals.traced_assignments([first, second], 0))
+        first.assign_sub(tf.ones_like(first))
+        first.assign(tf.ones_like(first))
+        counts.append(keras_internals.traced_assignments([first, second], 0))
+        counts.append(keras_internals.traced_assignments([first, second], start))
+        tf.cond(second[0] > 0, lambda: second.assign(second), lambda: second.value())
+        counts.append(keras_internals.traced_assignments([first, second], start))
+
+    traced.get_concrete_function()
+    assert counts == [[1, 0], [3, 0], [2, 0], [2, 0]]
+
+
 # Models and layers.
 
 

@@ -44,10 +44,10 @@ class OutsideWrites:
                 self._has_warned = True
                 warnings.warn(
                     f"A training step assigns {count} times to {path_of(weight)!r} "
-                    f"before `apply`. In {weight.dtype} each assignment is rounded, "
-                    "and what the weight was before is lost below its last bit. Add "
-                    "and subtract in `with optimizer.fp32_weights(model):`, which "
-                    "yields the FP32 values.",
+                    f"before `apply`. In {weight.dtype} each assignment is rounded. "
+                    "Unless the weight comes back bit for bit, what its master had "
+                    "below the last bit is lost. Add and subtract in `with "
+                    "optimizer.fp32_weights(model):`, which yields the FP32 values.",
                     stacklevel=3,
                 )
                 return

@@ -40,6 +40,7 @@ def ones(*weights):
     return [tf.ones(weight.shape, weight.dtype) for weight in weights]
 
 
+@pytest.mark.filterwarnings("ignore:A training step assigns 2 times")
 @MODES
 @HALVES
 @FORMS_WITH_MASTERS
