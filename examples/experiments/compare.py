@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin
 from experiments.precision import FORMS
+from experiments.records import record
 
 
 def seeds(setting: str, flags: Sequence[str], count: int) -> dict[str, list[str]]:
@@ -116,8 +116,8 @@ class Comparison:
             list(pool.map(lambda name: self._train(name, args, flags), todo))
         results = {name: json.loads(file.read_text()) for name, file in files.items()}
         if args.record:
-            for name, file in files.items():
-                self._record(name, file, args.preset)
+            for name, result in results.items():
+                record(self.folder, args.preset, name, result)
         picture = args.out / f"{self.curve}.png"
         self.draw(results, picture)
         if self.show is not None:
@@ -160,7 +160,7 @@ class Comparison:
             "--keep", action="store_true", help="train only settings without a result"
         )
         parser.add_argument(
-            "--record", action="store_true", help="copy the results to results/"
+            "--record", action="store_true", help="add the results to results.jsonl"
         )
         args, flags = parser.parse_known_args(argv)
         args.out = args.out or build_folder(self.folder) / args.preset
@@ -186,11 +186,6 @@ class Comparison:
         if (self._out(args, name) / "checkpoints").is_dir() and args.keep:
             command.append("--resume")
         run_script(command)
-
-    def _record(self, setting: str, file: Path, preset: str) -> None:
-        folder = self.folder / "results" / preset
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, folder / f"{slug(setting)}.json")
 
 
 def run_script(command: list[str]) -> None:

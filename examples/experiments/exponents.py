@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.curves import picture
+from experiments.records import recorded
 from experiments.report import Result
 
 # FP16 rounds what is smaller to zero; from there on numbers are subnormal, and normal.
@@ -24,7 +25,7 @@ class Figure:
     Attributes:
         name: that of its file, without a suffix.
         title: what it shows.
-        result: the recorded result that it is drawn from.
+        folder: that of the experiment, whose recorded run in FP32 it is drawn from.
         key: what of a result it shows; only runs in FP32 have it.
         draw_on: called with axes and a result.
         caption: called with a result; returns what is seen, in sentences.
@@ -32,7 +33,7 @@ class Figure:
 
     name: str
     title: str
-    result: Path
+    folder: Path
     key: str
     draw_on: Callable[[Any, Result], None]
     caption: Callable[[Result], str]
@@ -40,10 +41,10 @@ class Figure:
     def main(self, argv: Sequence[str] | None = None) -> Result:
         """Reads the flags, draws, prints the caption; returns the result shown."""
         parser = argparse.ArgumentParser(description=f"Draws {self.name}: {self.title}")
-        parser.add_argument("result", nargs="?", type=Path, default=self.result)
+        parser.add_argument("result", nargs="?", type=Path, help="a result.json")
         parser.add_argument("--out", type=Path, default=Path(f"{self.name}.png"))
         args = parser.parse_args(argv)
-        result = json.loads(args.result.read_text()) if args.result.is_file() else {}
+        result = self._read(args.result) if args.result else self.recorded()
         if self.key not in result:
             parser.error(
                 "The result must be that of a run in FP32, which measures its "
@@ -56,7 +57,7 @@ class Figure:
 
     def recorded(self) -> Result:
         """Returns the recorded result."""
-        return json.loads(self.result.read_text())
+        return recorded(self.folder, "demo")["fp32"]
 
     def draw(self, result: Result, path: Path) -> None:
         """Draws a result into a file, whose suffix chooses the format."""
@@ -64,6 +65,9 @@ class Figure:
             self.draw_on(axes, result)
             # Below the axes it hides nothing.
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
+
+    def _read(self, path: Path) -> Result:
+        return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def percent(counts: Counts) -> dict[int, float]:

@@ -1,7 +1,6 @@
 """What docs/gallery.md and the README show of the recorded results."""
 
 import importlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import curves
-from experiments.compare import Comparison, slug
+from experiments.compare import Comparison
 from experiments.exponents import Figure
+from experiments.records import recorded
 from experiments.report import Result, Results, markdown, optional
 from experiments.techniques import techniques
 from experiments.verdicts import headline, of_forms, verdicts
@@ -89,9 +89,8 @@ def at(place: str) -> tuple[Comparison, str]:
 def results_at(place: str) -> dict[str, Result]:
     """Returns the results that were recorded at a place, by setting."""
     comparison, preset = at(place)
-    folder = comparison.folder / "results" / preset
-    files = {name: folder / f"{slug(name)}.json" for name in comparison.settings}
-    return {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
+    found = recorded(comparison.folder, preset)
+    return {name: found[name] for name in comparison.settings if name in found}
 
 
 def paired(place: str) -> str:

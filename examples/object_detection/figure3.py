@@ -1,6 +1,6 @@
 """Draws the exponents of the activation gradients, as figure 3 of the paper does.
 
-python figure3.py                                   # of results/demo/fp32.json
+python figure3.py                                   # of results.jsonl
 python figure3.py build/object_detection/demo/fp32/result.json --out figure_3.svg
 """
 
@@ -45,7 +45,7 @@ def caption(result: Result) -> str:
 FIGURE = Figure(
     name="figure_3",
     title="Activation gradients of SSD",
-    result=Path(__file__).resolve().parent / "results" / "demo" / "fp32.json",
+    folder=Path(__file__).resolve().parent,
     key="gradients",
     draw_on=draw,
     caption=caption,

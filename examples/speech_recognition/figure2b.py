@@ -1,6 +1,6 @@
 """Draws the exponents of the weight gradients, as figure 2b of the paper does.
 
-python figure2b.py                                  # of results/demo/fp32.json
+python figure2b.py                                  # of results.jsonl
 python figure2b.py build/speech_recognition/demo/fp32/result.json --out figure_2b.svg
 """
 
@@ -72,7 +72,7 @@ def _mode(counts: Counts) -> str:
 FIGURE = Figure(
     name="figure_2b",
     title="Weight gradients of DeepSpeech 2 over training",
-    result=Path(__file__).resolve().parent / "results" / "demo" / "fp32.json",
+    folder=Path(__file__).resolve().parent,
     key="gradients_over_training",
     draw_on=draw,
     caption=caption,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from experiments import report
 from experiments.compare import Comparison, seeds, slug
 from experiments.flags import parse
+from experiments.records import recorded
 from experiments.run import Run
 
 import keras_mp
@@ -229,8 +230,9 @@ def test_comparison(comparison, tmp_path, capfd):
     assert "| fp32 | 1.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
     assert "| mixed, no masters | 2.5 | 0.250 | 1.5 | 900 | - | 3 |" in printed
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    recorded = sorted((comparison.folder / "results" / "demo").iterdir())
-    assert [path.name for path in recorded] == ["fp32.json", "mixed-no-masters.json"]
+    found = recorded(comparison.folder, "demo")
+    errors = {setting: result["measures"] for setting, result in found.items()}
+    assert errors == {"fp32": {"error": 1.5}, "mixed, no masters": {"error": 2.5}}
 
 
 def drawn(comparison, **precisions):

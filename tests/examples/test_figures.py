@@ -1,6 +1,5 @@
 """The paper's figures of gradients by exponent."""
 
-import json
 
 import matplotlib.pyplot as plt
 import pytest
@@ -12,6 +11,7 @@ from experiments.exponents import (
     percent_between,
     percent_zero,
 )
+from experiments.records import record
 from object_detection import figure3
 from speech_recognition import figure2b
 
@@ -105,8 +105,7 @@ def test_a_figure_of_another_file(figure, content, tmp_path, capsys):
 
 
 def test_a_figure_is_drawn_of_the_recorded_result(tmp_path, capsys):
-    path = tmp_path / "recorded.json"
-    path.write_text(json.dumps({"counts": 3}))
+    record(tmp_path, "demo", "fp32", {"counts": 3})
     shown = []
 
     def draw(axes, result):
@@ -116,7 +115,7 @@ def test_a_figure_is_drawn_of_the_recorded_result(tmp_path, capsys):
     figure = Figure(
         name="figure_0",
         title="None of the paper's",
-        result=path,
+        folder=tmp_path,
         key="counts",
         draw_on=draw,
         caption=lambda result: f"There are {result['counts']}.",

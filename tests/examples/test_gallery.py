@@ -10,9 +10,10 @@ import gallery
 import matplotlib
 import pytest
 from experiments import page
-from experiments.compare import Comparison, slug
+from experiments.compare import Comparison
 from experiments.exponents import Figure
 from experiments.paired import Margin
+from experiments.records import presets, record, recorded
 from scipy import stats
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
@@ -46,15 +47,13 @@ def comparison(tmp_path, monkeypatch):
     settings = {"fp32": [], "mixed, scale 8": [], "plain fp16": []}
     found = Comparison(tmp_path, settings, demo=["fp32"], measures=["error"])
     monkeypatch.setattr(page, "comparison_of", lambda name: found)
-    (tmp_path / "results" / "demo").mkdir(parents=True)
     return found
 
 
 def test_table(comparison):
     mixed = result(0.251, loss_scale=8.0, skipped_steps=3.0)
-    folder = comparison.folder / "results" / "demo"
-    (folder / "fp32.json").write_text(json.dumps(result(0.25)))
-    (folder / "mixed-scale-8.json").write_text(json.dumps(mixed))
+    record(comparison.folder, "demo", "fp32", result(0.25))
+    record(comparison.folder, "demo", "mixed, scale 8", mixed)
     text = "before\n<!-- results: lines/demo -->\nold\n<!-- end -->\nafter\n"
     assert page.with_tables(text) == (
         "before\n"
@@ -79,9 +78,8 @@ def run(error, precision, seed, **machine):
 
 def paired_page(comparison, *runs):
     """Returns the block of verdicts of runs, which are of the settings in order."""
-    folder = comparison.folder / "results" / "demo"
     for name, content in zip(comparison.settings, runs, strict=False):
-        (folder / f"{slug(name)}.json").write_text(json.dumps(content))
+        record(comparison.folder, "demo", name, content)
     return page.with_tables("<!-- paired: lines/demo -->\n<!-- end -->")
 
 
@@ -196,11 +194,11 @@ def test_an_experiment_that_fails_leaves_the_others(comparison, monkeypatch, cap
 
 
 def test_caption(tmp_path, monkeypatch):
-    (tmp_path / "fp32.json").write_text('{"zeros": 3}')
+    record(tmp_path, "demo", "fp32", {"zeros": 3})
     figure = Figure(
         name="figure_0",
         title="Zeros",
-        result=tmp_path / "fp32.json",
+        folder=tmp_path,
         key="zeros",
         draw_on=lambda axes, result: None,
         caption=lambda result: f"There are {result['zeros']}.",
@@ -221,11 +219,10 @@ def test_caption(tmp_path, monkeypatch):
 def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "FIGURES", tmp_path / "figures")
     page.FIGURES.mkdir()
-    folder = comparison.folder / "results" / "demo"
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
-    content = json.dumps(result(0.25, flags=flags, log=log))
-    for name, drawn in (("fp32", []), ("plain-fp16", ["figures/a_lines.svg"])):
-        (folder / f"{name}.json").write_text(content)
+    content = result(0.25, flags=flags, log=log)
+    for name, drawn in (("fp32", []), ("plain fp16", ["figures/a_lines.svg"])):
+        record(comparison.folder, "demo", name, content)
         page.draw("a/lines/demo")
         found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]
         assert found == drawn
@@ -263,12 +260,12 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
 def test_every_experiment_with_results_is_on_the_page():
     text = page.PAGE.read_text()
     shown = {kind: {*page.blocks(text, kind)} for kind in ("paired", "results")}
-    folders = {
-        f"{name}/{folder.name}"
+    places = {
+        f"{name}/{preset}"
         for name in page.experiments_here()
-        for folder in (page.EXAMPLES / name / "results").glob("*/")
+        for preset in presets(page.EXAMPLES / name)
     }
-    assert folders <= shown["paired"] == shown["results"]
+    assert places <= shown["paired"] == shown["results"]
 
 
 def test_the_log_of_each_result_is_whole():
@@ -292,16 +289,18 @@ def test_results_have_the_flags_of_their_preset():
 
 def test_the_differences_of_the_image_networks():
     """Those of the page, from the files alone, by another function of scipy."""
-    folder = page.EXAMPLES / "image_classification" / "results" / "demo"
-    differences = []
-    for path in folder.glob("*-mixed.json"), folder.glob("*-mixed-seed-*.json"):
-        for mixed in path:
-            fp32 = mixed.with_name(mixed.name.replace("-mixed", "-fp32"))
-            first, second = (
-                json.loads(file.read_text())["measures"]["top-1"]
-                for file in (fp32, mixed)
-            )
-            differences.append(second - first)
+    path = page.EXAMPLES / "image_classification" / "results.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    top_1 = {
+        row["setting"]: row["measures"]["top-1"]
+        for row in rows
+        if row["preset"] == "demo"
+    }
+    differences = [
+        top_1[name] - top_1[name.replace("mixed", "fp32")]
+        for name in top_1
+        if re.search(r"mixed( seed \d)?$", name)
+    ]
     found = stats.ttest_1samp(differences, 0)
     low, high = found.confidence_interval(0.95)
     count, mean = len(differences), statistics.mean(differences)
@@ -312,10 +311,38 @@ def test_the_differences_of_the_image_networks():
 
 
 def test_results_tell_no_paths():
+    for place in page.blocks(page.PAGE.read_text(), "results"):
+        for found in page.results_at(place).values():
+            flags = found["flags"].values()
+            assert not [v for v in flags if str(v).startswith(("/", ".."))]
+
+
+def test_each_recorded_run_is_shown():
     for name in page.experiments_here():
-        for path in (page.EXAMPLES / name / "results").rglob("*.json"):
-            flags = json.loads(path.read_text())["flags"]
-            assert not [v for v in flags.values() if str(v).startswith(("/", ".."))]
+        for preset in presets(page.EXAMPLES / name):
+            found = recorded(page.EXAMPLES / name, preset)
+            assert found.keys() == page.results_at(f"{name}/{preset}").keys()
+
+
+def test_recorded_runs_are_in_order_and_replace_earlier_ones(tmp_path):
+    for preset, setting, error in [
+        ("long", "fp32", 1.0),
+        ("demo", "mixed", 2.0),
+        ("demo", "fp32", 3.0),
+        ("demo", "mixed", 4.0),
+    ]:
+        record(tmp_path, preset, setting, {"error": error})
+    assert (tmp_path / "results.jsonl").read_text() == (
+        '{"preset": "demo", "setting": "fp32", "error": 3.0}\n'
+        '{"preset": "demo", "setting": "mixed", "error": 4.0}\n'
+        '{"preset": "long", "setting": "fp32", "error": 1.0}\n'
+    )
+    assert recorded(tmp_path, "demo") == {
+        "fp32": {"error": 3.0},
+        "mixed": {"error": 4.0},
+    }
+    assert presets(tmp_path) == {"demo", "long"}
+    assert recorded(tmp_path / "none", "demo") == {}
 
 
 @pytest.mark.parametrize(
@@ -351,8 +378,7 @@ def queue(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "PAGE", tmp_path / "gallery.md")
     monkeypatch.setattr(page, "experiments_here", lambda: ["lines"])
     page.PAGE.write_text("<!-- results: lines/demo -->\n<!-- end -->")
-    recorded = comparison.folder / "results" / "demo"
-    (recorded / "fp32.json").write_text(json.dumps(result(0.25, seconds=3510.0)))
+    record(comparison.folder, "demo", "fp32", result(0.25, seconds=3510.0))
     (comparison.folder / "train.py").write_text(SCRIPT)
     return comparison
 
@@ -364,8 +390,7 @@ def test_what_has_no_result_is_trained_and_recorded(queue, capfd):
     assert "2 settings have no result: lines/demo, mixed, scale 8; lines" in printed
     assert printed.count("$ python") == 2
     assert "What is recorded now trained for 1.0 hours." in printed
-    recorded = (queue.folder / "results" / "demo").iterdir()
-    assert {path.stem for path in recorded} == {"fp32", "mixed-scale-8", "plain-fp16"}
+    assert recorded(queue.folder, "demo").keys() == queue.settings.keys()
     gallery.main(["measure", "lines"])
     assert "0 settings have no result" in capfd.readouterr().out
 
@@ -376,8 +401,7 @@ def test_a_preset_is_measured_with_what_is_planned_for_it(queue, capfd):
     assert [*page.at("lines/long")[0].settings] == ["plain fp16", "fp32"]
     queue.main(["--preset", "long", "--settings", "all", "--record"])
     assert capfd.readouterr().out.count("$ python") == 2
-    recorded = (queue.folder / "results" / "long").iterdir()
-    assert {path.stem for path in recorded} == {"fp32", "plain-fp16"}
+    assert recorded(queue.folder, "long").keys() == {"fp32", "plain fp16"}
 
 
 STOPPED = """
