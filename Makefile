@@ -47,8 +47,8 @@ help:
 	@echo 'make gallery-full   train every setting of it that has no result yet; hours, Ctrl-C stops it'
 	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
 	@echo 'make test           every promise of the README; 11 minutes, with the installation'
-	@echo 'make test-all       every test but the slow ones; 30 minutes more'
-	@echo 'make test-slow      the slow ones: kills, storms, long runs; 20 minutes'
+	@echo 'make test-all       these, the slow tests, the site and the wheel; 35 minutes'
+	@echo 'make test-slow      those of minutes each: kills, storms, long runs; 20 minutes'
 	@echo 'make test-versions  those of other versions of TensorFlow, Keras and Python; hours'
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
@@ -72,18 +72,14 @@ gallery-full: $(VENV)/.installed-examples $(NATIVE)
 notebook: $(VENV)/.installed-examples $(NATIVE)
 	@$(TF_QUIET) $(RUN) examples/execute_tour.py
 
-# tests/rings.py says which tests are left to test-all.
 test: packages-and-test-cpp $(NATIVE)
-	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not full' $(ARGS)
-
-# `make test test-all` runs no test twice.
-MARKED := $(if $(filter test,$(MAKECMDGOALS)),full and not slow,not slow)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not xslow' $(ARGS)
 
 # Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
 # XLA compiles and how models are converted and trained is the same both times. The tests
 # of the ops choose the library themselves.
 test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs wheel
-	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m '$(MARKED)' $(ARGS)
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not xslow' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
 	  tests/optimizer/test_overflow.py \
@@ -95,7 +91,7 @@ packages-and-test-cpp: $(VENV)/.created
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.keras-hub test-cpp
 
 test-slow: $(VENV)/.keras-hub $(NATIVE) test-cpp-slow
-	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m slow \
+	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m xslow \
 	  -o faulthandler_timeout=1800 $(ARGS)
 
 # The conftest.py of the other tests, which is for TensorFlow, is not read.
@@ -225,7 +221,7 @@ test-wheel:
 	  $(WHEEL)/venv/bin/pip install --quiet --disable-pip-version-check \
 	    'hypothesis>=6.100' 'pytest>=9' "$$wanted" $(DIST)/*.whl; \
 	  (cd $(WHEEL) && $(TF_QUIET) PATH=$(WHEEL)/venv/bin venv/bin/pytest -q \
-	    -m 'not slow and not full' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)); \
+	    -m 'not slow and not xslow' $(WHEEL_TESTS:%=$(CURDIR)/tests/%)); \
 	  rm -rf $(WHEEL)/venv; \
 	done
 

@@ -1,5 +1,6 @@
 """Sets up TensorFlow and Keras for the tests and for the doctests in keras_mp/."""
 
+import fnmatch
 import gc
 import os
 import time
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 import keras_mp
 
-pytest_plugins = ["pytester", "rings", "skip_policy", "older_versions"]
+pytest_plugins = ["pytester", "skip_policy", "older_versions"]
 
 # `make test-backends` runs its tests without this file: they set up another backend.
 # `make wheel` names its tests, which are not for an installation from this folder.
@@ -34,6 +35,16 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
+def pytest_collection_modifyitems(items):
+    """Marks the cases that a `slow_except` does not name as slow."""
+    for item in items:
+        quick = item.get_closest_marker("slow_except")
+        case = item.name.partition("[")[2].removesuffix("]")
+        if quick and not any(fnmatch.fnmatchcase(case, each) for each in quick.args):
+            item.add_marker("slow")
 
 
 SECONDS_BETWEEN_COLLECTIONS = 5

@@ -166,6 +166,7 @@ def test_a_step_does_not_wait_for_the_device(reads):
 # The rule that the callback chooses.
 
 
+@pytest.mark.slow
 @COMPILED
 def test_the_rule_of_each_fit_takes_effect_in_the_compiled_step(jit):
     model = model_of(8, jit_compile=jit)
@@ -198,6 +199,7 @@ def tiny_loss(y_true, y_pred):
     return 2.0**-26 * mean_output(y_true, y_pred)
 
 
+@pytest.mark.slow
 @COMPILED
 def test_the_scale_multiplies_the_gradient_of_the_compiled_step(jit):
     # The gradient is 2**-26, in float16 0 with a scale of 1 but exact with 2**10.
@@ -241,6 +243,7 @@ def test_no_rule_keeps_the_rule_and_the_state():
     assert fit(model, [NAN], LossScaleCallback())["loss_scale"] == [2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "rule"),
     [
@@ -526,6 +529,7 @@ def test_a_constant_scale_collapses_too():
     assert "with a constant loss scale, a smaller one" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_patience_counts_across_epochs():
     model = model_of(128)
     recorded = []
@@ -538,6 +542,7 @@ def test_patience_counts_across_epochs():
     assert recorded == [0, 1]
 
 
+@pytest.mark.slow
 def test_patience_counts_across_fits():
     model = model_of(128)
     fit(model, [NAN] * 4, LossScaleCallback(patience=5))
@@ -604,6 +609,7 @@ def test_continue_says_nothing():
     assert weight_of(model) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compile_arguments",
     [{"steps_per_execution": 4}, {"jit_compile": True}, {"run_eagerly": True}],
@@ -666,6 +672,7 @@ def predicted(model, swap):
     return model.predict(ONE, callbacks=[swap], verbose=0).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [evaluated, predicted])
 def test_averages_are_swapped_in_for(use):
     model = averaging_model()
@@ -681,6 +688,7 @@ def test_averages_are_swapped_in_for(use):
     assert weight_of(model) == 0.25
 
 
+@pytest.mark.slow
 def test_averages_are_swapped_in_between_epochs():
     model = averaging_model()
     at_end = []
@@ -716,6 +724,7 @@ def test_averages_before_the_first_step():
         model.evaluate(ONE, ONE, callbacks=[keras_mp.SwapEMAWeights()], verbose=0)
 
 
+@pytest.mark.slow
 def test_averages_of_a_model_that_is_not_wrapped():
     model = model_of(optimizer=keras.optimizers.SGD(0.25, use_ema=True, ema_momentum=0))
     fit(model, [1.0])

@@ -285,6 +285,7 @@ def test_numbers_that_are_refused(number, error, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_restores_every_replica(strategy, tmp_path):
     def mirrored():
         with strategy.scope():

@@ -249,6 +249,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("field", FIELDS)
 def test_field_survives_a_compiled_step(field, mode):
@@ -386,6 +387,7 @@ def test_a_damaged_scale_recovers_at_once(scale, nearest, finite):
     assert float(state.scale) == 128.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [math.nan, math.inf, 0.0])
 @pytest.mark.parametrize(
     "rule",
@@ -458,6 +460,7 @@ PATTERNS, STEPS = 400, 25
 
 # 25 rules, each with 400 patterns of 25 steps: 10,000 runs. A rule is elementwise,
 # so all patterns of one rule take their steps at once.
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     rule=rules(), share_of_finite=st.floats(0.05, 0.95), seed=st.integers(0, 2**32 - 1)

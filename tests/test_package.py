@@ -103,6 +103,7 @@ def test_what_a_model_saves_is_registered_under_the_packages_name(item):
     assert keras.saving.get_registered_object(name) is item
 
 
+@pytest.mark.slow
 def test_importing_adds_nothing_to_keras_but_itself():
     # No other module of TensorFlow than Keras itself imports; nor a patched method or
     # a changed global, as in Apex.

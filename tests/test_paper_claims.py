@@ -123,6 +123,7 @@ def test_small_gradients_survive_a_backward_pass(policy, loss_scale, expected, m
     assert oracle.value(dense.kernel).tolist() == [[-(2.0**26) * expected]]
 
 
+@pytest.mark.slow_except("*-8")
 @pytest.mark.parametrize(
     ("loss_scale", "xla"),
     [(8, False), (1024.0, False), ("dynamic", False), (8, True)],

@@ -205,6 +205,7 @@ def resumed(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow_except("*-adam")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_resumed_run_equals_the_uninterrupted_one(route, case, resumed, tmp_path):

@@ -50,6 +50,7 @@ def model():
     return keras.Model(inputs, keras.layers.Softmax()(x))
 
 
+@pytest.mark.slow_except("converted")
 @pytest.mark.parametrize(
     ("prepare", "code"),
     [

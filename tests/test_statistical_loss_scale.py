@@ -124,6 +124,7 @@ def test_an_overflow_halves_the_scale_and_is_remembered():
     assert seen[104] == 2.0**13
 
 
+@pytest.mark.slow
 def test_gradients_that_no_variable_has_do_not_overflow_for_ever():
     # Activations have gradients 2**8 times as large as the largest of a weight. By mean
     # and deviation alone 9 steps in 10 would be skipped.
@@ -158,6 +159,7 @@ def of_float64(rule, pattern):
         yield scale, mean, variance, margin
 
 
+@pytest.mark.slow_except("graph", "xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_the_rule_is_that_of_float64(mode):
     rule = StatisticalLossScale(window=20, growth_interval=7)
@@ -190,6 +192,7 @@ NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 BOUNDS = {"default": (2.0**-14, 2.0**24), "narrow": (3.0, 3.5), "one": (8.0, 8.0)}
 
 
+@pytest.mark.slow_except("narrow")
 @pytest.mark.parametrize("bounds", BOUNDS)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -287,6 +290,7 @@ def statistics(optimizer):
     return {name: keras.ops.convert_to_numpy(x).item() for name, x in learned.items()}
 
 
+@pytest.mark.slow_except("eager-fused-float16", "graph-fused-float16")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("mode", MODES)

@@ -41,6 +41,7 @@ INNER = {
 }
 
 
+@pytest.mark.slow_except("*-graph", "fused-xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("inner", INNER)
 def test_every_step_is_written(inner, jit_compile, tmp_path):

@@ -37,6 +37,7 @@ def test_a_decoder_attends_in_one_pass(script, name, variant):
     assert "Softmax" not in found
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_variant(script, monkeypatch, capsys):
     training_step = script("training_step")
     gpt2 = script("training_models").gpt2

@@ -61,6 +61,7 @@ def test_tables_and_json(tiny, tmp_path, capsys):
     assert all(each["step_ms"] > 0 and each["steps"] == 2 for each in timings)
 
 
+@pytest.mark.slow
 def test_bytes_of_weights_and_optimizer():
     timings = time_recipes(BLOCKS["dense"], TINY, steps=1, seconds=100)
     assert [found.steps for found in timings] == 5 * [1]
@@ -75,6 +76,7 @@ def test_bytes_of_weights_and_optimizer():
         assert 0 < found.optimizer_bytes - moments - masters < 50 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_slow_machine_takes_three_steps(block):
     timings = time_recipes(BLOCKS[block], TINY, steps=100, seconds=0)

@@ -101,6 +101,7 @@ def test_no_other_process_is_the_command_line(argv, orig_argv):
     assert not is_command_line(argv, orig_argv)
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_command():
     code = "import sys, keras_mp; print('keras_mp.command_line' in sys.modules)"
     done = subprocess.run(

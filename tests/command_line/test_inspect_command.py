@@ -110,6 +110,7 @@ OF_TWO = {
 }
 
 
+@pytest.mark.slow_except("x")
 @pytest.mark.parametrize("arrays", NAMED.values(), ids=NAMED)
 def test_one_input_by_its_name(arrays, capsys):
     save(one_input())
@@ -117,6 +118,7 @@ def test_one_input_by_its_name(arrays, capsys):
     assert inspect() == 0
 
 
+@pytest.mark.slow_except("*-dict")
 @pytest.mark.parametrize("structure", [list, dict])
 @pytest.mark.parametrize("arrays", OF_TWO.values(), ids=OF_TWO)
 def test_several_inputs_by_names_and_outputs_by_numbers(structure, arrays, capsys):

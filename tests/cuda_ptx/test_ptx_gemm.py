@@ -46,6 +46,7 @@ def matrix_of_tests():
 TESTS = {"-".join(test[:4]): test for test in matrix_of_tests()}
 
 
+@pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn", "sm_80-MmaSmall-Half-nn")
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_products(test):
     architecture, shape, element, layout, names = test
@@ -73,6 +74,7 @@ ADVERSARIAL = {
 }
 
 
+@pytest.mark.slow_except("V100-whole")
 @pytest.mark.parametrize("k_per_split", [None, 128], ids=["whole", "split"])
 @pytest.mark.parametrize("test", ADVERSARIAL.values(), ids=ADVERSARIAL)
 def test_the_bound_holds_where_tensor_cores_cut_off_most(test, k_per_split):
@@ -85,6 +87,7 @@ def test_the_bound_holds_where_tensor_cores_cut_off_most(test, k_per_split):
         assert (product.error_over_bound(result, roundings=1) > 1) == is_beyond
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("element", BOTH)
 def test_an_empty_sum_has_the_epilogue_of_zero(architecture, element):
@@ -101,6 +104,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.slow_except("Half-sm_80")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("element", BOTH)
 def test_round(architecture, element):
@@ -109,6 +113,7 @@ def test_round(architecture, element):
     np.testing.assert_array_equal(result, np.resize(np.uint16(ROUNDED[element]), 999))
 
 
+@pytest.mark.slow_except("float16-sm_80")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     ("dtype", "infinity"),

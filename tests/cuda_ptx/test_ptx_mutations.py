@@ -145,11 +145,13 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 def test_without_a_mutation_the_product_is_right(subject):
     assert subject.is_right(subject.ptx)
 
 
+@pytest.mark.slow_except("wmma-other-layout", "mma-barrier-of-a-step")
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mutation_is_noticed(mutation):
     subject, pattern, number, replacement, noticed_by = mutation

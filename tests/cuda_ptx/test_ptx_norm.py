@@ -61,6 +61,7 @@ def assert_no_spills(source, architecture):
     assert max(registers_by_kernel(log).values()) <= MOST_REGISTERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_row_normalization(case):
     architecture, element, step = case
@@ -71,6 +72,7 @@ def test_row_normalization(case):
     assert_no_spills(kernels.row_norm_source(element), architecture)
 
 
+@pytest.mark.slow_except("sm_75-Half")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_softmax(case):
     architecture, element, step = case
@@ -83,6 +85,7 @@ def test_softmax(case):
     assert_no_spills(kernels.softmax_source(element), architecture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_sums_and_batch_normalization(case):
     architecture, element, step = case
@@ -95,6 +98,7 @@ def test_sums_and_batch_normalization(case):
     assert_no_spills(kernels.FINISH, architecture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_depthwise_convolution(case):
     architecture, element, step = case

@@ -240,11 +240,13 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 def test_without_a_mutation_the_kernel_is_right(subject):
     assert subject.is_right(subject.text)
 
 
+@pytest.mark.slow_except("softmax: another exponential")
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mutation_is_noticed(mutation):
     name, pattern, number, replacement, noticed_by = mutation

@@ -40,6 +40,7 @@ CASES = {
 MOST_REGISTERS = 64
 
 
+@pytest.mark.slow_except("Adam-sm_70")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_rule(case):
     rule, architecture = case
@@ -52,6 +53,7 @@ def test_a_rule(case):
     assert max(registers_by_kernel(log).values()) <= MOST_REGISTERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_that_is_not_finite_writes_nothing(form):
     assert Step("Adam", FORMS[form]).mistakes("sm_80", finite=False) == []
@@ -65,6 +67,7 @@ def special_numbers(size):
     return np.where(is_special, special, random.standard_normal(size, np.float32))
 
 
+@pytest.mark.slow_except("1024-sm_80")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("scale", [1024, 3])
 def test_check(architecture, scale):
@@ -94,6 +97,7 @@ def test_check(architecture, scale):
     assert abs(total - exact) <= 18 * 2**-24 * exact
 
 
+@pytest.mark.slow_except("SyncMastersKernel-sm_80-stochastic")
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["SyncMastersKernel", "CastKernel"])

@@ -170,11 +170,13 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 def test_without_a_mutation_the_kernel_is_right(subject):
     assert subject.is_right(text_of(subject.name))
 
 
+@pytest.mark.slow_except("check-halves-*", "coded-exponent-*")
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mutation_is_noticed(mutation):
     subject, pattern, number, replacement, noticed_by = mutation
@@ -185,6 +187,7 @@ def test_a_mutation_is_noticed(mutation):
     assert re.search(noticed_by, found), found
 
 
+@pytest.mark.slow
 def test_fused_multiply_adds_are_noticed():
     ptx = text_of(UPDATE.name, "--fmad=true")
     assert what_notices(UPDATE.is_right, ptx) == WRONG

@@ -61,6 +61,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_except("forward-graph", "backward-graph")
 @pytest.mark.parametrize(
     ("case", "way"),
     [*((case, "graph") for case in CASES), *(("forward", way) for way in [*WAYS][1:])],
@@ -97,6 +98,7 @@ def test_a_batch_with_nan_is_what_is_wrong():
     assert "could not be found: ValueError: All numbers of the batch must be" in message
 
 
+@pytest.mark.slow
 def test_replicas_are_not_looked_at(strategy):
     with strategy.scope():
         model = make_model(planted())
@@ -105,6 +107,7 @@ def test_replicas_are_not_looked_at(strategy):
     assert f"is not looked for on {count} replicas" in message
 
 
+@pytest.mark.slow
 def test_a_resumed_run_names_it_too(tmp_path):
     for _ in range(2):
         backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=2)

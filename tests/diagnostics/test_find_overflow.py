@@ -158,6 +158,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_except("nested-*", "loss", "rnn-backward")
 @pytest.mark.parametrize("name", CASES)
 def test_the_planted_layer_is_named(name):
     keras.config.set_dtype_policy("mixed_float16")

@@ -24,11 +24,12 @@ pytestmark = pytest.mark.filterwarnings(
 def cases():
     for family in FAMILIES:
         yield pytest.param(family, "mixed_float16", id=f"{family}-mixed_float16")
-        marks = () if family in OF_EACH_KIND else pytest.mark.slow
+        marks = () if family in OF_EACH_KIND else pytest.mark.xslow
         for policy in OTHER_POLICIES:
             yield pytest.param(family, policy, marks=marks, id=f"{family}-{policy}")
 
 
+@pytest.mark.slow_except("Gemma3-mixed_float16")
 @pytest.mark.parametrize(("family", "policy"), [*cases()])
 def test_a_family_is_seen_and_left_as_it_was(family, policy):
     keras.config.set_dtype_policy(policy)
@@ -55,6 +56,7 @@ def test_there_are_twenty_families_at_least():
     assert len(FAMILIES) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_the_attention_of_t5_is_named(policy):
     keras.config.set_dtype_policy(policy)

@@ -54,6 +54,7 @@ def assert_same_state(before, after):
         np.testing.assert_array_equal(old, new, err_msg=path)
 
 
+@pytest.mark.slow_except("mixed_float16-graph")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_numbers_known_by_hand(policy, mode):
@@ -85,6 +86,7 @@ def test_numbers_known_by_hand(policy, mode):
     assert (update.too_small, update.absorbed, update.relative_error) == (0, 0, 0.0)
 
 
+@pytest.mark.slow_except("mixed_float16-graph")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_scale_that_follows(policy, mode):
@@ -248,6 +250,7 @@ PATHS = {
 OLDER = {"nested": needs("Keras", 3, 12)}
 
 
+@pytest.mark.slow_except("nested-float16")
 @pytest.mark.parametrize("policy", ("float32", *FP16))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=OLDER.get(name, ())) for name in MODELS]
@@ -308,6 +311,7 @@ def test_masters_are_the_values():
     assert largest == 1 + 2.0**-20
 
 
+@pytest.mark.slow_except("nested")
 @pytest.mark.parametrize("name", MODELS)
 def test_report_prints_and_reads_back(name):
     make, x, y = MODELS[name]
@@ -362,6 +366,7 @@ def test_misuse_is_explained(name):
         keras_mp.inspect(make(), np.ones((2, 3)), np.ones((2, 1)), **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_random_numbers_are_those_of_a_run_without_it(name):
     keras.config.set_dtype_policy("mixed_float16")

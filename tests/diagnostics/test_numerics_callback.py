@@ -86,6 +86,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_except("graph-float16")
 @pytest.mark.parametrize("policy", ["float32", "float16", "mixed_float16"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_number_is_known(policy, way):
@@ -124,6 +125,7 @@ def test_executions_of_several_steps(tmp_path):
         assert set(entries_of(sample)) == {"weight", "weight_gradient"}
 
 
+@pytest.mark.slow_except("each")
 @pytest.mark.parametrize("clipnorm", [None, 1e9], ids=["each", "joint"])
 def test_replicas_count_their_own_gradients(strategy, clipnorm):
     count = strategy.num_replicas_in_sync
@@ -219,6 +221,7 @@ def test_an_overflow_is_counted():
     assert statistics_of(second, "update")["zeros"] == 100
 
 
+@pytest.mark.slow_except("graph")
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_the_same_to_the_bit(way):
     def run(*callbacks):
@@ -269,6 +272,7 @@ class Interruption(keras.callbacks.Callback):
 PLACES = ["on_train_batch_begin", "on_train_batch_end"]
 
 
+@pytest.mark.slow_except("step-True")
 @pytest.mark.parametrize(
     ("place", "eager"), [*((place, False) for place in PLACES), ("step", True)]
 )
@@ -365,6 +369,7 @@ class StopAt(keras.callbacks.Callback):
             raise StopError
 
 
+@pytest.mark.slow_except("torn-first")
 @pytest.mark.parametrize("order", ["first", "last"])
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_resumed_run_lists_each_step_once(tmp_path, order, torn):
@@ -390,6 +395,7 @@ def test_a_resumed_run_lists_each_step_once(tmp_path, order, torn):
     assert 3 in steps
 
 
+@pytest.mark.slow
 def test_checkpoints_resume_between_epochs(tmp_path):
     def run(epochs):
         model = make_model()

@@ -91,6 +91,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_return_the_same_bits(name, policy):
@@ -200,6 +201,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow_except("call-mixed_float16")
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_pass_that_fails_leaves_the_model_as_it_was(name, policy):

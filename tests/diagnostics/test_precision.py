@@ -101,6 +101,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "policy"), [(mode, each) for mode in QUANTIZED for each in QUANTIZED[mode]]
 )

@@ -7,6 +7,8 @@ from lxml import html
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 SITE = Path(__file__).resolve().parents[2] / "build" / "site"
 MODULES = (keras_mp, keras_mp.layers, keras_mp.ops)
 # By the path of the object, so that a name of two modules is one.

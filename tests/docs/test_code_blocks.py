@@ -36,6 +36,7 @@ def test_pages_have_code():
     assert len(PAGES) > 10
 
 
+@pytest.mark.slow_except("index.md", "quickstart.md")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

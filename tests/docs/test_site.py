@@ -41,6 +41,13 @@ def test_links_do_not_leave_the_site():
             assert path.is_file() and DOCS in path.parents, f"{page}: {target}"
 
 
+def test_the_tests_that_a_page_names_exist():
+    tests = [str(path) for path in (ROOT / "tests").rglob("test_*.py")]
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for name in re.findall(r"`([\w/]*test_\w+\.py)`", page.read_text()):
+            assert any(path.endswith(f"/{name}") for path in tests), f"{page}: {name}"
+
+
 def test_versions_are_those_of_the_package():
     required = configparser.ConfigParser()
     required.read(ROOT / "setup.cfg")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SITE = Path(__file__).resolve().parents[2] / "build" / "site"
 SCRIPT = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 NAMES = ("chromium", "chromium-browser", "google-chrome")

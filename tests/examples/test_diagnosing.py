@@ -23,6 +23,7 @@ def examples_on_path(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_mean_over_many_numbers_are_lost():
     import no_learning
 
@@ -32,6 +33,7 @@ def test_gradients_of_a_mean_over_many_numbers_are_lost():
     assert report.needs_scaling() and report.recovered(2.0**24) > 0.999
 
 
+@pytest.mark.slow
 def test_weights_without_masters_do_not_move():
     import fine_tuning
     from images import denoiser

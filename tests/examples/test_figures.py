@@ -1,6 +1,5 @@
 """The paper's figures of gradients by exponent."""
 
-
 import matplotlib.pyplot as plt
 import pytest
 from experiments.exponents import (

@@ -68,6 +68,7 @@ def pretraining(text, tmp_path_factory):
     return out, pretrain.main(flags)
 
 
+@pytest.mark.slow
 def test_a_larger_stream_changes_nothing_but_its_size(pretraining):
     """All that reads it is an RMS norm: powers of two change no bit of the rest.
 
@@ -104,6 +105,7 @@ PLANNED = {"mixed, plan": "fp32", "mixed, plan, LoRA": "fp32, LoRA"}
 KINDS = ("perplexity before", "perplexity after")
 
 
+@pytest.mark.slow_except("mixed, plan")
 @pytest.mark.filterwarnings("ignore:What `convert` leaves")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting(name, fine_tuned):
@@ -122,6 +124,7 @@ def test_a_setting(name, fine_tuned):
     assert (measures["FP16 share"] > 0.5) == (name in PLANNED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_plan_learns_as_fp32(name, fine_tuned):
     """Of each logit two FP16 roundings, and of each gradient the plan's 2%.

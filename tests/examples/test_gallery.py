@@ -246,6 +246,7 @@ def test_the_pictures_of_the_page_are_there():
     assert [path for path in paths if not (page.PAGE.parent / path).is_file()] == []
 
 
+@pytest.mark.slow
 def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
     """Drawn again they are the same to the byte, by the same version of matplotlib."""
     committed, version = page.FIGURES, f"Matplotlib v{matplotlib.__version__},"

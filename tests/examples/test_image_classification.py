@@ -256,6 +256,7 @@ def few_modules(monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", stages)
 
 
+@pytest.mark.slow_except("*-mixed")
 @pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_step(network, precision, few_modules, monkeypatch):
@@ -342,6 +343,7 @@ def test_the_decay_of_the_weights_is_that_of_the_public_recipes():
 TOY = ["--network=alexnet", "--width=0.03", "--batch=4", "--eval-every=2"]
 
 
+@pytest.mark.slow
 def test_train_in_mixed_precision_and_resume(file, tmp_path):
     flags = [*TOY, f"--data={file}", "--steps=4", "--verbose=0"]
     whole = train.main([*flags, f"--out={tmp_path / 'whole'}"])
@@ -365,6 +367,7 @@ def test_each_setting_trains_its_network():
         assert name.startswith(parse(train.HERE, argv).network)
 
 
+@pytest.mark.slow
 def test_the_converged_network(file, tmp_path):
     """A short run, and the rate: up to the highest, and down to 0 at the end."""
     from image_classification.converged import train as converged

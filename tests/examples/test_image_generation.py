@@ -91,6 +91,7 @@ def test_an_overflow_of_one_is_seen_by_the_scale_of_both():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_each_player_is_trained_by_its_own_loss():
     """Where the other's optimizer stands still, a player's loss falls."""
     images = np.random.default_rng(0).uniform(-1, 1, (16, 8, 8, 3)).astype("float32")
@@ -153,6 +154,7 @@ def flags(tmp_path, monkeypatch):
     return [*tiny.split(), judge, "--steps=2", "--eval-every=1", "--verbose=0"]
 
 
+@pytest.mark.slow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_train(precision, flags, tmp_path):
     from image_generation.train import main
@@ -171,6 +173,7 @@ def test_train(precision, flags, tmp_path):
     assert (sample.shape, sample.dtype) == ((8, 8, 8, 3), np.uint8)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one(flags, tmp_path):
     from image_generation.train import main
 
@@ -185,6 +188,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(flags, tmp_path):
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_checkpoints_are_judged(flags, tmp_path, capsys):
     from image_generation import checkpoints
     from image_generation.train import main

@@ -393,6 +393,7 @@ def flags(tmp_path, monkeypatch):
     return [f"--data={text}", *(f"--{k}={v}" for k, v in TINY.items())]
 
 
+@pytest.mark.slow_except("fp32", "mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_train_in_every_precision(precision, flags, tmp_path):
     run = [*flags, f"--precision={precision}", "--steps=1", f"--out={tmp_path / 'run'}"]
@@ -402,6 +403,7 @@ def test_train_in_every_precision(precision, flags, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(flags, tmp_path):
     whole = train.main([*flags, "--steps=3", f"--out={tmp_path / 'whole'}"])
     train.main([*flags, "--steps=1", f"--out={tmp_path / 'parts'}"])
@@ -441,6 +443,7 @@ def test_too_little_memory_is_told_before_it_is_needed(flags, tmp_path):
         train.main([*flags, "--words=1000000000000", f"--out={tmp_path / 'run'}"])
 
 
+@pytest.mark.slow
 def test_the_table_of_lost_gradients(flags, capsys):
     gradients.main([*flags, "--steps=1", "--batch=1", "--unrolled=1"])
     rows = capsys.readouterr().out.splitlines()

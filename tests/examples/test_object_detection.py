@@ -171,6 +171,7 @@ def test_the_backbone_is_trained_before_the_settings(tmp_path, monkeypatch):
 # --- both networks, trained ------------------------------------------------
 
 
+@pytest.mark.slow_except("mixed-*")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", STEPS)
 def test_one_step_in_every_precision(
@@ -208,11 +209,12 @@ def mixed_or_slow(precisions):
     One step in every precision is a test of its own.
     """
     return [
-        pytest.param(each, marks=() if each == "mixed" else pytest.mark.slow)
+        pytest.param(each, marks=() if each == "mixed" else pytest.mark.xslow)
         for each in precisions
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", mixed_or_slow(STEPS))
 @pytest.mark.parametrize(
@@ -250,6 +252,7 @@ def test_every_precision_trains(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", mixed_or_slow(["fp32", "mixed"]))
 def test_learns_two_images_by_heart(precision, network, images_of_squares):
@@ -286,7 +289,7 @@ def numbers(result):
     return rows, result["measures"], result["loss_scale"]
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     from object_detection.train import main
 
@@ -299,6 +302,7 @@ def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     assert numbers(main([*flags, "--resume"])) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys, monkeypatch):
     from object_detection import gradients as measuring
     from object_detection.figure3 import main as figure3

@@ -211,6 +211,7 @@ def network(layers=2):
     return deep_speech_2(13, 6, **sizes, layers=layers, context=2)
 
 
+@pytest.mark.slow_except("float32-training", "float16-inference")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 def test_padding_changes_nothing(policy, training):
@@ -367,6 +368,7 @@ def test_gradients_of_two_dtypes_are_clipped_together():
     assert [w.numpy().dtype for w in weights] == dtypes
 
 
+@pytest.mark.slow
 def test_a_run(data, tmp_path):
     from speech_recognition.train import main
 
@@ -379,7 +381,7 @@ def test_a_run(data, tmp_path):
     assert 0 < counted == gradients["elements"] < whole["weights"]
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_resumed_run_ends_as_one_that_never_stopped(data, tmp_path):
     from speech_recognition.train import main
 
@@ -409,6 +411,7 @@ def test_gradients_over_training_are_those_of_each_epoch(tmp_path):
     assert {(each["elements"], each["zeros"]) for each in found} == {(4, 0)}
 
 
+@pytest.mark.slow
 def test_figure_2b_of_a_run_in_fp32(data, tmp_path, capsys):
     from speech_recognition.figure2b import FIGURE
     from speech_recognition.train import main

@@ -224,6 +224,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", MODELS)
 def test_source_padding_changes_nothing(options):
     model = make_model(**options)
@@ -234,6 +235,7 @@ def test_source_padding_changes_nothing(options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 @pytest.mark.parametrize("options", MODELS)
 def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
@@ -305,6 +307,7 @@ def test_decay_on_worse():
     assert float(callback.model.optimizer.learning_rate) == 0.25
 
 
+@pytest.mark.slow
 def test_beam_of_one_is_greedy():
     from translation.decoding import beam_search, greedy_search, translate
 
@@ -385,7 +388,7 @@ def translations(folder):
     return json.loads((folder / "translations.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_train_in_fp32(corpus, tmp_path):
     from translation.train import main
 
@@ -427,7 +430,7 @@ def mirrored(strategy, monkeypatch):
     return "--strategy=mirrored"
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_train_on_replicas(corpus, tmp_path, mirrored, monkeypatch):
     from translation import train
 
@@ -450,7 +453,7 @@ def test_a_batch_that_replicas_cannot_share(mirrored):
         main(["--batch=15", mirrored])
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_path):
     from translation.train import main
 
@@ -465,7 +468,7 @@ def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_pat
     assert perplexities(anew) == perplexities(first)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_legacy_preset_runs(corpus, tmp_path):
     from translation.train import main
 
@@ -474,7 +477,7 @@ def test_legacy_preset_runs(corpus, tmp_path):
     assert math.isfinite(result["measures"]["held-out perplexity"])
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_step_time(corpus, capsys):
     from translation.step_time import RUNS, main
 

@@ -130,6 +130,7 @@ def bccd(tmp_path):
     return [*tiny.split(), f"--data={path}", "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
+@pytest.mark.slow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_image_to_image(precision, bccd):
     from where_it_breaks.image_to_image.train import main
@@ -146,6 +147,7 @@ def test_image_to_image(precision, bccd):
 # --- super_resolution ------------------------------------------------------
 
 
+@pytest.mark.slow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_super_resolution(precision, bccd):
     from where_it_breaks.super_resolution.train import main
@@ -207,6 +209,7 @@ def cifar(tmp_path, monkeypatch):
     return [*tiny.split(), "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
+@pytest.mark.slow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_fine_tuning(precision, cifar):
     from where_it_breaks.fine_tuning.train import main
@@ -218,6 +221,7 @@ def test_fine_tuning(precision, cifar):
     assert 0.1 < measures["unmoved"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--round-weights"]], ids=["fp32", "rounded"])
 def test_the_statistics_alone(more, cifar):
     """Weights that are but rounded have not moved."""
@@ -227,6 +231,7 @@ def test_the_statistics_alone(more, cifar):
     assert result["measures"]["unmoved"] == 1
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_the_weights_of_pre_training(cifar, tmp_path):
     from where_it_breaks.fine_tuning.train import main
 

@@ -74,6 +74,7 @@ def test_each_layer_adds_as_many_instructions(name, arguments, shape, options):
     assert four - two <= 2 * (two - one) + 8
 
 
+@pytest.mark.slow
 def test_xla_compiles_a_deep_model_in_seconds():
     # Branches in the graph made XLA compute with all numbers before them, one by one,
     # to find out what is constant: 30 s here, and more for larger inputs.

@@ -634,6 +634,7 @@ def assert_close(actual, expected, roundings, unit, what):
     )
 
 
+@pytest.mark.slow_except("batch-norm", "conv2d", "dense", "heads", "lstm", "softmax")
 @EVERY_CASE
 def test_float32_is_what_keras_computes(case):
     ours, theirs = pair(case, "float32", "float32")
@@ -670,6 +671,7 @@ def expected_of(name, half):
 SINCE = dict.fromkeys(("attention-masked", "additive-masked"), needs("Keras", 3, 12))
 
 
+@pytest.mark.slow_except("*-mixed_float16-eager")
 @pytest.mark.parametrize(
     ("name", "policy", "mode"),
     [pytest.param(*run, marks=SINCE.get(run[0], ())) for run in RUNS.values()],
@@ -709,6 +711,7 @@ PRODUCT_RUNS = {
 }
 
 
+@pytest.mark.slow_except("dense-*", "heads-*-eager")
 @pytest.mark.parametrize(
     ("name", "policy", "mode"), PRODUCT_RUNS.values(), ids=PRODUCT_RUNS
 )
@@ -740,6 +743,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.slow_except("conv-lstm2d-graph")
 @pytest.mark.parametrize(("name", "mode"), EMPTY.values(), ids=EMPTY)
 def test_a_batch_without_examples(name, mode):
     """The share of a replica where a batch has fewer examples than there are replicas.

@@ -240,6 +240,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_except("plain-graph")
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @EACH_POLICY
 def test_a_model_trains_as_in_fp32(policy, way):
@@ -353,6 +354,7 @@ def test_weights_that_are_stored_in_fp16_stay_so_in_a_file(tmp_path):
     assert [w.dtype for w in loaded.weights] == ["float16"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["int8", "float8", "int4"])
 def test_quantized_is_what_keras_computes(mode):
     x, results = numbers(4, 8), []

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_mp import layers
 
+pytestmark = pytest.mark.slow
+
 IMAGES, ROWS = (4, 4, 6, 8), (4, 8)
 CASES = {
     "batch-training": ("BatchNormalization", {}, IMAGES, {"training": True}),

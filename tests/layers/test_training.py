@@ -34,6 +34,7 @@ def image_model():
     ]
 
 
+@pytest.mark.slow_except("*_model-float16-*")
 @pytest.mark.parametrize(
     ("make", "policy", "jit"),
     [
@@ -78,6 +79,7 @@ def images(number):
     return x.astype("float32"), y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "jit"), [("mixed_float16", True), ("float16", False)]
 )
@@ -133,6 +135,7 @@ numpy.save({str(tmp_path / "y.npy")!r}, model(numpy.ones((1, 5, 4))))
     np.testing.assert_array_equal(found, model(np.ones((1, 5, 4))))
 
 
+@pytest.mark.slow
 def test_on_two_replicas(strategy):
     with strategy.scope():
         model = keras.Sequential(
@@ -148,6 +151,7 @@ def test_on_two_replicas(strategy):
     assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_replica_without_examples_takes_part(strategy):
     # Of 5 examples in batches of 4, the last is one for the first replica alone.
     keras.config.set_dtype_policy("mixed_float16")
@@ -165,6 +169,7 @@ def test_a_replica_without_examples_takes_part(strategy):
             assert np.any(copy != old), weight.path
 
 
+@pytest.mark.slow_except("Flatten-mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("end", ["Flatten", "GlobalAveragePooling2D"])
 def test_a_replica_without_examples_convolves(end, policy, strategy):

@@ -87,6 +87,7 @@ def test_cases(library, name):
     FUNCTIONS[name].check(eager, cases_of(name))
 
 
+@pytest.mark.slow
 @EACH
 def test_few_cases(route, name):
     FUNCTIONS[name].check(route, FEW_CASES)
@@ -116,6 +117,7 @@ ROWS = {
 EXTREME = np.float16(list(ROWS.values()))
 
 
+@pytest.mark.slow_except("native-*")
 @EACH
 def test_extreme_logits(route, name):
     def ones(shape):
@@ -150,6 +152,7 @@ DTYPE_PAIRS = (
 )
 
 
+@pytest.mark.slow_except("native-*")
 @pytest.mark.parametrize(
     "dtypes", DTYPE_PAIRS, ids=[" to ".join(pair) for pair in DTYPE_PAIRS]
 )

@@ -161,6 +161,7 @@ RANGES = {
 }
 
 
+@pytest.mark.slow_except("graph-*", "xla-native-both-ends")
 @pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
 def test_scaled_products_of_any_range(every_route, ranges):
     """The bound of the docstring holds; no number is subnormal here."""
@@ -200,6 +201,7 @@ def test_tensors_of_zeros_and_of_subnormal_numbers(route, value):
 NOT_FINITE = pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
 
 
+@pytest.mark.slow_except("*-nan-*")
 @PLAIN_AND_SCALED
 @NOT_FINITE
 def test_what_is_not_finite_comes_through(route, value, scaled):

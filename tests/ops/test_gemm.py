@@ -105,6 +105,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_batches(route, batches, transposed):
@@ -113,6 +114,7 @@ def test_batches(route, batches, transposed):
     check(route, a, b, draw(3, 17), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", SIZES)
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), TRANSPOSES)
 def test_sizes(ops_mode, k, transpose_a, transpose_b):
@@ -134,6 +136,7 @@ def test_the_largest_sizes(route):
     check(route, *operands(989, 217, 989))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["native"], indirect=True)
 def test_2000_random_shapes(library):
     random = np.random.default_rng(20)

@@ -54,6 +54,7 @@ def value_and_gradients(run, given):
     return found
 
 
+@pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients(route, dtype):
     for name in ("plain", "tied", "soft"):
@@ -71,6 +72,7 @@ def test_cases(library, name, dtype):
         assert_within(value_and_gradients(lambda f: f, given), expected(given), name)
 
 
+@pytest.mark.slow_except("*-rest")
 @pytest.mark.parametrize("name", LARGE)
 def test_several_blocks(route, name):
     rows, size, words, options = LARGE[name]
@@ -107,7 +109,7 @@ def test_random_problems(library):
     check_random_problems(60)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_many_random_problems(library):
     check_random_problems(5000)
 
@@ -140,6 +142,7 @@ def test_logits_beyond_65504(route):
     assert compute(inputs, kernel).numpy().tolist() == [80000.0]
 
 
+@pytest.mark.slow_except("native-*", "xla-*-60")
 @pytest.mark.parametrize("upstream", [2.0**-24, 2.0**-60, 2.0**15])
 def test_probabilities_do_not_round_to_zero(route, upstream):
     """1/1000 of 2^-24 is 0 in FP16; a sum of inputs of 2^15 is beyond it."""
@@ -255,6 +258,7 @@ def test_logits_that_are_not_finite(route, dtype):
     assert np.isnan(loss[2:]).all()
 
 
+@pytest.mark.slow_except("*-float16", "reference-*")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows(route, dtype):
     @route

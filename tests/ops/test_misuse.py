@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("program", "fewest"), [("misuse.py", 1500), ("misuse_of_calls.py", 100)]

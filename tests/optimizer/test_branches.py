@@ -45,6 +45,7 @@ def apply_in_a_case(optimizer, gradients):
     tf.switch_case(tf.cast(gradients[0][0] > 0, "int32"), branches)
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     "act",

@@ -53,6 +53,7 @@ RUNS = [(name, "eager", True) for name in OPTIMIZERS]
 RUNS += [("adam", "graph", True), ("adam", "xla", True), ("adam", "eager", False)]
 
 
+@pytest.mark.slow_except("sgd-*")
 @pytest.mark.parametrize(("name", "mode", "by_build"), RUNS)
 def test_as_by_keras_alone(name, mode, by_build):
     bare = trained(OPTIMIZERS[name], "float32", mode, by_build)

@@ -40,6 +40,7 @@ def ones(*weights):
     return [tf.ones(weight.shape, weight.dtype) for weight in weights]
 
 
+@pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @pytest.mark.filterwarnings("ignore:A training step assigns 2 times")
 @MODES
 @HALVES
@@ -61,6 +62,7 @@ def test_a_change_that_is_undone_leaves_the_master(form, dtype, mode):
     oracle.assert_same_bits(oracle.value(optimizer.master_weights[0]), expected)
 
 
+@pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @MODES
 @HALVES
 @FORMS_WITH_MASTERS
@@ -106,6 +108,7 @@ def test_what_16_bits_cannot_hold_is_added_up(form, dtype):
         oracle.assert_same_bits(oracle.value(weight), oracle.rounded(expected, dtype))
 
 
+@pytest.mark.slow_except("*-eager", "remainders-xla")
 @MODES
 @FORMS_WITH_MASTERS
 def test_fp32_weights_compute_like_variables(form, mode):

@@ -159,6 +159,7 @@ def test_the_table_has_every_optimizer_of_keras():
     assert found == classes - others
 
 
+@pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_the_bare_optimizer_to_the_bit(name, policy):
@@ -171,6 +172,7 @@ def test_equals_the_bare_optimizer_to_the_bit(name, policy):
     assert {weight.dtype for weight in weights} == {dtype}
 
 
+@pytest.mark.slow_except("adam-*")
 @pytest.mark.parametrize(
     ("name", "policy"),
     [(name, "float16") for name in OPTIMIZERS]
@@ -276,6 +278,7 @@ def with_options(cls, option, **others):
     return make
 
 
+@pytest.mark.slow_except("*-float32-eager")
 @pytest.mark.parametrize(
     ("dtype", "mode"),
     [("float32", "eager"), ("float16", "eager"), ("float16", "xla")],
@@ -301,6 +304,7 @@ def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
 OPTIONS_OF_ALL = ["global_clipnorm", "clipvalue", "weight_decay", "schedule"]
 
 
+@pytest.mark.slow_except("adam-*-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("option", OPTIONS_OF_ALL)
 @pytest.mark.parametrize("name", [n for n in ROWS if n not in WITHOUT_OPTIONS])
@@ -326,6 +330,7 @@ def test_a_negative_clipvalue_clips_nothing(name):
     assert_every_step_moves_everything(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_changes_the_result(option):
     """Or the test above tests nothing."""
@@ -343,6 +348,7 @@ def filled(value, dtype, shape=(2,), name="kernel"):
         return keras.Variable(np.full(shape, value), dtype=dtype, name=name)
 
 
+@pytest.mark.slow_except("adamw-inner-*")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("how", ["list", "names"])
 @pytest.mark.parametrize("where", ["inner", "wrapper"])
@@ -432,6 +438,7 @@ def test_setting_the_learning_rate(mode):
     assert float(optimizer.inner_optimizer.learning_rate) == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
@@ -499,12 +506,14 @@ def run_sparse(make, dtype, mode, index_dtype="int32", roundings=0):
     assert int(optimizer.iterations) == len(SPARSE_STEPS) // accumulation
 
 
+@pytest.mark.slow_except("sgd-*", "adam-*")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_sparse_gradients_with_duplicates(name, dtype):
     run_sparse(OPTIMIZERS[name], dtype, "eager", roundings=ROUNDINGS.get(name, 0))
 
 
+@pytest.mark.slow_except("adam")
 @pytest.mark.parametrize(
     "name", ["sgd", "rmsprop", "adagrad", "adadelta", "sgd_momentum", "adam"]
 )
@@ -517,12 +526,14 @@ def test_sparse_gradients_in_a_graph(index_dtype):
     run_sparse(OPTIMIZERS["sgd"], "float16", "graph", index_dtype, oracle.OPERATIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("cls", [optimizers.SGD, optimizers.Adagrad])
 def test_sparse_gradients_with_option(cls, option):
     run_sparse(with_options(cls, option), "float16", "eager")
 
 
+@pytest.mark.slow_except("*-eager")
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", "adagrad", "adadelta"])
 def test_rows_without_a_gradient_are_not_written(name, mode):
@@ -749,6 +760,7 @@ def test_variables_of_several_dtypes_in_one_step():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (217,)], ids=str)
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 def test_shapes(shape, mode):

@@ -390,6 +390,7 @@ def test_swap_ema_weights_on_epoch(compiled):
         assert kernel(model) == [-2.25, -2.25]
 
 
+@pytest.mark.slow
 def test_swap_ema_weights_in_evaluate(compiled):
     for callback in swap_callbacks(compiled()):
         model, observer = compiled(**EMA), Observer()
@@ -403,6 +404,7 @@ def test_swap_ema_weights_in_evaluate(compiled):
         assert kernel(model) == [3.25, 3.25]
 
 
+@pytest.mark.slow
 def test_swap_ema_weights_in_predict(compiled):
     """Keras's own callback does not swap back at the end of `predict`."""
     model = compiled(**EMA)

@@ -115,12 +115,14 @@ def run_with_injections(make, dtype, mode, seed, steps=24):
     assert machine.skipped_steps > 5 and finite_steps > 5
 
 
+@pytest.mark.slow_except("adam_*-float16", "sgd-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", INNER)
 def test_overflows_leave_no_trace(name, dtype):
     run_with_injections(INNER[name], dtype, "eager", seed=len(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -134,6 +136,7 @@ def test_overflows_leave_no_trace_under_xla(name, dtype):
     run_with_injections(INNER[name], dtype, "xla", seed=len(name))
 
 
+@pytest.mark.slow
 def test_overflows_leave_no_trace_in_a_graph():
     run_with_injections(INNER["adam_accumulation"], "float16", "graph", seed=0)
 
@@ -183,6 +186,7 @@ def test_each_bad_value_in_each_place(mode):
     assert float(optimizer.loss_scale) == 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "adam_ema", "adam_accumulation"])
 def test_sparse_overflows_leave_no_trace(name, mode):
@@ -288,6 +292,7 @@ def test_constant_scale_skips_too():
     assert int(optimizer.skipped_steps) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_fit_goes_on_past_a_bad_batch(policy, xla):

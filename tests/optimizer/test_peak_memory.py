@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent / "peak_of_a_step.py"
 # As `bytes_per_parameter` counts them.
 COUNTED = {

@@ -55,6 +55,7 @@ def stored(optimizer):
     return {v.path: oracle.value(v) for v in optimizer.variables}
 
 
+@pytest.mark.slow_except("adam-*", "*-eager")
 @MODES
 @pytest.mark.parametrize("rule", RULES)
 def test_remainders_are_fp32_masters_to_the_bit(rule, mode):
@@ -135,6 +136,7 @@ def saved_arrays(optimizer):
     return store
 
 
+@pytest.mark.slow_except("adamw-*")
 @pytest.mark.parametrize("route", CONSTRAINTS)
 @pytest.mark.parametrize("options", AROUND)
 @pytest.mark.parametrize("rule", OPTIMIZERS)
@@ -158,6 +160,7 @@ def test_remainders_are_fp32_masters_with_options(rule, options, route):
     assert int(found.iterations) == int(masters.iterations) == 6 // steps
 
 
+@pytest.mark.slow_except("accumulation, ema-both-graph")
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("form", ["both", "no masters, int8"])
 @pytest.mark.parametrize("options", AROUND)
@@ -175,6 +178,7 @@ def test_options_are_those_of_keras(options, form, mode):
         oracle.assert_same_bits(oracle.value(weight), rounded)
 
 
+@pytest.mark.slow_except("adam-*")
 @MODES
 @pytest.mark.parametrize("rule", ["sgd", "adam", "rmsprop_momentum"])
 def test_remainders_of_bfloat16(rule, mode):
@@ -190,6 +194,7 @@ def test_remainders_of_bfloat16(rule, mode):
     assert np.count_nonzero(ulps) <= 1  # of 77 masters, in four steps
 
 
+@pytest.mark.slow_except("adam-float16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_a_thousand_steps_with_remainders(rule, dtype):
@@ -212,6 +217,7 @@ def test_a_thousand_steps_with_remainders(rule, dtype):
     np.testing.assert_allclose(others, masters, rtol=2.0**-20)
 
 
+@pytest.mark.slow_except("adam-*", "*-both")
 @pytest.mark.parametrize(
     ("rule", "form"),
     [
@@ -236,6 +242,7 @@ def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
         oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
 
 
+@pytest.mark.slow_except("adam-*")
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_plain_route_in_a_graph(rule, mode):
@@ -311,6 +318,7 @@ SAVED |= {
 }
 
 
+@pytest.mark.slow_except("adam-*", "adamw*-both")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", SAVED)
 def test_a_saved_form_is_loaded_into_every_other(rule, form):
@@ -335,6 +343,7 @@ def test_a_saved_form_is_loaded_into_every_other(rule, form):
             np.testing.assert_allclose(np.asarray(other), np.asarray(mine), rtol=2e-3)
 
 
+@pytest.mark.slow_except("both-*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_goes_on_from_a_file_to_the_bit(form, options, tmp_path):
@@ -403,6 +412,7 @@ def test_a_weight_is_excluded_from_decay(form, is_built):
     np.testing.assert_allclose(halved, start[1].astype("float32") / 2, rtol=2.0**-10)
 
 
+@pytest.mark.slow_except("*plain*", "*both-options*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
 def test_replicas_store_what_one_process_does(strategy, form, options):

@@ -41,6 +41,7 @@ def planned(model, x, y):
     return plan, plan.apply(model)
 
 
+@pytest.mark.slow_except("OPT")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_planned_model_trains_as_in_fp32(name):
     x, y = batch(name)
@@ -53,6 +54,7 @@ def test_a_planned_model_trains_as_in_fp32(name):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outliers", [2e4, 1e5])
 @pytest.mark.parametrize("name", [case(name) for name in TRACED])
 def test_smaller_outliers(name, outliers):
@@ -75,6 +77,7 @@ OTHER_OVERFLOWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_OVERFLOWS)
 def test_other_overflows(name):
     family, outliers, options = OTHER_OVERFLOWS[name]
@@ -89,6 +92,7 @@ def test_other_overflows(name):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.slow
 def test_scores_beyond_fp16_are_as_exact_as_fp16_queries_and_keys_allow():
     x, y = batch("Qwen")
     options = {"change": large_scores}
@@ -104,6 +108,7 @@ def test_scores_beyond_fp16_are_as_exact_as_fp16_queries_and_keys_allow():
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:After 5 skipped steps")
 def test_outliers_that_appear_after_50_steps():
     (x, y), patience = batch("Llama"), 5
@@ -120,6 +125,7 @@ def test_outliers_that_appear_after_50_steps():
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow_except("GPT2")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_model_without_outliers_gets_an_empty_plan(name):
     model = compiled(name, 0.0, "mixed_float16")

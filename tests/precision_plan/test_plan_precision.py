@@ -82,12 +82,14 @@ def policy(request):
     return request.param
 
 
+@pytest.mark.slow_except("mixed_float16")
 def test_a_model_that_fp16_suits_gets_an_empty_plan(policy):
     plan = keras_mp.plan_precision(compiled(language_model()), WORDS, NEXT)
     assert plan.ways == {} and plan.float16_share == 1.0
     assert plan.gradient_error < 0.02 and "FP16 throughout" in str(plan)
 
 
+@pytest.mark.slow_except("mixed_float16", "float16")
 def test_outliers_in_the_residual_stream(policy):
     model = compiled(language_model(6e4))
     before = state_of(model)
@@ -114,6 +116,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow_except("mixed_float16-xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_planned_model_trains_as_in_fp32(mode, policy):
     planned = compiled(language_model(6e4), **MODES[mode])
@@ -409,6 +412,7 @@ def compiled_afterwards(model):
 ORDERS = (before_convert, after_convert, with_lora, lora_afterwards)
 
 
+@pytest.mark.slow_except("before_convert")
 @pytest.mark.parametrize("order", (*ORDERS, compiled_afterwards))
 def test_orders_of_what_changes_a_model(order):
     keras.config.set_dtype_policy("mixed_float16")
@@ -445,6 +449,7 @@ def test_lora_beside_weights_stored_in_fp16(name, outer, inner):
     np.testing.assert_array_equal(y, np.full((1, 3), 30.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [with_lora, lora_afterwards])
 def test_lora_and_a_plan_with_weights_stored_in_fp16(order):
     keras.config.set_dtype_policy("float16")
@@ -454,6 +459,7 @@ def test_lora_and_a_plan_with_weights_stored_in_fp16(order):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.slow
 def test_blocks_that_are_rematerialized():
     keras.config.set_dtype_policy("mixed_float16")
     names = ["first", "second"]  # in a graph Keras passes no keyword arguments on
@@ -464,6 +470,7 @@ def test_blocks_that_are_rematerialized():
     assert losses[2] < losses[0] < 4.0
 
 
+@pytest.mark.slow
 def test_replicas(strategy):
     keras.config.set_dtype_policy("mixed_float16")
     plan = keras_mp.plan_precision(compiled(language_model(6e4)), WORDS, NEXT)

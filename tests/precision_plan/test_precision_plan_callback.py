@@ -83,6 +83,7 @@ def planned(**options):
 CHANGES = pytest.mark.filterwarnings("ignore:After .* skipped steps")
 
 
+@pytest.mark.slow
 def test_without_it_every_step_is_skipped_from_then_on():
     keras.config.set_dtype_policy("mixed_float16")
     model = growing_model(jit_compile=False)
@@ -90,6 +91,7 @@ def test_without_it_every_step_is_skipped_from_then_on():
     assert int(model.optimizer.skipped_steps) == STEPS - GROWS_AT
 
 
+@pytest.mark.slow_except("graph")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_outgrows_fp16_goes_on(mode):
     keras.config.set_dtype_policy("mixed_float16")
@@ -108,6 +110,7 @@ def test_a_run_that_outgrows_fp16_goes_on(mode):
     assert loss == pytest.approx(fit(reference, STEPS - skipped), rel=1e-3)
 
 
+@pytest.mark.slow
 @CHANGES
 @pytest.mark.parametrize(
     ("model_class", "policy"),
@@ -135,6 +138,7 @@ def test_train_on_batch_in_a_loop_of_ones_own():
     assert int(model.optimizer.skipped_steps) == PATIENCE
 
 
+@pytest.mark.slow
 @CHANGES
 def test_a_plan_that_was_applied_is_extended():
     keras.config.set_dtype_policy("mixed_float16")
@@ -151,6 +155,7 @@ def test_a_plan_that_was_applied_is_extended():
     assert {x.dtype_policy.name for x in model.layers[1:]} == {"mixed_float16"}
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_help_is_said_once_in_a_doubled_streak():
     keras.config.set_dtype_policy("mixed_float16")
     model = growing_model(jit_compile=False)
@@ -162,6 +167,7 @@ def test_a_plan_that_does_not_help_is_said_once_in_a_doubled_streak():
     assert streaks == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE]
 
 
+@pytest.mark.slow
 def test_a_run_without_overflows_stays_as_it_is():
     keras.config.set_dtype_policy("mixed_float16")
     model, callback = growing_model(jit_compile=False), planned()

@@ -107,6 +107,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
+@pytest.mark.slow
 def test_builds_again_after_its_ninja_was_deleted(tree, tmp_path):
     """As that of the environment in which `pip install .` built."""
     tree.builds()
@@ -116,6 +117,7 @@ def test_builds_again_after_its_ninja_was_deleted(tree, tmp_path):
     tree.builds(PATH=path)
 
 
+@pytest.mark.slow
 def test_a_setting_of_an_earlier_build_is_not_kept(tree):
     """Where `make` said OFF, `pip install .` builds what CMake finds."""
     for settings, expected in (({"KERAS_MP_CUDA": "OFF"}, "OFF"), ({}, "ON")):
@@ -123,6 +125,7 @@ def test_a_setting_of_an_earlier_build_is_not_kept(tree):
         assert (tree.sources / "custom_ops" / "cuda.txt").read_text() == expected
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_compiled_again(tree):
     tree.write("other.cc", "int other() { return 0; }\n")
     tree.write("CMakeLists.txt", CMAKE.replace("kernel.cc", "kernel.cc other.cc"))

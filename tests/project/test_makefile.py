@@ -1,4 +1,4 @@
-"""Makefile: whether the CUDA kernels are built, and which tests run."""
+"""Makefile: whether the CUDA kernels are built."""
 
 import os
 import re
@@ -151,23 +151,3 @@ def test_the_cuda_wheel_leaves_the_other_alone(make):
     told = make("--dry-run", "wheel", "DIST=dist-cuda").stdout
     assert "--wheel-dir dist-cuda" in told
     assert not re.search(r"dist(?!-)\b[^-]", told.replace("--dist", ""))
-
-
-@pytest.mark.parametrize(
-    ("goals", "marks"),
-    [
-        (["test"], ["not slow and not full"]),
-        (["test-all"], ["not slow"]),
-        (["test", "test-all"], ["not slow and not full", "full and not slow"]),
-    ],
-    ids=["test", "test-all", "both"],
-)
-def test_no_test_runs_twice(goals, marks, make):
-    told = make("--dry-run", *goals).stdout
-    native = [line for line in told.splitlines() if "KERAS_MP_OPS=native" in line]
-    assert [re.search("-m '(.*?)'", line)[1] for line in native] == marks
-    assert told.count("--test-dir build/cpp-plain") == 1
-    again = "test-all" in goals
-    assert told.count("--test-dir build/cpp-memory") == again
-    assert told.count("KERAS_MP_OPS=reference") == again
-    assert told.count("auditwheel repair") == again

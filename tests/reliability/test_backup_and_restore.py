@@ -10,6 +10,8 @@ import pytest
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, BATCHES = 3, 2
 
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 
 class State:
     """A variable that holds the number of the checkpoint it belongs to."""

@@ -14,6 +14,8 @@ import pytest
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 
 

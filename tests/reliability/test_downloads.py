@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 KEPT = ["fra-eng.zip", "fra-eng.zip.sha256"]
 TEXT = "".join(f"Go {i}.\tVa {i} !\n" for i in range(500)).encode()
 

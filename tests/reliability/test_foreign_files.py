@@ -117,6 +117,7 @@ def bring(brought, place):
     return edit
 
 
+@pytest.mark.slow_except("byte_code-*", "*-layer")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("brought", BROUGHT)
 def test_no_code_comes_with_a_config(brought, place, saved, tmp_path):

@@ -24,6 +24,8 @@ import tensorflow as tf
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 # What a killed process may do at most before it is killed, and after that at random.
 STEPS_AT_MOST, SECONDS_AT_MOST = 8, 0.03
 # More than any process can do in both, so that every kill finds it at work.
@@ -229,7 +231,7 @@ def test_a_run_killed_once(tmp_path):
         assert_as_if_never_killed(tmp_path / route)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_run_killed_fifty_times(route, tmp_path):
     while_writing = run_as_script(tmp_path, 50, route)[route]

@@ -17,6 +17,8 @@ import pytest
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 # What Python tells its audit hooks of, where a save touches the disk.
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove")
 NEVER = 10**9
@@ -120,7 +122,7 @@ def test_killed_before_each_access_to_the_disk(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_killed_after_each_byte(tmp_path):
     kills = killed_saves(tmp_path, "byte", 1)
     first, second = sorted(tmp_path.iterdir())

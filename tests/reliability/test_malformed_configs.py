@@ -17,6 +17,8 @@ import pytest
 import keras_mp
 from keras_mp.arguments import short_repr
 
+pytestmark = pytest.mark.slow
+
 
 def nested(depth):
     value = []
@@ -333,7 +335,7 @@ def test_a_few_layers():
         check_layer(name, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize(
     ("name", "count"),
     [("wrapper", 2000), ("constant", 500), ("dynamic", 1000), ("regularizer", 500)],
@@ -342,7 +344,7 @@ def test_many_objects(name, count):
     check_objects(name, count)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("name", sorted(set(keras_mp.layers.__all__) - {"Probe"}))
 def test_many_layers(name):
     check_layer(name, 40)

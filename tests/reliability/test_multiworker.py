@@ -109,7 +109,7 @@ KILLS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("case", KILLS)
 def test_workers_killed_at_other_moments(case, tmp_path, example, arguments, capsys):
     workers = run(tmp_path, arguments, KILLS[case])
@@ -118,7 +118,7 @@ def test_workers_killed_at_other_moments(case, tmp_path, example, arguments, cap
     check(workers, example, arguments, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_workers_that_see_different_checkpoints_stop(tmp_path, example, arguments):
     homes = [tmp_path / "first", tmp_path / "second"]
     for home in homes:
@@ -140,7 +140,7 @@ def saved(folder):
     return sorted(path.name for path in folder.glob("checkpoints/*.npz"))
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_the_translator_goes_on_after_a_kill(tmp_path):
     nouns, verbs = [f"noun{i}" for i in range(20)], [f"verb{i}" for i in range(10)]
     lines = [
@@ -176,7 +176,7 @@ except ValueError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_fit_fails_in_keras_itself(tmp_path):
     """Once it does not, the limit in the README is out of date."""
     workers = Workers(tmp_path, "-c", FIT)

@@ -16,6 +16,8 @@ import tensorflow as tf
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 RATE = 2.0**-3
 BAD_VALUES = (np.inf, -np.inf, np.nan)
 RULE = {"growth_interval": 2, "hysteresis": 2, "min_scale": 2.0**4, "max_scale": 2.0**9}
@@ -173,13 +175,13 @@ def test_a_short_storm_on_two_replicas(strategy):
         storm(on_replicas(strategy), 2, steps=100)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_steps(mode):
     storm(on_one_device(mode), 1, steps=10_000)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_ten_thousand_steps_on_two_replicas(strategy):
     with strategy.scope():
         storm(on_replicas(strategy), 2, steps=10_000)

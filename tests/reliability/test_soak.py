@@ -19,6 +19,8 @@ import tensorflow as tf
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 STEPS_PER_EPOCH = 500
 RULE = {"growth_interval": 20, "min_scale": 2.0**4, "max_scale": 2.0**9}
 PAGE = resource.getpagesize()
@@ -107,7 +109,7 @@ def test_two_thousand_steps():
     soak_in_a_process(4, "graph", megabytes=2)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("route", ["graph", "xla"])
 def test_a_hundred_thousand_steps(route):
     # Over the last 90,000 steps 4 MB are 47 bytes a step: one small object of Python.

@@ -171,7 +171,7 @@ class Environment:
         done = self.run(
             *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore-glob=*hub*"),
             *("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "worksteal"),
-            *("-m", "not slow and not full", *tests),
+            *("-m", "not slow and not xslow", *tests),
             mode="native" if self.pair.is_native else "reference",
             check=False,
         )

@@ -162,6 +162,7 @@ def test_dropout_of_additive_attention_has_the_masks_of_keras():
     assert np.any(np.abs(ours - made[1]([x, x])) > 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(
     ("name", "options"),

@@ -67,6 +67,7 @@ def test_the_same_weights_are_dropped_in_every_way(name):
     assert np.max(np.abs(without[0] - wanted[0])) > 0.1
 
 
+@pytest.mark.slow_except("heads")
 @EACH
 def test_graphs_and_xla_drop_what_eager_drops(name):
     eager = make(name)
@@ -83,6 +84,7 @@ def test_graphs_and_xla_drop_what_eager_drops(name):
             assert_close([np.float64(call(X))], [wanted])
 
 
+@pytest.mark.slow_except("heads")
 @EACH
 def test_two_trainings_with_one_seed_are_equal(name):
     found = []
@@ -154,6 +156,7 @@ def test_on_a_gpu_it_is_the_dropout_of_keras(name, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-16)
 
 
+@pytest.mark.slow_except("heads")
 @EACH
 def test_a_replica_drops_as_a_layer_alone(name, strategy):
     with strategy.scope():

@@ -7,6 +7,8 @@ from families import assert_family, products_and_sums_in_16_bits, traced
 
 import keras_mp
 
+pytestmark = pytest.mark.slow
+
 # The smallest member of each family, and the smallest images that it takes.
 FAMILIES = {
     "ConvNeXtTiny": 32,
@@ -30,7 +32,7 @@ FAST = ("MobileNet", "MobileNetV3Small", "VGG16")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        pytest.param(name, marks=() if name in FAST else pytest.mark.xslow)
         for name in FAMILIES
     ],
 )

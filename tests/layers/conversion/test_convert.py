@@ -537,6 +537,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.slow_except("dense-keras")
 @pytest.mark.parametrize("package", [keras.layers, layers], ids=["keras", "keras_mp"])
 @pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
 def test_there_and_back_again_leaves_no_trace(make, package):

@@ -22,6 +22,7 @@ def there_and_back(model):
     return keras_mp.to_keras(keras_mp.convert(model))
 
 
+@pytest.mark.slow_except("affine-convert")
 @pytest.mark.parametrize("change", [keras_mp.convert, there_and_back])
 @pytest.mark.parametrize("is_affine", [False, True], ids=["statistics", "affine"])
 def test_outside_of_the_scope(strategy, is_affine, change):

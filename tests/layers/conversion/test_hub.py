@@ -6,6 +6,8 @@ import pytest
 from families import assert_family
 from hub_models import inputs_of, make_backbone
 
+pytestmark = pytest.mark.slow
+
 # Backbone: the classes whose own code computes products or sums: `keras_mp` has no
 # counterpart of them, and says so.
 BACKBONES = {
@@ -33,7 +35,7 @@ FAST = ("Bert", "GPT2", "Mistral")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        pytest.param(name, marks=() if name in FAST else pytest.mark.xslow)
         for name in BACKBONES
     ],
 )

@@ -341,6 +341,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.slow_except("*-float16-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_lora_is_that_of_keras():
     np.testing.assert_allclose(ours(x), theirs(x), rtol=0, atol=3 * 8 * 2.0**-11)
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_quantized_is_what_keras_computes(name, mode):

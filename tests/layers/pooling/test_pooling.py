@@ -236,6 +236,7 @@ def test_windows_that_skip_numbers(rank, jit):
     np.testing.assert_array_equal(gradient.numpy()[first], [0.5, 0.5, 0, 0.5, 0.5])
 
 
+@pytest.mark.slow
 def test_where_tensorflow_chooses_what_xla_compiles():
     """It is told by an environment variable, when it is imported."""
     code = """

@@ -168,6 +168,7 @@ def test_the_recurrent_gradient_is_summed_over_time_in_fp32(name):
     np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @EACH
 def test_inside_of_keras_wrappers(name):
     results = []

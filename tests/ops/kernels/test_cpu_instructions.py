@@ -98,6 +98,7 @@ def test_every_cpu_has_the_portable_kernels_and_the_fastest_are_the_default():
     assert native.cpu_instructions() == chosen
 
 
+@pytest.mark.slow_except("portable")
 @pytest.mark.parametrize("name", native.supported_cpu_instructions())
 def test_a_set_that_this_cpu_has_is_used(name):
     lines = [line.split(":", 1) for line in run(MULTIPLY, name).splitlines()]
@@ -105,6 +106,7 @@ def test_a_set_that_this_cpu_has_is_used(name):
     assert told["cpu"] == told["used"] == name
 
 
+@pytest.mark.slow
 def test_another_one_is_an_error():
     message = run(REFUSE, "AVX2")
     assert "Received: KERAS_MP_CPU_ISA='AVX2'" in message

@@ -163,6 +163,7 @@ def test_an_empty_mode_is_the_default(ops_mode):
     assert native.mode() == "auto"
 
 
+@pytest.mark.slow
 def test_the_library_is_loaded_when_an_op_is_called():
     """Not on import: a program that needs no op works where the library is broken."""
     code = (

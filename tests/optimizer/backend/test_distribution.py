@@ -38,6 +38,7 @@ def test_the_state_of_the_scale_is_read_as_python_numbers(strategy):
 # Overflows.
 
 
+@pytest.mark.slow_except("float16-1-*")
 @pytest.mark.parametrize(
     ("policy", "where", "bad"),
     [
@@ -95,6 +96,7 @@ def test_one_replica_alone_may_overflow_in_float16(strategy):
 # Sparse gradients and stochastic rounding.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "clipnorm"),
     [
@@ -161,6 +163,7 @@ def test_stochastic_rounding_draws_the_same_on_every_replica(strategy, clipvalue
 # The other parts of the package.
 
 
+@pytest.mark.slow
 def test_the_callback_logs_and_chooses_the_rule(strategy):
     with strategy.scope():
         model = one_weight(loss_scale=4)
@@ -210,6 +213,7 @@ def test_export_and_files(strategy, tmp_path):
 # Loops of one's own.
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own(strategy):
     with strategy.scope():
         model = one_weight()
@@ -454,6 +458,7 @@ def muon_for_all():
 
 
 # Where there is a MultiOptimizer, Muon runs, too; that of Keras 3.12 does not.
+@pytest.mark.slow
 @NEEDS_MULTI_OPTIMIZER
 @pytest.mark.parametrize("optimizer", [muon, muon_for_all])
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
@@ -501,6 +506,7 @@ WITHOUT_MERGE_CALL = {
 }
 
 
+@pytest.mark.slow_except("joint_*")
 @pytest.mark.parametrize("case", WITHOUT_MERGE_CALL)
 def test_all_replicas_are_updated_without_merge_call(without_merge_call, case):
     arguments, all_reduce_dtype, expected = WITHOUT_MERGE_CALL[case]

@@ -77,6 +77,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow_except("float16-accumulation", "mixed_float16-overwriting")
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_training_equals_that_of_one_process(strategy, case):
     policy, optimizer = case.partition("-")[0], OPTIMIZERS[case]
@@ -144,7 +145,7 @@ def test_training_on_real_numbers_equals_that_of_one_process(strategy):
 WITH_FOUR = ["whichever", "accumulation", "overwriting", "real_numbers"]
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_four_replicas():
     """In a process of its own: how many devices there are is set once."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

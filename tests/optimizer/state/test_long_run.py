@@ -61,7 +61,7 @@ def train(rule, steps):
 
 @pytest.mark.parametrize(
     "steps",
-    [200, pytest.param(STEPS, marks=pytest.mark.slow)],
+    [200, pytest.param(STEPS, marks=pytest.mark.xslow)],
 )
 @pytest.mark.parametrize("rule", RULES)
 def test_no_update_is_out_of_proportion(rule, steps):
