@@ -445,6 +445,61 @@ def test_rules_pass_good_code(path, code):
     assert [found for rule in RULES for found in rule(source)] == []
 
 
+def names_used(tree):
+    """Yields what a module loads, imports, and names in texts, as `getattr` does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def names_to_use(tree):
+    """Yields the functions, classes and constants of a module.
+
+    Decorators register functions elsewhere; Python calls those with special names.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [] if node.decorator_list else [node.name]
+        else:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        yield from (name for name in names if not name.startswith("__"))
+
+
+def unused_names(modules):
+    used = {name for tree in modules.values() for name in names_used(tree)}
+    return [
+        f"{path}: {name}"
+        for path, tree in modules.items()
+        for name in names_to_use(tree)
+        if name not in used
+    ]
+
+
+def modules_of_the_package():
+    return {
+        path.relative_to(ROOT).as_posix(): parse(path)
+        for path in sorted((ROOT / "keras_mp").rglob("*.py"))
+    }
+
+
+def test_the_package_uses_every_name_in_it():
+    # The contract tests read that list.
+    listed = ["keras_mp/keras_internals.py: OVERRIDDEN_HOOKS"]
+    assert unused_names(modules_of_the_package()) == listed
+
+
+def test_what_tests_alone_use_is_seen():
+    code = "A = 1\nB: int = A\ndef f():\n  pass\n@g\ndef h():\n  pass"
+    assert unused_names({"a.py": ast.parse(code)}) == ["a.py: B", "a.py: f"]
+
+
 def test_public_names_are_sorted():
     assert list(keras_mp.__all__) == sorted(keras_mp.__all__)
 
