@@ -4,7 +4,7 @@ python examples/gallery.py train                       # a short form of all of 
 python examples/gallery.py train language_model        # or of one
 python examples/gallery.py train speech_recognition --data FILE
 python examples/gallery.py measure    # what docs/gallery.md has no result of, hours
-python examples/gallery.py tables     # tables and figures, from results.jsonl into docs/
+python examples/gallery.py tables     # tables and figures in docs/, from results.jsonl
 """
 
 import argparse
