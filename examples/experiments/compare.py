@@ -12,9 +12,9 @@ from pathlib import Path
 
 from experiments import curves, report
 from experiments.flags import build_folder
-from experiments.paired import Margin
+from experiments.paired import Margin, beside_seeds
 from experiments.precision import FORMS
-from experiments.records import record
+from experiments.records import record, recorded
 
 
 def seeds(setting: str, flags: Sequence[str], count: int) -> dict[str, list[str]]:
@@ -125,6 +125,10 @@ class Comparison:
         print(report.table(results, self.measures))
         print(f"\nCurves: {picture.resolve()}")
         print(f"{time.perf_counter() - start:.0f} s")
+        if {"fp32", "mixed"} <= results.keys():
+            seeds_of_fp32 = recorded(self.folder, args.preset)
+            pair = results["fp32"], results["mixed"]
+            print("\n" + beside_seeds(seeds_of_fp32, *pair, self.measures[0]))
 
     def draw(self, results: report.Results, path: Path) -> None:
         """Draws the curves of results, by setting, into a file."""

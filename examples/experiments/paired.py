@@ -162,6 +162,32 @@ def same_but_seed(results: Results, one: Result) -> list[Result]:
     return [r for r in results.values() if {**r["flags"], "seed": None} == others]
 
 
+def beside_seeds(recorded: Results, fp32: Result, mixed: Result, measure: str) -> str:
+    """Returns whether mixed precision ends among the seeds of FP32, in a sentence.
+
+    Args:
+        recorded: results by setting, of which those count that differ from `fp32` in
+            their seed alone.
+        fp32, mixed: one run each.
+        measure: what is compared.
+    """
+    first, second = (result["measures"][measure] for result in (fp32, mixed))
+    seen = f"{measure}: FP32 {first:.4g}, mixed precision {second:.4g}"
+    others = [
+        run["measures"][measure]
+        for run in same_but_seed(recorded, fp32)
+        if run["flags"]["seed"] != fp32["flags"]["seed"]
+    ]
+    if not others:
+        return f"{seen}. No other seed of FP32 is recorded with these flags."
+    low, high = min(first, *others), max(first, *others)
+    place = "below" if second < low else "above" if second > high else "within"
+    return (
+        f"{seen}, {place} the spread of {len(others) + 1} seeds of FP32 "
+        f"({low:.4g} to {high:.4g})."
+    )
+
+
 def mean_difference(
     found: Sequence[tuple[Result, Result]], measure: str, margin: Margin
 ) -> Difference:

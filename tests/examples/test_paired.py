@@ -6,6 +6,7 @@ import pytest
 from experiments.paired import (
     Difference,
     Margin,
+    beside_seeds,
     difference_of_one,
     label,
     mean_difference,
@@ -149,6 +150,41 @@ def test_pairs_needed(deviation, needed):
 )
 def test_pairs_that_would_exclude_zero(mean, needed):
     assert Difference(mean, 1.0, 9.0, 2, POINTS).pairs_to_be_clear == needed
+
+
+@pytest.mark.parametrize(
+    ("mixed", "expected"),
+    [
+        pytest.param(
+            6.0, "6, within the spread of 3 seeds of FP32 (5 to 7).", id="within"
+        ),
+        pytest.param(
+            4.5, "4.5, below the spread of 3 seeds of FP32 (5 to 7).", id="below"
+        ),
+        pytest.param(
+            7.5, "7.5, above the spread of 3 seeds of FP32 (5 to 7).", id="above"
+        ),
+    ],
+)
+def test_mixed_precision_beside_the_seeds_of_fp32(mixed, expected):
+    """The run of seed 0 counts as it was just made, and not as it was recorded."""
+    recorded = {
+        "fp32": run(1.0, batch=8),
+        "fp32 seed 1": run(7.0, batch=8, seed=1),
+        "fp32 seed 2": run(6.5, batch=8, seed=2),
+        "fp32, batch 4": run(9.0, batch=4, seed=1),
+        "mixed seed 1": run(9.5, batch=8, seed=1, precision="mixed"),
+    }
+    found = beside_seeds(recorded, run(5.0, batch=8), run(mixed), "error")
+    assert found == f"error: FP32 5, mixed precision {expected}"
+
+
+def test_no_spread_without_other_seeds():
+    found = beside_seeds({"fp32": run(5.0)}, run(5.0), run(6.0), "error")
+    assert found == (
+        "error: FP32 5, mixed precision 6. "
+        "No other seed of FP32 is recorded with these flags."
+    )
 
 
 def test_a_single_pair_tells_nothing():
