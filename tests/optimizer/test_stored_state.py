@@ -312,6 +312,20 @@ def test_bytes_per_parameter():
     }
 
 
+@pytest.mark.parametrize(
+    ("dtype", "without_gradients"),
+    # 2 + 4 + 8, and 4 + 8.
+    [("float16", 14.0), ("float32", 12.0)],
+)
+def test_masters_take_as_much_as_fp32_with_gradients_alone(dtype, without_gradients):
+    weights = oracle.make_weights(dtype, (("kernel", (64, 64)),))
+    optimizer = wrap(optimizers.Adam())
+    optimizer.build(weights)
+    held = optimizer.bytes_per_parameter()
+    assert held["total"] == 16.0
+    assert held["total"] - held["gradients"] == without_gradients
+
+
 SAVED = {name: RULES[name] for name in ("momentum", "adam", "rmsprop_momentum")}
 SAVED |= {
     "adamw with options": lambda: OPTIMIZERS["adamw"](**AROUND["accumulation, ema"])
