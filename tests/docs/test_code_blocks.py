@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, page by page, from top to bottom.
+"""Every Python block of README and site runs, page by page, from top to bottom.
 
 A page begins with nothing, so that a reader can paste its first block.
 Of the shell blocks the commands of keras_mp are parsed.
@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from keras_mp.command_line import main, parser
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ALL_PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # `print(x)  # 8.0`, or `8.0: and why`; more than two spaces make it a comment.
 PRINTED = re.compile(r"^print\(.*\)  # ([^:\n]+)", re.MULTILINE)
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -29,15 +31,19 @@ def blocks_of(page):
         yield text.count("\n", 0, match.start()) + 2, "\n".join(lines) + "\n"
 
 
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(blocks_of(page))]
+PAGES = [page for page in ALL_PAGES if any(blocks_of(page))]
 
 
 def test_pages_have_code():
     assert len(PAGES) > 10
 
 
-@pytest.mark.slow_except("index.md", "quickstart.md")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.slow_except("README.md", "docs/index.md", "docs/quickstart.md")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # The replicas of all other tests.
@@ -64,7 +70,7 @@ def test_the_recipe_of_inspect_warns_of_nothing(tmp_path, monkeypatch, capsys):
 COMMAND = re.compile(r"^(?:keras-mp|python -m keras_mp) (.*)$", re.MULTILINE)
 COMMANDS = [
     (page, arguments)
-    for page in sorted(DOCS.rglob("*.md"))
+    for page in ALL_PAGES
     for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.M)
     for arguments in COMMAND.findall(block)
 ]
@@ -80,7 +86,7 @@ def test_commands_are_parsed(page, arguments):
     assert callable(importlib.import_module(options.module).run)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_of_code_fit_the_page(page):
     lines = [line for _, code in blocks_of(page) for line in code.splitlines()]
     assert [line for line in lines if len(line) > 88] == []
