@@ -58,6 +58,22 @@ def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
             assert shown in printed, f"{shown!r} is not in {printed!r}"
 
 
+# What needs a package that neither keras_mp nor TensorFlow brings, and how to get it.
+NEEDS = {
+    r"callbacks\.TensorBoard\(|LossScaleCallback\(log_dir": "pip install tensorboard",
+    r"\.plot\(": "pip install '.[plots]'",
+}
+
+
+@pytest.mark.parametrize("call", NEEDS)
+def test_a_package_is_named_before_the_block_that_needs_it(call):
+    pages = [p for p in PAGES if any(re.search(call, code) for _, code in blocks_of(p))]
+    assert pages
+    for page in pages:
+        before = re.split(call, page.read_text(encoding="utf-8"))[0]
+        assert NEEDS[call] in before, page
+
+
 def test_the_recipe_of_inspect_warns_of_nothing(tmp_path, monkeypatch, capsys):
     """A warning is an error here; Keras has one for an optimizer without state."""
     monkeypatch.chdir(tmp_path)
