@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 HIDDEN = ("CUDACXX", "CUDA_PATH", "KERAS_MP_CUDA", "MAKEFLAGS", "MAKEOVERRIDES")
 # What the Makefile calls, and not what else is in the same folders: an nvcc.
 COMMANDS = ("echo", "find", "rm", "sed", "sh", "test")
@@ -41,6 +42,17 @@ def program(path, text=""):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def test_the_times_of_the_tests_stand_in_one_place(make):
+    """In the table of CONTRIBUTING.md, with the machine on which they were taken."""
+    lines = make("help").stdout.splitlines()
+    told = [line for line in lines if line.startswith("make test")]
+    assert len(told) > 3
+    assert [line for line in told if re.search(r"\d+ minutes", line)] == []
+    assert "CONTRIBUTING.md" in told[0]
+    table = re.findall(r"^\| `make (test\S*)`.*\d+ minutes", CONTRIBUTING, re.M)
+    assert table == ["test", "test-all", "test-slow"]
 
 
 SHOW = ("--eval", "show: ; @echo $$KERAS_MP_CUDA", "show")
