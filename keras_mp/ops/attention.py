@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras_mp.ops import attention_dropout
 from keras_mp.ops.checks import to_float_tensor
 from keras_mp.ops.exponentials import softmax
-from keras_mp.ops.gradients import vjp
+from keras_mp.ops.gradients import as_one_operation, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch, has_cpu_kernels
+from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 from keras_mp.ops.reductions import accumulator_dtype
 from keras_mp.ops.symbolic import symbolic
 
@@ -124,7 +124,7 @@ def dot_product_attention(
         return result  # its gradient is registered
     wide = tf.cast(scale, accumulator_dtype(query))
     formula = _Formula(masks, is_causal, seeds, dropout)
-    return dispatch(formula, None, query, key, value, wide, *biases)
+    return as_one_operation(formula, query, key, value, wide, *biases)
 
 
 @dataclass(frozen=True)

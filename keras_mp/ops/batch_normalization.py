@@ -6,8 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.batch_norm_kernel import find_kernel
-from keras_mp.ops.gradients import defer_until_upstream
-from keras_mp.ops.kernels.dispatch import dispatch
+from keras_mp.ops.gradients import as_one_operation, defer_until_upstream
 from keras_mp.ops.kernels.rows import sizes_of
 from keras_mp.ops.normalization import ChannelNormalization
 from keras_mp.ops.statistics import PooledSum, cross_replica_sum
@@ -91,13 +90,17 @@ def _normalize_by_kernel(
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-        forward = kernel.forward if kernel else None
-        y, *statistics = dispatch(forward_formula, forward, x, gamma, beta)
+        if kernel:
+            y, *statistics = kernel.forward(x, gamma, beta)
+        else:
+            y, *statistics = as_one_operation(forward_formula, x, gamma, beta)
 
         @defer_until_upstream
         def gradient(upstream: tf.Tensor, *_: Any) -> Any:
-            backward = kernel.backward if kernel else None
-            return dispatch(backward_formula, backward, x, upstream, gamma, *statistics)
+            held = x, upstream, gamma, *statistics
+            if kernel:
+                return kernel.backward(*held)
+            return as_one_operation(backward_formula, *held)
 
         return (y, *statistics), gradient
 
@@ -153,11 +156,13 @@ def apply_statistics(
         @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> Any:
             held = x, upstream, gamma, *statistics
-            backward = kernel.apply_backward if kernel else None
-            return *dispatch(backward_formula, backward, *held), None, None
+            if kernel:
+                return *kernel.apply_backward(*held), None, None
+            return *as_one_operation(backward_formula, *held), None, None
 
-        apply = kernel.apply if kernel else None
-        return dispatch(forward_formula, apply, x, *channels), gradient
+        if kernel:
+            return kernel.apply(x, *channels), gradient
+        return as_one_operation(forward_formula, x, *channels), gradient
 
     y = normalized(tf.reshape(x, shape), gamma, beta, mean, variance)
     return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)

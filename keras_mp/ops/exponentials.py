@@ -12,9 +12,9 @@ from keras_mp.ops.checks import (
     to_bool_mask,
     to_float_tensor,
 )
-from keras_mp.ops.gradients import defer_until_upstream, vjp
+from keras_mp.ops.gradients import as_one_operation, defer_until_upstream, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch, has_reduction_kernels
+from keras_mp.ops.kernels.dispatch import has_reduction_kernels
 from keras_mp.ops.kernels.rows import are_last, as_rows, has_row_kernel, sizes_of
 from keras_mp.ops.reductions import accumulator_dtype, squeeze_axes
 from keras_mp.ops.symbolic import symbolic
@@ -106,10 +106,11 @@ def softmax(
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            backward = backward_kernel if has_kernel else None
-            return dispatch(backward_formula, backward, x, upstream)
+            if has_kernel:
+                return backward_kernel(x, upstream)
+            return as_one_operation(backward_formula, x, upstream)
 
-        return dispatch(formula, kernel if has_kernel else None, x), gradient
+        return kernel(x) if has_kernel else as_one_operation(formula, x), gradient
 
     return normalized(x)
 

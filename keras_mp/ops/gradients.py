@@ -1,4 +1,4 @@
-"""Tools for gradient functions: deferred operations, vector-Jacobian products."""
+"""Tools for gradient functions: formulas as one operation, deferred operations."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -22,6 +22,28 @@ def defer_until_upstream(gradient: Callable[..., Any]) -> Callable[..., Any]:
             return gradient(*upstream)
 
     return deferred
+
+
+def as_one_operation(formula: Callable[..., Any], *arguments: tf.Tensor) -> Any:
+    """Computes a formula that a tape records as one operation.
+
+    No intermediate result is kept: the gradient computes the formula again. A second
+    tape differentiates the formula anew.
+
+    Args:
+        formula: function of the arguments that returns a tensor or a tuple of tensors.
+        *arguments: tensors.
+    """
+
+    @tf.custom_gradient
+    def compute(*arguments: tf.Tensor) -> tuple[Any, Any]:
+        def gradient(*upstream: tf.Tensor) -> Any:
+            return vjp(formula, arguments, upstream)
+
+        constants = [tf.stop_gradient(x) for x in arguments]
+        return formula(*constants), gradient
+
+    return compute(*arguments)
 
 
 def vjp(

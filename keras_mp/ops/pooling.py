@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mp.ops.gradients import as_one_operation
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch
 from keras_mp.ops.kernels.rows import has_sum_kernel, sizes_of
 
 
@@ -61,11 +61,11 @@ def average_pool(
     @tf.custom_gradient
     def pooled(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return dispatch(
-                backward_formula, backward_kernel if has_kernel else None, upstream
-            )
+            if has_kernel:
+                return backward_kernel(upstream)
+            return as_one_operation(backward_formula, upstream)
 
-        return dispatch(formula, kernel if has_kernel else None, x), gradient
+        return kernel(x) if has_kernel else as_one_operation(formula, x), gradient
 
     return pooled(x)
 

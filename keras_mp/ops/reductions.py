@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from keras_mp.ops.checks import normalize_axes, resolve_output_dtype, to_float_tensor
+from keras_mp.ops.gradients import as_one_operation
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch
 from keras_mp.ops.kernels.rows import has_sum_kernel, sizes_of
 from keras_mp.ops.symbolic import symbolic
 
@@ -226,7 +226,7 @@ def accumulate(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         y = native.library().keras_mp_sum(x=tf.reshape(x, matrices))
         return tf.reshape(y, [*before, *[1] * len(axes), *after])
 
-    return dispatch(formula, kernel if has_sum_kernel(x, axes) else None, x)
+    return kernel(x) if has_sum_kernel(x, axes) else as_one_operation(formula, x)
 
 
 def _with_one_inferred(sizes: list[Any]) -> list[Any]:

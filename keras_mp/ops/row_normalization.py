@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.ops.checks import normalize_axes
-from keras_mp.ops.gradients import defer_until_upstream, vjp
+from keras_mp.ops.gradients import as_one_operation, defer_until_upstream, vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import dispatch
 from keras_mp.ops.kernels.rows import as_rows, has_row_kernel, sizes_of
 from keras_mp.ops.normalization import sum_like
 
@@ -58,9 +57,9 @@ def normalize_rows(
     def normalized(x: tf.Tensor, *parameters: tf.Tensor) -> tuple[tf.Tensor, Any]:
         @defer_until_upstream
         def gradient(upstream: tf.Tensor) -> Any:
-            return dispatch(formula.backward, None, x, upstream, *parameters)
+            return as_one_operation(formula.backward, x, upstream, *parameters)
 
-        return dispatch(formula.forward, None, x, *parameters), gradient
+        return as_one_operation(formula.forward, x, *parameters), gradient
 
     return normalized(x, *parameters)
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,7 @@ MAY_IMPORT = {
 # The one bridge between the chains: the update step has a kernel.
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
+MAY_IMPORT["keras_mp.optimizer.backend"].append("keras_mp.ops.kernels.dispatch")
 # What goes through every layer of a model goes through its regularizers.
 MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.regularizers")
 # Diagnostics look at models and optimizers alike, and neither knows of them.
@@ -443,6 +445,36 @@ def test_rule_sees_what_breaks_it(rule, path, code):
 def test_rules_pass_good_code(path, code):
     source = Source(path, ast.parse(code), ("wrap",))
     assert [found for rule in RULES for found in rule(source)] == []
+
+
+def cycles(modules):
+    """Returns modules that import each other, at the top or inside functions."""
+    sources = [Source(path, tree, ()) for path, tree in modules.items()]
+    known = {source.module for source in sources}
+    graph = {}
+    for source in sources:
+        names = [n for node in ast.walk(source.tree) for n in imported(source, node)]
+        found = {n if n in known else n.rpartition(".")[0] for n in names}
+        graph[source.module] = (found & known) - {source.module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    assert cycles(modules_of_the_package()) == []
+
+
+def test_modules_that_import_each_other_are_seen():
+    code = {
+        "a.py": "import b",
+        "b.py": "def f():\n  from a import g",
+        "c.py": "import a",
+    }
+    found = cycles({path: ast.parse(text) for path, text in code.items()})
+    assert set(found) == {"a", "b"}
 
 
 def names_used(tree):

@@ -1,43 +1,15 @@
-"""Dispatch: whether a native kernel or a formula in TensorFlow computes a result."""
+"""Dispatch: which results a native kernel computes on this machine."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.gradients import vjp
-from keras_mp.ops.kernels import first_use, gpu_reductions, native
+from keras_mp.ops.kernels import first_use, gpu_reductions, native, update
 from keras_mp.ops.kernels.product_check import product_problem
 from keras_mp.ops.kernels.reduction_check import reduction_problem
-
-
-def dispatch(
-    formula: Callable[..., Any], kernel: Callable[..., Any] | None, *arguments: Any
-) -> Any:
-    """Calls the kernel, or the formula if there is no kernel.
-
-    A kernel is a TensorFlow op: XLA compiles it to the same formula, and its gradient
-    is registered. A tape records the formula as one operation, too, so that no
-    intermediate result is kept; a second tape differentiates the formula anew.
-
-    Args:
-        formula: function of the arguments, made of TensorFlow operations.
-        kernel: function of the same arguments, or None.
-        *arguments: tensors.
-    """
-    if kernel is not None:
-        return kernel(*arguments)
-
-    @tf.custom_gradient
-    def compute(*arguments: tf.Tensor) -> tuple[Any, Any]:
-        def gradient(*upstream: tf.Tensor) -> Any:
-            return vjp(formula, arguments, upstream)
-
-        constants = [tf.stop_gradient(x) for x in arguments]
-        return formula(*constants), gradient
-
-    return compute(*arguments)
+from keras_mp.ops.kernels.update_check import update_problem
 
 
 def devices(kind: str) -> list[Any]:
@@ -103,3 +75,20 @@ def has_gemm_kernel(dtype: tf.DType) -> bool:
     if not devices("GPU"):
         return True
     return native.has_cuda() and first_use.passes(product_problem, dtype.name)
+
+
+def has_update_kernels(variables: Sequence[Any]) -> bool:
+    """Tells whether kernels run the update step: variables on one CPU or CUDA device.
+
+    Args:
+        variables: list of `keras.Variable` or `tf.Variable`.
+    """
+    if native.library() is None:
+        return False
+    places = update.devices_of(variables)
+    if len(places) != 1:
+        return False
+    kind = tf.DeviceSpec.from_string(*places).device_type
+    if kind != "GPU":
+        return kind == "CPU"
+    return native.has_cuda() and first_use.passes(update_problem)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.ops.kernels import first_use, native
+from keras_mp.ops.kernels import native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 # A step of these rules depends on norms of whole variables.
@@ -31,23 +31,13 @@ _TAKES_POWERS = {
 }
 
 
-def takes_variables(variables: Sequence[Any]) -> bool:
-    """Tells whether the ops support these variables: all on one CPU or CUDA device.
+def devices_of(variables: Sequence[Any]) -> set[str]:
+    """Returns the names of the devices that hold variables.
 
     Args:
         variables: list of `keras.Variable` or `tf.Variable`.
     """
-    if native.library() is None:
-        return False
-    if len({variable.device for variable in _natives(variables)}) != 1:
-        return False
-    kind = _device_type(variables)
-    if kind != "GPU":
-        return kind == "CPU"
-    # It calls the functions below.
-    from keras_mp.ops.kernels.update_check import update_problem
-
-    return native.has_cuda() and first_use.passes(update_problem)
+    return {variable.device for variable in _natives(variables)}
 
 
 def has_rule(rule: str, variables: Sequence[Any]) -> bool:
@@ -55,7 +45,7 @@ def has_rule(rule: str, variables: Sequence[Any]) -> bool:
 
     Args:
         rule: str, as for `update_variables`.
-        variables: as for `takes_variables`, which is true for them.
+        variables: on one device, for which `dispatch.has_update_kernels` is true.
     """
     return rule not in ONLY_ON_CPU or _device_type(variables) == "CPU"
 
@@ -65,7 +55,7 @@ def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
 
     Args:
         rule: str, as for `update_variables`.
-        variables: as for `takes_variables`, which is true for them.
+        variables: on one device, for which `dispatch.has_update_kernels` is true.
     """
     return rule in _TAKES_POWERS and _device_type(variables) == "CPU"
 
@@ -74,7 +64,7 @@ def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
     """Returns the `tf.device` scope of the variables, for ops without variable inputs.
 
     Args:
-        variables: as for `takes_variables`, which is true for them.
+        variables: on one device, for which `dispatch.has_update_kernels` is true.
     """
     return tf.device(_natives(variables)[0].device)
 

@@ -44,9 +44,9 @@ class TensorFlowBackend(Backend):
 
         if tf.distribute.has_strategy():
             return False
-        from keras_mp.ops.kernels import update
+        from keras_mp.ops.kernels.dispatch import has_update_kernels
 
-        return update.takes_variables(variables)
+        return has_update_kernels(variables)
 
     def current_function(self) -> Any:
         """As in `Backend`: the graph of the function."""

@@ -157,7 +157,7 @@ class OnGpu:
 
 def test_right_steps_pass():
     assert update_problem(GPU) == ""
-    assert update.takes_variables([OnGpu()])
+    assert dispatch.has_update_kernels([OnGpu()])
 
 
 STEPS = {"adam": "the rule 'adam'", "coded": "masters and slots in fewer bytes"}
@@ -178,10 +178,10 @@ def test_a_wrong_step_is_turned_off_with_one_warning(monkeypatch, case):
 
     monkeypatch.setitem(CASES, case, one_number_is_wrong)
     with pytest.warns(UserWarning, match=f"differs from that on the CPU in {case}"):
-        assert not update.takes_variables([OnGpu()])
+        assert not dispatch.has_update_kernels([OnGpu()])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not update.takes_variables([OnGpu()])
+        assert not dispatch.has_update_kernels([OnGpu()])
     assert dispatch.has_gemm_kernel(tf.float16)  # the products are checked apart
 
 
@@ -257,7 +257,7 @@ def test_a_wrong_convolution_is_told_of(monkeypatch, result, factor):
 def test_a_strategy_and_a_tape_do_not_reach_the_check(strategy):
     variable = tf.Variable(1.0)
     with strategy.scope(), tf.device("CPU:0"), tf.GradientTape() as tape:
-        assert update.takes_variables([OnGpu()])
+        assert dispatch.has_update_kernels([OnGpu()])
         y = 2 * variable
     assert tape.watched_variables() == (variable,)
     assert float(tape.gradient(y, variable)) == 2

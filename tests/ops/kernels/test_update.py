@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from older_versions import needs
 
-from keras_mp.ops.kernels import native, update
+from keras_mp.ops.kernels import dispatch, native, update
 
 pytestmark = needs("TensorFlow", 2, 20)  # with which the native library begins
 MODES = ["eager", "graph", "xla"]
@@ -76,7 +76,7 @@ PLACES = {
 def test_the_variables_that_the_ops_take(name, monkeypatch):
     places, has_cuda, takes = PLACES[name]
     monkeypatch.setattr(native, "has_cuda", lambda: has_cuda)
-    assert update.takes_variables([Placed(place) for place in places]) is takes
+    assert dispatch.has_update_kernels([Placed(place) for place in places]) is takes
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_gpu_that_has_no_kernels_is_told_of(monkeypatch):
     assert problem  # there is no GPU here
     monkeypatch.setattr(native, "has_cuda", native.has_cuda.__wrapped__)
     with pytest.warns(UserWarning, match=re.escape(problem)) as warned:
-        assert not update.takes_variables([Placed("GPU:0")])
+        assert not dispatch.has_update_kernels([Placed("GPU:0")])
     assert "KERAS_MP_OPS=reference" in str(warned[0].message)
 
 
