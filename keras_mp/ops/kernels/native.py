@@ -51,14 +51,12 @@ def mode() -> str:
     return chosen
 
 
-@functools.cache
-def load(path: Path = LIBRARY) -> Any:
-    """Returns the ops of the library at `path`.
+def register(path: Path = LIBRARY) -> None:
+    """Loads the library at `path`, which registers its ops with TensorFlow.
 
     Raises:
         NativeLibraryError: the library is missing, was built for another TensorFlow,
             or cannot be loaded.
-        ValueError: `KERAS_MP_CPU_ISA` names no instruction set of this CPU.
     """
     built_for = build_facts(path)["tensorflow"]
     if built_for != tf.__version__:
@@ -68,12 +66,24 @@ def load(path: Path = LIBRARY) -> Any:
             f"{HOW_TO_BUILD}"
         )
     try:
-        ops = tf.load_op_library(str(path))
+        tf.load_library(str(path))
     except (OSError, tf.errors.OpError) as error:
         raise NativeLibraryError(
             f"The native library of keras_mp cannot be loaded. Received: {path}: "
             f"{error}. {HOW_TO_BUILD}"
         ) from error
+
+
+@functools.cache
+def load(path: Path = LIBRARY) -> Any:
+    """Returns the ops of the library at `path`.
+
+    Raises:
+        NativeLibraryError: as for `register`.
+        ValueError: `KERAS_MP_CPU_ISA` names no instruction set of this CPU.
+    """
+    register(path)
+    ops = tf.load_op_library(str(path))
     if cpu_instructions() not in supported_cpu_instructions():
         raise ValueError(
             "The environment variable KERAS_MP_CPU_ISA must be empty, for the fastest "

@@ -14,6 +14,7 @@ from older_versions import needs
 import keras_mp
 from keras_mp.ops import build_info, fp16_gemm
 from keras_mp.ops.kernels import native
+from keras_mp.registration import register_ops
 
 ONES = np.ones((1, 1), "float16")
 
@@ -107,6 +108,41 @@ def test_build_info_tells_why_a_route_is_missing(ops_mode, library_at, name):
     assert reason in info["missing"]
     built_for = {"another-tensorflow": "1.99.0", "damaged-header": tf.__version__}
     assert info.get("built_for") == built_for.get(name)
+
+
+@pytest.mark.parametrize("mode", ["auto", "native"])
+@pytest.mark.parametrize("name", sorted(BROKEN.keys() - {"missing"}))
+def test_the_import_warns_of_a_library_that_cannot_be_loaded(
+    ops_mode, library_at, name, mode
+):
+    change, reason = BROKEN[name]
+    path = library_at(change)
+    ops_mode(mode)
+    with pytest.warns(UserWarning) as warned:
+        register_ops()
+    (message,) = (str(warning.message) for warning in warned)
+    for part in ("a SavedModel that contains", str(path), reason, "pip install"):
+        assert part in message
+    assert "KERAS_MP_OPS=reference" in message
+
+
+def test_the_import_of_a_package_without_a_library_is_silent(ops_mode, library_at):
+    library_at(BROKEN["missing"][0])
+    ops_mode("auto")
+    register_ops()  # an op warns, when it is called
+
+
+@EACH
+def test_the_import_does_not_look_at_a_library_that_is_off(ops_mode, library_at, name):
+    library_at(BROKEN[name][0])
+    ops_mode("reference")
+    register_ops()
+
+
+def test_the_import_refuses_an_unknown_mode(ops_mode):
+    ops_mode("cuda")
+    with pytest.raises(ValueError, match="Received: KERAS_MP_OPS='cuda'"):
+        register_ops()
 
 
 def test_the_other_tensorflow_is_named_beside_this_one(ops_mode, library_at):
