@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import keras
 import numpy as np
@@ -40,7 +40,8 @@ class Checkpoints(keras.callbacks.Callback):
     training loop can call `save` after any step.
 
     Args:
-        directory: str or path, used by one process only; created by the first `save`.
+        directory: str or path, into which one process saves; created by the first
+            `save`.
         keep: int >= 1. How many of the last checkpoints to keep. Defaults to 2.
 
     Raises:
@@ -82,8 +83,9 @@ class Checkpoints(keras.callbacks.Callback):
             *objects: models and optimizers. That of a compiled model is included.
 
         Raises:
-            OSError: the file cannot be written, and the others are unchanged; or it has
-                been written, and one with a higher number cannot be removed.
+            OSError: the file cannot be written, and the others are unchanged; another
+                process saves into the directory; or the file has been written, and one
+                with a higher number cannot be removed.
             TypeError: `number` is not an int.
             ValueError: `number` is below 1, or an object is not built.
         """
@@ -95,19 +97,22 @@ class Checkpoints(keras.callbacks.Callback):
         unfinished = self.directory / "unfinished"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(unfinished, arrays)
-            path = self.directory / f"{number:09d}-{_checksum(unfinished)}.npz"
+            path = self.directory / f"{number:09d}-{_write(unfinished, arrays)}.npz"
             os.replace(unfinished, path)
             _sync(self.directory)
         except OSError as error:
-            with contextlib.suppress(OSError):  # it would have the same cause
-                unfinished.unlink()
-            where = f": {error.filename}" if error.filename else ""
+            reason = _interference(error, unfinished)
+            if not reason:
+                with contextlib.suppress(OSError):  # it would have the same cause
+                    unfinished.unlink()
+                where = f": {error.filename}" if error.filename else ""
+                reason = (
+                    f"{error.strerror}{where}. Those before it are as they were. Fix "
+                    "that, for instance make room, or choose another directory"
+                )
             raise OSError(
                 error.errno,
-                f"Checkpoint {number} could not be written: {error.strerror}{where}. "
-                "Those before it are as they were. Fix that, for instance make room, "
-                "or choose another directory",
+                f"Checkpoint {number} could not be written: {reason}",
                 str(self.directory),
             ) from error
         self._remove_all_but(number, path)
@@ -122,7 +127,7 @@ class Checkpoints(keras.callbacks.Callback):
             The number it was saved under, 0 if there is no checkpoint.
 
         Raises:
-            OSError: all checkpoints are damaged.
+            OSError: all checkpoints are damaged, or the last one is removed meanwhile.
             ValueError: the checkpoint has variables of other paths, shapes or dtypes,
                 or an object is not built. Nothing is restored then. The numbers that
                 Keras appends to names may differ, and so may the names of optimizers.
@@ -130,16 +135,18 @@ class Checkpoints(keras.callbacks.Callback):
         variables = _variables(objects)
         damaged: list[str] = []
         for number, checksum, path in reversed(self._found()):
-            if _checksum(path) != checksum:
-                damaged.append(str(path))
-                continue
-            if damaged:
-                warnings.warn(
-                    f"{_RULE} Received: {', '.join(damaged)}, cut short or changed "
-                    f"since. Restored instead: {path}.",
-                    stacklevel=2,
-                )
-            _assign(variables, optimizer_names(objects), path)
+            # A file that is open can be read to its end, though it be removed.
+            with self._open(path) as file:
+                if _checksum(file) != checksum:
+                    damaged.append(str(path))
+                    continue
+                if damaged:
+                    warnings.warn(
+                        f"{_RULE} Received: {', '.join(damaged)}, cut short or changed "
+                        f"since. Restored instead: {path}.",
+                        stacklevel=2,
+                    )
+                _assign(variables, optimizer_names(objects), file)
             return number
         if damaged:
             raise OSError(
@@ -157,6 +164,19 @@ class Checkpoints(keras.callbacks.Callback):
             for name, path in named
             if name and path.is_file()
         )
+
+    def _open(self, path: Path) -> BinaryIO:
+        try:
+            return path.open("rb")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                error.errno,
+                "A checkpoint must stay until it is restored. Received: "
+                f"{path.name}, removed after `restore` had begun, by another process "
+                "that saves into this directory, or by hand. Nothing was restored. "
+                "Call `restore` again",
+                str(self.directory),
+            ) from error
 
     def _remove_all_but(self, number: int, new: Path) -> None:
         """Removes all checkpoints but the new one and the last `keep - 1` before it."""
@@ -193,14 +213,36 @@ def _dtype(variable: Any) -> str:
     return keras.backend.standardize_dtype(variable.dtype)
 
 
-def _write(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes a file and flushes it to the disk, before it is renamed."""
+def _write(path: Path, arrays: dict[str, Any]) -> str:
+    """Writes a file, flushes it to the disk, and returns its checksum.
+
+    Raises:
+        FileExistsError: another file has its name, before or after.
+        FileNotFoundError: no file has its name when it is written.
+    """
     # A process that was killed may have left one; a link may point to any file.
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:
+    with path.open("x+b") as file:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
+        if not os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return _checksum(file)
+
+
+def _interference(error: OSError, unfinished: Path) -> str:
+    """Returns who else changed the directory meanwhile; an empty string for nobody."""
+    if not isinstance(error, FileExistsError | FileNotFoundError):
+        return ""
+    if not unfinished.parent.exists():
+        return "the directory was removed meanwhile"
+    if Path(error.filename or "") != unfinished:
+        return ""
+    return (
+        "another process saves into this directory. Give each run its own directory; "
+        "where several processes train one model, let one of them save"
+    )
 
 
 def _sync(directory: Path) -> None:
@@ -235,23 +277,24 @@ def _remove(path: Path, is_later: bool) -> None:
         )
 
 
-def _checksum(path: Path) -> str:
+def _checksum(file: BinaryIO) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
+    file.seek(0)
+    while chunk := file.read(2**20):
+        digest.update(chunk)
     return digest.hexdigest()[:16]
 
 
-def _assign(variables: list[Any], optimizers: set[str], path: Path) -> None:
+def _assign(variables: list[Any], optimizers: set[str], file: BinaryIO) -> None:
     """Assigns the values of a checkpoint, if it has these variables and no others.
 
     Args:
         variables: list of `keras.Variable`.
         optimizers: set of str, the names of the optimizers that have some of them.
-        path: the file.
+        file: the checkpoint, open for reading.
     """
-    with np.load(path) as archive:
+    file.seek(0)
+    with np.load(file) as archive:
         arrays = dict(archive)
     saved = []
     for key, array in arrays.items():
@@ -265,8 +308,8 @@ def _assign(variables: list[Any], optimizers: set[str], path: Path) -> None:
         )
         raise ValueError(
             "A checkpoint must be of the same model, optimizer and dtype policy. "
-            f"Received: {path}, whose variable {other} is {found}, for one that is "
-            f"{expected}. Make them as they were, or start in another directory."
+            f"Received: {file.name}, whose variable {other} is {found}, for one that "
+            f"is {expected}. Make them as they were, or start in another directory."
         )
     for variable, array in zip(variables, arrays.values(), strict=True):
         # NumPy has no bfloat16, and reads it as bytes without a type.
