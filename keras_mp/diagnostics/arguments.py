@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp.arguments import positive_number
-from keras_mp.layers.conversion.conversion_report import every_layer
+from keras_mp.precision.model_index import ModelIndex
 
 
 def check_model(model: Any) -> None:
@@ -56,7 +56,9 @@ def check_model(model: Any) -> None:
             "`model` must have trainable weights. Received: "
             f"{model.name!r} without any. Set `trainable = True` on its layers."
         )
-    carrying = [x.path for x in every_layer(model) if getattr(x, "stateful", False)]
+    carrying = [
+        x.path for x in ModelIndex(model).layers if getattr(x, "stateful", False)
+    ]
     if carrying:
         raise ValueError(
             "Recurrent layers must not carry their state to the next batch: a look at "

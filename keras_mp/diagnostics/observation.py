@@ -1,7 +1,6 @@
 """`Observation`: what goes into and comes out of each layer of a model that runs."""
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +8,9 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.paths import layers_by_path, operations_by_path
 from keras_mp.diagnostics.random_numbers import is_random, run_in_fp32
 from keras_mp.layers.probe import Probe
+from keras_mp.precision.model_index import ModelIndex
 
 _IS_OBSERVED = "_keras_mp_is_observed"
 
@@ -65,16 +64,15 @@ class Observation:
     def __init__(self, model: Any) -> None:
         self.calls: list[Call] = []
         self.unseen: list[str] = []
-        self._model = model
-        self._observed = list(_observable(model))
-        self._paths = {id(each): path for path, each in self._observed}
+        self._observed = _observable(model)
+        self._paths = {id(each): path for path, each in self._observed.items()}
         self._classes: dict[Any, Any] = {}
         self._open: list[Call] = []
         self._records = True
 
     def __enter__(self) -> "Observation":
         try:
-            for path, operation in self._observed:
+            for path, operation in self._observed.items():
                 self._observe(path, operation)
         except BaseException:
             self.__exit__()
@@ -83,7 +81,7 @@ class Observation:
 
     def __exit__(self, *exception: Any) -> None:
         plain = {observed: cls for cls, observed in self._classes.items()}
-        for _, operation in self._observed:
+        for operation in self._observed.values():
             cls = type(operation)
             operation.__class__ = plain.get(cls, cls)
             if isinstance(operation, keras.Layer):
@@ -197,18 +195,15 @@ def _run_unwatched(cls: Any, probe: Any, args: Any, kwargs: Any) -> Any:
         probe.observe = observe
 
 
-def _observable(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what is observed, each with its path."""
-    cells = {
-        id(each)
-        for layer in layers_by_path(model).values()
-        if isinstance(layer, keras.layers.RNN)
-        for each in layers_by_path(layer.cell).values()
+def _observable(model: Any) -> dict[str, Any]:
+    """Returns what is observed by its path."""
+    index = ModelIndex(model)
+    layers = {
+        path: entry.layer
+        for path, entry in index.items()
+        if entry.recurrent is None and entry.kind != "input"
     }
-    for path, operation in operations_by_path(model).items():
-        is_input = isinstance(operation, keras.layers.InputLayer)
-        if id(operation) not in cells and not is_input:
-            yield path, operation
+    return layers | index.operations
 
 
 def _in_float32(loss: Any) -> Any:

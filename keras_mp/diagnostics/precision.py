@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.ways import ReturnsDtype, casts_left_to_layers
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.precision.model_index import ModelIndex
 
 # TensorFlow has one setting for all threads: whether functions run eagerly.
 _ONE_THREAD = threading.RLock()
@@ -31,7 +31,7 @@ def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
     """
     layers = [
         layer
-        for layer in layers_by_path(model).values()
+        for layer in ModelIndex(model).layers
         if not isinstance(layer, keras.layers.InputLayer)
     ]
     policies = {None: _own, "float32": _in_float32, "float16": _in_float16}

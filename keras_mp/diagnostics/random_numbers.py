@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.precision import having_policies
+from keras_mp.precision.model_index import ModelIndex
 
 _RANDOM_LAYERS = (
     keras.layers.AlphaDropout,
@@ -39,7 +39,7 @@ def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
 @contextlib.contextmanager
 def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
     """Has recurrent cells draw their dropout in FP32 inside a `with` block."""
-    cells = [layer for layer in layers_by_path(model).values() if _is_cell(layer)]
+    cells = [layer for layer in ModelIndex(model).layers if _is_cell(layer)]
     before = [
         (cell, name, vars(cell).get(name))
         for cell in cells
@@ -69,9 +69,9 @@ def layers_that_drew(model: Any, scope: keras.StatelessScope) -> list[str]:
     """
     return [
         path
-        for path, layer in layers_by_path(model).items()
-        if not is_random(layer) and not _is_cell(layer)
-        if any(_has_moved(value, scope) for value in vars(layer).values())
+        for path, entry in ModelIndex(model).items()
+        if not is_random(entry.layer) and not _is_cell(entry.layer)
+        if any(_has_moved(value, scope) for value in vars(entry.layer).values())
     ]
 
 

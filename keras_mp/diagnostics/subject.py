@@ -10,7 +10,6 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.diagnostics.observation import Call, Observation, floating_tensors
-from keras_mp.diagnostics.paths import numbered, operations_by_path
 from keras_mp.diagnostics.precision import computing_in, functions_run_eagerly
 from keras_mp.diagnostics.random_numbers import cells_drawing_in_fp32, layers_that_drew
 from keras_mp.diagnostics.values import (
@@ -19,6 +18,7 @@ from keras_mp.diagnostics.values import (
     regularizing_in_fp32,
     values_in,
 )
+from keras_mp.precision.model_index import ModelIndex, numbered
 
 
 @dataclass
@@ -99,11 +99,12 @@ def run(
     import tensorflow as tf
 
     x, y, sample_weight = batch
+    index = ModelIndex(model)
     values = values_in(model, dtype, masters or {})
     weights = [values[id(variable)] for variable in model.trainable_variables]
     with (
         Observation(model) as observation,
-        keras_internals.computing_once([*operations_by_path(model).values()]),
+        keras_internals.computing_once([*index.layers, *index.operations.values()]),
         computing_in(model, dtype),
         cells_drawing_in_fp32(model),
         regularizing_in_fp32(model),
@@ -150,8 +151,16 @@ def overrides(model: Any, method: str) -> bool:
 
 
 def weight_paths(model: Any) -> list[str]:
-    """Returns the paths of the trainable weights, each another one, in their order."""
-    return numbered([variable.path for variable in model.trainable_variables])
+    """Returns the paths of the trainable weights, each another one, in their order.
+
+    That of a weight is its name behind the path of its layer.
+    """
+    found = {
+        id(variable): f"{path}/{variable.name}"
+        for path, entry in ModelIndex(model).items()
+        for variable, _ in keras_internals.own_variables(entry.layer)
+    }
+    return numbered([found[id(variable)] for variable in model.trainable_variables])
 
 
 def _unscaled(gradient: Any, scale: float) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.diagnostics.paths import numbered
 from keras_mp.optimizer.master_weights import create_master
+from keras_mp.precision.model_index import numbered
 
 # What rounds to infinity.
 _BEYOND_FP16 = 65520.0

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.precision import is_quantized
 from keras_mp.dtypes import is_half
+from keras_mp.precision.model_index import ModelIndex
 from keras_mp.regularizers import FP32Regularizer
 
 
@@ -46,7 +46,7 @@ def values_in(model: Any, dtype: str | None, masters: dict[int, Any]) -> dict[in
 
     quantized = {
         id(variable)
-        for layer in layers_by_path(model).values()
+        for layer in ModelIndex(model).layers
         if is_quantized(layer)
         for variable in layer.variables
     }

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.subject import Backpropagation
-from keras_mp.layers.conversion.ways import computes_products, is_graph
+from keras_mp.layers.conversion.ways import computes_products
+from keras_mp.precision.model_index import LayerEntry, ModelIndex
 
 
 @dataclass
@@ -52,47 +52,44 @@ def numbers_of(model: Any, runs: list[Backpropagation]) -> dict[str, LayerNumber
         model: `keras.Model`.
         runs: list of `Backpropagation` of the model in FP32, one for each batch.
     """
-    layers = layers_by_path(model)
-    around: dict[int, list[str]] = {}
-    for path, layer in layers.items():
-        if not is_graph(layer):
-            for sublayer in keras_internals.direct_sublayers(layer):
-                around.setdefault(id(sublayer), []).append(path)
-    paths = {id(layer): path for path, layer in layers.items()}
+    index = ModelIndex(model)
+    around: dict[str, list[str]] = {}
+    for path, entry in index.items():
+        for child in entry.children if entry.kind != "graph" else ():
+            around.setdefault(child.path, []).append(path)
     found: dict[str, LayerNumbers] = {}
     for run in runs:
         for call in run.calls:
-            if isinstance(call.layer, keras.Layer) and not is_graph(call.layer):
-                path = paths[id(call.layer)]
-                found.setdefault(path, _without_numbers(path, call.layer, around))
-        _add(found, paths, run)
+            if isinstance(call.layer, keras.Layer):
+                entry = index.of(call.layer)
+                if entry.kind != "graph":
+                    outer = tuple(around.get(entry.path, ()))
+                    found.setdefault(entry.path, _without_numbers(entry, outer))
+        _add(found, run)
     return found
 
 
-def _without_numbers(
-    path: str, layer: Any, around: dict[int, list[str]]
-) -> LayerNumbers:
+def _without_numbers(entry: LayerEntry, around: tuple[str, ...]) -> LayerNumbers:
+    layer = entry.layer
     own = [w for w, _ in keras_internals.own_variables(layer) if w.trainable]
     return LayerNumbers(
-        path,
-        tuple(around.get(id(layer), ())),
+        entry.path,
+        around,
         computes_products(layer),
-        bool(keras_internals.direct_sublayers(layer)),
+        bool(entry.children),
         layer.autocast,
         weights=largest(own),
         matrices=largest([each for each in own if len(each.shape) > 1]),
     )
 
 
-def _add(
-    found: dict[str, LayerNumbers], paths: dict[int, str], run: Backpropagation
-) -> None:
+def _add(found: dict[str, LayerNumbers], run: Backpropagation) -> None:
     """Adds what one batch shows."""
     origins: dict[int, list[LayerNumbers]] = {}  # a tensor: the layers it is made by
     for call in run.calls:
         gradients = [each for each in call.gradients if each is not None]
         if isinstance(call.layer, keras.Layer):
-            numbers = found.get(paths[id(call.layer)])
+            numbers = found.get(call.path)
             if numbers is None:
                 continue
             numbers.inputs = max(numbers.inputs, largest(call.inputs))

@@ -9,14 +9,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
-from keras_mp.diagnostics.paths import layers_by_path
-from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
+from keras_mp.diagnostics.subject import Backpropagation, run
 from keras_mp.layers.conversion.ways import FLOAT16, FLOAT32, computed_in_ways, ways_of
+from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision_plan.decision import (
     Choice,
     decide,
@@ -104,9 +103,7 @@ def plan_precision(
         numbers = numbers_of(model, references)
     choices = decide(numbers.values(), margin)
     if extend:
-        ways, layers = ways_of(model), layers_by_path(model)
-        applied = {k: ways[id(v)] for k, v in layers.items() if id(v) in ways}
-        keep_at_least(choices, applied)
+        keep_at_least(choices, ways_of(model))
     trial = _Trial(model, data, references, numbers, choices, masters)
     notes = trial.repair(tolerance)
     if notes:
@@ -149,15 +146,12 @@ class _Trial:
     ) -> None:
         self._model, self._data, self._references = model, data, references
         self._numbers, self._choices, self._masters = numbers, choices, masters
-        self._layers = layers_by_path(model)
         self._scale = loss_scale_for(references)
         self.gradient_error = math.inf
 
-    def ways(self) -> dict[int, str]:
-        """Returns the way of each layer that leaves FP16 by its `id`."""
-        return {
-            id(self._layers[path]): choice.way for path, choice in self._choices.items()
-        }
+    def ways(self) -> dict[str, str]:
+        """Returns the way of each layer that leaves FP16 by its path."""
+        return {path: choice.way for path, choice in self._choices.items()}
 
     def repair(self, tolerance: float) -> list[str]:
         """Extends the plan until it holds. Returns notes on what it could not mend."""
@@ -201,10 +195,9 @@ class _Trial:
 
         Keras does not cast what an embedding is given.
         """
-        paths = {id(layer): path for path, layer in self._layers.items()}
         found: dict[str, None] = {}
         for call in itertools.chain.from_iterable(each.calls for each in runs):
-            each = self._numbers.get(paths.get(id(call.layer), ""))
+            each = self._numbers.get(call.path)
             if each is None or each.casts_inputs or not each.has_products:
                 continue
             is_wide = any(x.dtype.name == "float32" for x in call.inputs)
@@ -248,7 +241,6 @@ class _Trial:
 
         Each with its share of the gradient error, the largest first.
         """
-        owners = self._owners()
         errors: dict[str, float] = {}
         for found, reference in zip(runs, self._references, strict=True):
             expected = dict(reference.weight_gradients)
@@ -256,7 +248,7 @@ class _Trial:
             for path, gradient in found.weight_gradients:
                 difference = _in_float64(gradient) - _in_float64(expected[path])
                 error = math.sqrt(_square(difference)) / size
-                owner = owners[path]
+                owner = self._known(path.rpartition("/")[0])
                 errors[owner] = math.hypot(errors.get(owner, 0.0), error)
         ranked = sorted(errors.items(), key=lambda item: item[1], reverse=True)
         rest = math.hypot(*errors.values())
@@ -276,17 +268,6 @@ class _Trial:
         return self._next_way(path) is None and all(
             each in self._choices for each in self._around(path)
         )
-
-    def _owners(self) -> dict[str, str]:
-        """Returns the path of the layer that owns each trainable weight."""
-        own = {
-            id(variable): path
-            for path, layer in self._layers.items()
-            for variable, _ in keras_internals.own_variables(layer)
-        }
-        variables = self._model.trainable_variables
-        paths = zip(weight_paths(self._model), variables, strict=True)
-        return {path: self._known(own[id(variable)]) for path, variable in paths}
 
 
 def _in_order(
@@ -324,7 +305,7 @@ def at_least_one(name: str, value: Any) -> float:
 
 
 def _check_policies(model: Any) -> None:
-    found = {layer.compute_dtype for layer in layers_by_path(model).values()}
+    found = {layer.compute_dtype for layer in ModelIndex(model).layers}
     if "bfloat16" in found:
         raise ValueError(
             "A plan is for FP16. Received: a model with layers in bfloat16, which has "

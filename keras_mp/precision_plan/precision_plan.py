@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.diagnostics.subject import run
 from keras_mp.layers.conversion.convert import convert_layers
 from keras_mp.layers.conversion.ways import (
@@ -21,6 +20,7 @@ from keras_mp.layers.conversion.ways import (
     return_dtypes,
     set_policies,
 )
+from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision_plan.verification import Verification, loss_scale_for
 
 _FORMAT = 1
@@ -217,17 +217,17 @@ class PrecisionPlan:
             ]
         )
 
-    def _ways_in(self, model: keras.Model) -> dict[int, str]:
-        """Returns the way of each listed layer by its `id`."""
-        layers = layers_by_path(model)
-        missing = [layer.path for layer in self.layers if layer.path not in layers]
+    def _ways_in(self, model: keras.Model) -> dict[str, str]:
+        """Returns `ways`, all of which are in the model."""
+        index = ModelIndex(model)
+        missing = [layer.path for layer in self.layers if layer.path not in index]
         if missing:
             raise ValueError(
                 "A plan fits models of the architecture that it was measured on. "
                 f"Received: {model.name!r}, without the layers {missing[:5]}. Measure "
                 "this one: keras_mp.plan_precision(model, x, y)."
             )
-        return {id(layers[layer.path]): layer.way for layer in self.layers}
+        return self.ways
 
 
 def _size(number: float) -> str:

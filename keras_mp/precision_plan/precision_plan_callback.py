@@ -8,7 +8,6 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.collapsed_run import without_optionals
-from keras_mp.diagnostics.paths import layers_by_path
 from keras_mp.layers.conversion.ways import ways_of
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision_plan.plan_precision import at_least_one, plan_precision
@@ -152,12 +151,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 "Look at the data; a model with a `train_step` of its own needs a "
                 "`compute_loss` of it, too."
             ) from error
-        layers = layers_by_path(model)
-        changed = [
-            layer
-            for layer in self.plan.layers
-            if applied.get(id(layers[layer.path])) != layer.way
-        ]
+        changed = [x for x in self.plan.layers if applied.get(x.path) != x.way]
         if changed:
             self.plan.apply(model)
             model.make_train_function(force=True)

@@ -241,8 +241,10 @@ class Residual(L.Layer):
 def test_layers_that_a_plan_rounds_return_fp32_in_fp32():
     keras.config.set_dtype_policy("mixed_float16")
     model = sequential(Residual(name="block"), L.Dense(1, name="head"))
-    inner = model.layers[0].inner
-    with ways.computed_in_ways(model, {id(inner): ways.FLOAT32}), unchanged(model):
+    with (
+        ways.computed_in_ways(model, {"block/inner": ways.FLOAT32}),
+        unchanged(model),
+    ):
         for dtype in ("float32", "float16"):
             found = run(model, as_batch(X, Y, None), dtype=dtype)
             outputs = [tensor for call in found.calls for tensor in call.outputs]

@@ -32,7 +32,7 @@ CHAINS = (
         ("callbacks",),
     ),
     (
-        ("dtypes", "random_bits"),
+        ("dtypes", "precision", "random_bits"),
         ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),
@@ -71,13 +71,16 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"
     for name in (
         *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
-        *("optimizer", "regularizers"),
+        *("optimizer", "precision", "regularizers"),
     )
 ]
 # A plan is measured by diagnostics, and applied by what changes layers.
 MAY_IMPORT["keras_mp.precision_plan"] = [
     f"keras_mp.{name}"
-    for name in ("arguments", "diagnostics", "layers", "optimizer", "precision_plan")
+    for name in (
+        *("arguments", "diagnostics", "layers", "optimizer"),
+        *("precision", "precision_plan"),
+    )
 ]
 # Commands call what users call.
 MAY_IMPORT["keras_mp.command_line"] = [

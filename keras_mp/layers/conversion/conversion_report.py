@@ -1,13 +1,11 @@
 """`conversion_report`: the layers that `convert` converted, and those it left."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
-from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
@@ -20,6 +18,7 @@ from keras_mp.layers.conversion.counterparts import (
 )
 from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras
+from keras_mp.precision.model_index import LayerEntry, ModelIndex
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
     Reference: Mixed Precision Training, section 3.3.
     """
     report = ConversionReport()
-    for layer in every_layer(model):
+    for layer in layers_that_compute(model):
         name = type(layer).__name__
         if is_converted(type(layer)):
             report.converted[name] += 1
@@ -100,34 +99,30 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
             report.left[name, reason] += 1
         elif not isinstance(layer, keras.Model | keras.layers.InputLayer):
             report.nothing_to_convert[name] += 1
-    for operation in _operations(model):
+    for operation in ModelIndex(model).operations.values():
         if _is_product_or_sum(operation):
             report.left[type(operation).__name__, "an operation, not a layer"] += 1
     return report
 
 
-def every_layer(layer: Any) -> list[Any]:
-    """Returns a layer and all its sublayers, each once, outer layers first."""
-    found: dict[int, Any] = {}
-    waiting = [layer]
-    while waiting:
-        layer = waiting.pop()
-        if id(layer) in found:
-            continue
-        found[id(layer)] = layer
-        if not _replaces_its_cell(layer):
-            waiting.extend(reversed(keras_internals.direct_sublayers(layer)))
-    return list(found.values())
+def layers_that_compute(model: Any) -> list[Any]:
+    """Returns a model and all layers inside it, outer layers first.
+
+    A cell that only holds the weights of its recurrent layer is left out.
+    """
+    entries = ModelIndex(model).values()
+    return [e.layer for e in entries if not _replaces_its_cell(e.recurrent)]
 
 
 _WITH_CELLS = tuple(base for base in COUNTERPARTS if issubclass(base, keras.layers.RNN))
 
 
-def _replaces_its_cell(layer: Any) -> bool:
+def _replaces_its_cell(recurrent: LayerEntry | None) -> bool:
     """Tells whether a recurrent layer computes what its cell would, without calling it.
 
     Then the cell only holds the weights.
     """
+    layer = recurrent and recurrent.layer
     return isinstance(layer, _WITH_CELLS) and has_cell_of_keras(layer)
 
 
@@ -157,14 +152,6 @@ def _reason_left(layer: Any) -> str:
 
 def _quote(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _operations(model: Any) -> Iterator[Any]:
-    """Yields the operations of functional models that are not layers."""
-    for layer in every_layer(model):
-        for operation in getattr(layer, "operations", []):
-            if not isinstance(operation, keras.Layer):
-                yield operation
 
 
 def _is_product_or_sum(operation: Any) -> bool:

@@ -10,7 +10,10 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
 from keras_mp.layers.conversion.change_class import change_class
-from keras_mp.layers.conversion.conversion_report import conversion_report, every_layer
+from keras_mp.layers.conversion.conversion_report import (
+    conversion_report,
+    layers_that_compute,
+)
 from keras_mp.layers.conversion.counterparts import (
     counterpart,
     is_converted,
@@ -20,6 +23,7 @@ from keras_mp.layers.conversion.counterparts import (
 from keras_mp.layers.conversion.ways import class_without_ways, forget_ways
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.precision import FP32Weights
+from keras_mp.precision.model_index import ModelIndex
 from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
@@ -99,7 +103,7 @@ def convert_layers(model: keras.Layer) -> None:
         TypeError, ValueError, RuntimeError: as `convert`.
     """
     _check(model, "convert")
-    layers = every_layer(model)
+    layers = layers_that_compute(model)
     changes = [
         (layer, cls)
         for layer in layers
@@ -116,7 +120,7 @@ def convert_layers(model: keras.Layer) -> None:
         change_class(layer, cls)
     for layer, halves in replaced:
         _store_in_fp32(layer, halves)
-    regularize_layers(keras_internals.flatten_layers(model))
+    regularize_layers(ModelIndex(model).layers)
     _forget_traces(layers)
 
 
@@ -151,13 +155,13 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     Reference: Mixed Precision Training, section 3.3.
     """
     _check(model, "to_keras")
-    layers = every_layer(model)
+    index = ModelIndex(model)
+    layers = index.layers
     ours = [layer for layer in layers if is_converted(type(layer))]
     foreign = [layer for layer in ours if plain(class_without_ways(layer)) is None]
     foreign += [
         operation
-        for layer in layers
-        for operation in getattr(layer, "operations", [])
+        for operation in index.operations.values()
         if type(operation).__module__.startswith("keras_mp.ops")
     ]
     if foreign:
@@ -168,11 +172,11 @@ def to_keras(model: keras.Layer) -> keras.Layer:
             f"Received: {', '.join(names)}. Build the model without."
         )
     forget_ways(model)
-    for layer in keras_internals.flatten_layers(model):
+    for layer in layers:
         keras_internals.set_policy(layer, _policy_of_keras(layer.dtype_policy))
     for layer in ours:
         change_class(layer, plain(type(layer)))
-    restore_regularizers(keras_internals.flatten_layers(model))
+    restore_regularizers(layers)
     _forget_traces(layers)
     return model
 

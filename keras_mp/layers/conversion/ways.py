@@ -13,12 +13,12 @@ from keras_mp.layers.attention.additive_attention import AdditiveAttention
 from keras_mp.layers.attention.attention import Attention
 from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
-from keras_mp.layers.conversion.conversion_report import every_layer
 from keras_mp.layers.conversion.counterparts import counterpart, replaced_methods
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.merging.dot import Dot
+from keras_mp.precision.model_index import ModelIndex
 
 FLOAT16 = "float16"
 PRODUCTS = "float16_products"
@@ -57,7 +57,7 @@ class ReturnsDtype:
         return keras.ops.cast(tensor, self.returned_dtype) if is_other else tensor
 
 
-def set_policies(model: Any, ways: Mapping[int, str]) -> None:
+def set_policies(model: Any, ways: Mapping[str, str]) -> None:
     """Gives the layers of a model the dtype policies of their ways.
 
     Layers without a way keep theirs; where no layer of the model has a 16-bit policy,
@@ -65,12 +65,16 @@ def set_policies(model: Any, ways: Mapping[int, str]) -> None:
 
     Args:
         model: `keras.Model`, without ways.
-        ways: dict from the `id` of a layer to one of `WAYS`.
+        ways: dict from the path of a layer to one of `WAYS`.
     """
-    layers = [x for x in every_layer_and_cell(model) if x.quantization_mode is None]
-    has_halves = any(is_half(layer.compute_dtype) for layer in layers)
-    for layer in layers:
-        way = ways.get(id(layer), FLOAT16)
+    layers = {
+        path: entry.layer
+        for path, entry in ModelIndex(model).items()
+        if entry.kind != "input" and entry.layer.quantization_mode is None
+    }
+    has_halves = any(is_half(layer.compute_dtype) for layer in layers.values())
+    for path, layer in layers.items():
+        way = ways.get(path, FLOAT16)
         if way != FLOAT16:
             for each in _computed_with(layer):
                 _set_policy(each, _policy(each, way))
@@ -88,8 +92,11 @@ def return_dtypes(model: Any) -> None:
     The sum of an FP32 and an FP16 tensor is an error in TensorFlow, and Keras casts
     what a layer is given, not what it returns.
     """
-    for layer in every_layer_and_cell(model):
-        for sublayer in _inside_of_own_code(layer):
+    for entry in ModelIndex(model).values():
+        layer = entry.layer
+        if entry.kind == "graph" or isinstance(layer, keras.layers.RNN):
+            continue
+        for sublayer in (child.layer for child in entry.children):
             if _differ(layer, sublayer):
                 sublayer.__class__ = _returning(type(sublayer))
                 sublayer.returned_dtype = layer.compute_dtype
@@ -97,34 +104,27 @@ def return_dtypes(model: Any) -> None:
 
 def forget_ways(model: Any) -> None:
     """Undoes `set_policies` and `return_dtypes`."""
-    for layer in every_layer_and_cell(model):
+    for layer in _computing(model):
         if isinstance(layer, ReturnsDtype):
             layer.__class__ = class_without_ways(layer)
             del layer.returned_dtype
         if hasattr(layer, "policy_before_ways"):
             keras_internals.set_policy(layer, layer.policy_before_ways)
             del layer.policy_before_ways
-    _cast_as_before(every_layer(model))
+    _cast_as_before(ModelIndex(model).layers)
 
 
-def ways_of(model: Any) -> dict[int, str]:
-    """Returns the way of each layer that a plan has taken from FP16, by its `id`.
+def ways_of(model: Any) -> dict[str, str]:
+    """Returns the way of each layer that a plan has taken from FP16, by its path.
 
     A cell has that of its recurrent layer, and is not listed.
     """
-    layers = every_layer_and_cell(model)
-    cells = {
-        id(cell)
-        for layer in layers
-        if isinstance(layer, keras.layers.RNN)
-        for cell in _computed_with(layer)[1:]
-    }
     return {
-        id(layer): _way(layer)
-        for layer in layers
-        if id(layer) not in cells
-        and hasattr(layer, "policy_before_ways")
-        and not is_half(layer.compute_dtype)
+        path: _way(entry.layer)
+        for path, entry in ModelIndex(model).items()
+        if entry.recurrent is None
+        and hasattr(entry.layer, "policy_before_ways")
+        and not is_half(entry.layer.compute_dtype)
     }
 
 
@@ -148,7 +148,7 @@ def _leave_casts_to_layers(model: Any) -> list[Any]:
         The layers that were changed, for `_cast_as_before`.
     """
     changed = []
-    for layer in every_layer(model):
+    for layer in ModelIndex(model).layers:
         if isinstance(layer, keras.layers.InputLayer) and is_half(layer.dtype):
             layer.dtype_before_ways = layer.dtype
             keras_internals.set_input_dtype(layer, "float32")
@@ -177,15 +177,15 @@ def class_without_ways(layer: Any) -> Any:
 
 
 @contextmanager
-def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
+def computed_in_ways(model: Any, ways: Mapping[str, str]) -> Iterator[None]:
     """Converts a model and has its layers compute in ways inside a `with` block."""
-    layers = every_layer_and_cell(model)
+    layers = _computing(model)
     names = ("policy_before_ways", "autocast_before_ways", "autocast", "returned_dtype")
     before = [
         (layer, type(layer), layer.dtype_policy, _attributes(layer, names))
         for layer in layers
     ]
-    inputs = [x for x in every_layer(model) if hasattr(x, "dtype_before_ways")]
+    inputs = [x for x in ModelIndex(model).layers if hasattr(x, "dtype_before_ways")]
     try:
         forget_ways(model)
         for layer in layers:
@@ -205,33 +205,9 @@ def computed_in_ways(model: Any, ways: Mapping[int, str]) -> Iterator[None]:
             keras_internals.set_input_dtype(layer, "float32")
 
 
-def every_layer_and_cell(model: Any) -> list[Any]:
-    """Returns a model and all layers inside it, outer ones first, with all cells."""
-    found = {
-        id(each): each
-        for layer in every_layer(model)
-        for each in keras_internals.flatten_layers(layer)
-    }
-    return [x for x in found.values() if not isinstance(x, keras.layers.InputLayer)]
-
-
-def is_graph(layer: Any) -> bool:
-    """Tells whether a model is functional or Sequential, and runs as such.
-
-    Then no code of its own computes with what its layers return.
-    """
-    if isinstance(layer, keras.Sequential):
-        is_built = bool(layer.built and layer.inputs)
-        return is_built and type(layer).call is keras.Sequential.call
-    has_graph = isinstance(layer, keras.Model) and hasattr(layer, "operations")
-    return has_graph and type(layer).call is _functional_call()
-
-
-def _functional_call() -> Any:
-    """Returns the method that runs the graph of a functional model."""
-    x = keras.Input((1,), name="x")
-    y = keras.layers.Identity(name="y")(x)  # Keras 3.12 has no model of nothing
-    return type(keras.Model(x, y, name="model")).call
+def _computing(model: Any) -> list[Any]:
+    """Returns a model and all layers inside it but its InputLayers."""
+    return [e.layer for e in ModelIndex(model).values() if e.kind != "input"]
 
 
 def _computed_with(layer: Any) -> list[Any]:
@@ -274,13 +250,6 @@ def _way(layer: Any) -> str:
     if isinstance(policy, Float16ProductsPolicy) and computes_products(layer):
         return SCALED_PRODUCTS if policy.scaled else PRODUCTS
     return FLOAT32
-
-
-def _inside_of_own_code(layer: Any) -> list[Any]:
-    """Returns the sublayers with whose outputs the code of a layer computes."""
-    if is_graph(layer) or isinstance(layer, keras.layers.RNN):
-        return []
-    return keras_internals.direct_sublayers(layer)
 
 
 def _differ(layer: Any, sublayer: Any) -> bool:

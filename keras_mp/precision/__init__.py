@@ -1,0 +1,1 @@
+"""Which layer of a model computes in which precision."""
