@@ -6,6 +6,7 @@ rounded.
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -92,11 +93,11 @@ def test_the_scale_moves_once_a_step(two_devices):
     assert value(model.optimizer.skipped_steps) == 2
 
 
-def linear(policy, optimizer, rounding="nearest"):
+def linear(policy, optimizer, rounding="nearest", **forms):
     """A kernel and a bias."""
     layer = keras.layers.Dense(8, kernel_initializer="ones", dtype=policy, name="only")
     model = keras.Sequential([keras.Input((3,)), layer])
-    wrapped = keras_mp.wrap(optimizer, DynamicLossScale(64.0), rounding)
+    wrapped = keras_mp.wrap(optimizer, DynamicLossScale(64.0), rounding, **forms)
     model.compile(wrapped, mean_output)
     return model
 
@@ -137,27 +138,47 @@ def test_training_equals_that_of_one_device(case, rounding):
     assert all(np.any(w != np.round(w)) for w in map(value, double.weights))
 
 
-def test_masters_and_slots_are_split_like_their_weights():
+INT8 = keras_mp.Int8State(least_size=1, least_rank=1, excluded=())
+# What is split of a weight besides itself, and what is not: the exponents of groups.
+FORMS = {
+    "FP32": ({}, ["", "_momentum"], []),
+    "remainders": ({"masters": "remainders"}, ["", "_momentum"], []),
+    "int8": ({"state": INT8}, ["", "_momentum"], ["_momentum_exponents"]),
+    "both": (
+        {"masters": "remainders", "state": INT8},
+        ["", "_momentum"],
+        ["_momentum_exponents"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("forms", "split", "whole"), FORMS.values(), ids=FORMS)
+def test_masters_and_slots_are_split_like_their_weights(forms, split, whole):
     mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], ["cpu:0", "cpu:1"])
     layouts = keras.distribution.LayoutMap(mesh)
-    layouts[".*only/kernel"] = (None, "model")
-    layouts[".*only/bias"] = ("model",)
+    layouts[".*kernel.*"] = (None, "model")
+    layouts[".*bias.*"] = ("model",)
     distribution = keras.distribution.ModelParallel(layout_map=layouts)
     x = np.random.default_rng(0).integers(-4, 5, (32, 3)).astype("float32")
     x[9, 1] = np.inf
-    single = linear("float16", keras.optimizers.SGD(0.125, momentum=0.5))
+    single = linear("float16", keras.optimizers.SGD(0.125, momentum=0.5), **forms)
     fit(single, x, 8)
     keras.utils.clear_session(free_memory=False)
     with distribution.scope():
-        double = linear("float16", keras.optimizers.SGD(0.125, momentum=0.5))
+        double = linear("float16", keras.optimizers.SGD(0.125, momentum=0.5), **forms)
         fit(double, x, 8)
         for one, two in zip(all_of(single), all_of(double), strict=True):
             assert_same_bits(value(two), value(one), one.path)
-        split = [v for v in all_of(double) if v.shape in ((3, 8), (8,))]
-        assert len(split) == 6  # two weights, their masters and their momenta
-        for variable in split:
+        found = {}
+        for variable in all_of(double):
             shapes = {shard.data.shape for shard in variable.value.addressable_shards}
-            assert shapes == {(*variable.shape[:-1], 4)}, variable.path
+            name = re.split("only[/_]", variable.path)[-1]
+            found.setdefault(name, set()).update(shapes)
+        for name, shape in {"kernel": (3, 4), "bias": (4,)}.items():
+            for suffix in split:
+                assert found[name + suffix] == {shape}
+            for suffix in whole:
+                assert found[name + suffix] == {(1,)}
     assert value(double.optimizer.skipped_steps) == 1
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.rounding import round_by, round_nearest
 from keras_mp.optimizer.state.noise import uniforms
 from keras_mp.optimizer.state.remainders import join, split
@@ -14,8 +15,8 @@ from keras_mp.optimizer.state.remainders import join, split
 class SlotReference(keras.Variable):
     """What an optimizer makes its FP32 slots for, where there is no FP32 variable.
 
-    Keras reads the shape, dtype and path of a new slot from a variable, and finds the
-    slot again by `value`: by the weight here.
+    Keras reads the shape, dtype, path and layout of a new slot from a variable, and
+    finds the slot again by `value`: by the weight here.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
@@ -37,6 +38,10 @@ class SlotReference(keras.Variable):
     @property
     def dtype(self) -> str:
         return "float32"
+
+    @property
+    def _layout(self) -> Any:
+        return keras_internals.layout_argument(self._weight).get("layout")
 
     @property
     def path(self) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.state import eight_bits
+from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.state.noise import noise_of_step
 
 
@@ -88,8 +90,11 @@ def create_slot(
         )
     )
     shape = tuple(master.shape)
+    layout = keras_internals.layout_argument(reference_of(master))
 
-    def create(name: str, shape: tuple[int, ...], value: int) -> keras.Variable:
+    def create(
+        name: str, shape: tuple[int, ...], value: int, **layout: Any
+    ) -> keras.Variable:
         with keras.name_scope(optimizer.name, caller=optimizer):
             return keras.Variable(
                 keras.initializers.Constant(value),
@@ -97,13 +102,25 @@ def create_slot(
                 dtype="uint8",
                 trainable=False,
                 name=name,
+                **layout,
             )
 
     name = f"{master.path.replace('/', '_')}_{kind.name}"
     groups = eight_bits.groups_in(math.prod(shape))
     return EightBitSlot(
-        create(name, shape, code),
-        create(f"{name}_exponents", (groups,), exponent),
+        create(name, shape, code, **layout),
+        create(f"{name}_exponents", (groups,), exponent, **_whole(**layout)),
         kind.is_signed,
         stream,
     )
+
+
+def _whole(layout: Any = None) -> dict[str, Any]:
+    """Returns the argument that puts a vector on each device of a layout.
+
+    Else a `LayoutMap` would split it as its weight, by a path that contains that.
+    """
+    if not isinstance(layout, keras.distribution.TensorLayout):
+        return {}
+    mesh = layout.device_mesh
+    return {"layout": keras.distribution.TensorLayout([None], mesh)}
