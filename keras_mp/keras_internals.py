@@ -114,8 +114,11 @@ def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
     """Tells whether an optimizer would decay a variable, if it decays any.
 
     `Optimizer._use_weight_decay`: `exclude_from_weight_decay` is public, its result
-    can only be read here.
+    can only be read here. From Keras 3.16 on that is asked of a built optimizer alone,
+    and `_is_excluded_from_weight_decay` before.
     """
+    if KERAS >= (3, 16):
+        return not optimizer._is_excluded_from_weight_decay(variable)
     return optimizer._use_weight_decay(variable)
 
 

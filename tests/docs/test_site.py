@@ -54,7 +54,7 @@ def test_versions_are_those_of_the_package():
     options = required["options"]
     assert options["python_requires"] == ">=3.10,<3.14"
     required_by_users = options["install_requires"].split()
-    assert required_by_users == ["keras>=3.8,<4", "numpy>=1.26"]
+    assert required_by_users == ["keras>=3.8,<4", "numpy>=1.26", "packaging>=23"]
     extras = required["options.extras_require"]
     assert extras["tensorflow"].split() == ["tensorflow>=2.18"]
     readme = " ".join((ROOT / "README.md").read_text().replace("*", "").split())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from packaging.version import Version
 
 MODES = ("auto", "native", "reference")
 HOW_TO_BUILD = (
@@ -59,7 +60,7 @@ def register(path: Path = LIBRARY) -> None:
             or cannot be loaded.
     """
     built_for = build_facts(path)["tensorflow"]
-    if built_for != tf.__version__:
+    if not _are_same_version(built_for, tf.__version__):
         raise NativeLibraryError(
             "The native library of keras_mp must be built for the installed "
             f"TensorFlow, {tf.__version__}. Received: {path}, built for {built_for}. "
@@ -72,6 +73,16 @@ def register(path: Path = LIBRARY) -> None:
             f"The native library of keras_mp cannot be loaded. Received: {path}: "
             f"{error}. {HOW_TO_BUILD}"
         ) from error
+
+
+def _are_same_version(built_for: str, running: str) -> bool:
+    """Tells whether two names of a TensorFlow are of one release.
+
+    That of its package and `tf.__version__` write a pre-release in two ways, and only
+    the former has the label of who built it. C++ libraries fit one release: TensorFlow
+    promises nothing of its C++ interface from one to the next, nor of patches.
+    """
+    return Version(built_for).public == Version(running).public
 
 
 @functools.cache

@@ -43,6 +43,34 @@ def of_another_tensorflow(contents):
     return contents.replace(here, here.replace(tf.__version__.encode(), b"1.99.0"))
 
 
+@pytest.mark.parametrize(
+    ("built_for", "running", "is_same"),
+    [
+        ("2.21.0", "2.21.0", True),
+        ("2.22.0rc0", "2.22.0-rc0", True),
+        ("2.23.0.dev20261026", "2.23.0-dev20261026", True),
+        ("2.21.0+nv25.2", "2.21.0", True),
+        ("2.21.0", "2.21.1", False),
+        ("2.22.0rc0", "2.22.0-rc1", False),
+        ("2.22.0rc0", "2.22.0", False),
+        ("2.2.0", "2.20.0", False),
+    ],
+)
+def test_a_library_is_for_one_release(monkeypatch, built_for, running, is_same):
+    loaded = []
+    monkeypatch.setattr(native, "build_facts", lambda path: {"tensorflow": built_for})
+    monkeypatch.setattr(tf, "load_library", loaded.append)
+    monkeypatch.setattr(tf, "__version__", running)
+    if is_same:
+        native.register(Path("of_it.so"))
+        assert loaded == ["of_it.so"]
+        return
+    message = f"for the installed TensorFlow, {running}. Received: .*for {built_for}"
+    with pytest.raises(native.NativeLibraryError, match=message):
+        native.register(Path("of_it.so"))
+    assert loaded == []
+
+
 # Name: what happens to the file, and what the message says of it.
 BROKEN = {
     "missing": (lambda contents: None, "is missing"),
