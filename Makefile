@@ -205,7 +205,8 @@ build-wheel: $(VENV)/.installed-wheel
 	KERAS_MP_TENSORFLOWS="$${folders#:}" $(RUN) -m build --no-isolation \
 	  --outdir $(WHEEL) >$(WHEEL)/log 2>&1 || { tail -n 50 $(WHEEL)/log >&2; exit 1; }
 	@PATH=$(abspath $(VENV))/bin:$$PATH $(RUN) -m auditwheel repair --plat $(PLATFORM) \
-	  --only-plat --exclude libtensorflow_framework.so.2 --wheel-dir $(DIST) $(WHEEL)/*.whl
+	  --only-plat --exclude libtensorflow_framework.so.2 --exclude libtensorflow_cc.so.2 \
+	  --wheel-dir $(DIST) $(WHEEL)/*.whl
 	@mv $(WHEEL)/*.tar.gz $(DIST)
 
 # The wheel of $(DIST) in a new environment for each TensorFlow, where PATH has no compiler,

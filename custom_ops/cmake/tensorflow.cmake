@@ -85,8 +85,11 @@ if(KERAS_MP_CUDA)
     keras_mp_gemm_cuda keras_mp_norm_cuda keras_mp_update_cuda CUDA::cudart_static)
   target_link_options(keras_mp_ops PRIVATE -Wl,--exclude-libs,ALL)
 endif()
+# The second has XLA's. TensorFlow has loaded both; from 2.22 on only a library that names
+# them finds their symbols.
 target_link_libraries(keras_mp_ops PRIVATE
-  ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_framework.so.2)
+  ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_framework.so.2
+  ${KERAS_MP_TENSORFLOW_DIR}/libtensorflow_cc.so.2)
 set(build "{\"tensorflow\": \"${KERAS_MP_TENSORFLOW_VERSION}\"")
 set(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(APPEND build ", \"compiler\": \"${compiler}\"")
