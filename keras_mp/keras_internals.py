@@ -8,6 +8,13 @@ function has a test of what it takes for granted (tests/test_keras_internals.py)
 No other module knows versions of Keras, either. A function whose host has changed
 branches on `KERAS`, names the version, and has a test on both sides of it. None guesses
 with a default: an attribute that is missing is an AttributeError, not another result.
+
+What Keras plans: backends become packages (keras-team/keras, issue 23523; pull requests
+23397 and 23642), and what is below `keras.src.backend` moves. Nothing here is imported
+from there. What depends on the backend, and may need another function there, are
+`strategy`, `replicas_scope`, `layout_argument`, and the iterators of `train_function`;
+`attach_logits` has a name that losses of Keras read, whatever the backend. Keras
+3.16.0.dev2026102704 has all names of this module, and one moved: `uses_weight_decay`.
 """
 
 from collections.abc import Iterator, Sequence

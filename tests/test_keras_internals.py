@@ -8,6 +8,7 @@ import ast
 import functools
 import inspect
 import re
+import types
 from pathlib import Path
 
 import keras
@@ -208,6 +209,19 @@ def test_uses_weight_decay(variables):
     optimizer.exclude_from_weight_decay(var_list=variables[:1])
     decays = functools.partial(keras_internals.uses_weight_decay, optimizer)
     assert [decays(v) for v in variables] == [False, True]
+
+
+@contract(keras_internals.uses_weight_decay)
+@pytest.mark.parametrize(("version", "asked"), [((3, 15), "use"), ((3, 16), "exclude")])
+def test_uses_weight_decay_on_both_sides_of_a_version(version, asked, monkeypatch):
+    monkeypatch.setattr(keras_internals, "KERAS", version)
+    answers = {
+        "use": types.SimpleNamespace(_use_weight_decay=lambda variable: False),
+        "exclude": types.SimpleNamespace(
+            _is_excluded_from_weight_decay=lambda variable: True
+        ),
+    }
+    assert keras_internals.uses_weight_decay(answers[asked], None) is False
 
 
 @contract(keras_internals.add_to_weight_decay_exclusions)

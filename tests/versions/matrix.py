@@ -8,8 +8,7 @@ need; installs the wheel of dist, which may replace neither; runs examples/quick
 and a part of the tests; and writes a row of the table in docs/versions.md. The
 interpreters are looked up on PATH. The ends of the range, and the oldest pair that has
 the native library, get all tests; with `--part` a part as the others. `next` is for
-pre-releases: it installs the sources, runs the contract tests of keras_internals, and
-writes nothing.
+the newest pre-releases: it installs the sources, and runs a part.
 """
 
 import datetime
@@ -62,9 +61,14 @@ class Pair:
         return self.tensorflow == "next" or self.tensorflow >= "2.20"
 
     @property
+    def keras_package(self):
+        """The distribution that brings the module keras."""
+        return "keras-nightly" if self.tensorflow == "next" else "keras"
+
+    @property
     def requirements(self):
         if self.tensorflow == "next":
-            return ["--pre", "tensorflow", "keras"]
+            return ["--pre", "tensorflow", self.keras_package]
         return [f"tensorflow=={self.tensorflow}.*", f"keras=={self.keras}.*"]
 
 
@@ -78,9 +82,9 @@ PAIRS = (
     Pair("2.19", "3.10", "3.12", PART),
     Pair("2.18", "3.8", "3.10", ALL),
 )
-NEXT = Pair("next", "next", "3.13", (*CONTRACTS, "test_package.py"))
-# What surrounds the table in the page.
-MARK = "<!-- table -->\n"
+NEXT = Pair("next", "next", "3.13", PART)
+# What surrounds the tables in the page.
+MARK, NEXT_MARK = "<!-- table -->\n", "<!-- next -->\n"
 HEAD = (
     "| TensorFlow | Keras | Python | native library | quickstart | tests | support |",
     "|---|---|---|---|---|---|---|",
@@ -135,7 +139,7 @@ class Environment:
         """Returns those of TensorFlow and Keras that are installed."""
         code = (
             "from importlib.metadata import version as v;"
-            "print(v('tensorflow'), v('keras'))"
+            f"print(v('tensorflow'), v('{self.pair.keras_package}'))"
         )
         return self.run("-c", code).stdout.split()
 
@@ -144,7 +148,8 @@ class Environment:
         before = self.versions()
         sources = ROOT if self.pair is NEXT else next((ROOT / "dist").glob("*.whl"))
         self.pip("--force-reinstall", "--no-deps", sources)
-        self.pip(sources)
+        if self.pair is not NEXT:  # pip does not know that a nightly Keras is Keras
+            self.pip(sources)
         after = self.versions()
         if before != after:
             sys.exit(f"pip may replace nothing. Received: {after}, not {before}.")
@@ -203,7 +208,8 @@ def measure(pair):
     told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     support = "no"
     if builds and starts:
-        support = f"tested {datetime.date.today()}" if passes else "builds"
+        tested = "tested" if pair is not NEXT else "pre-release, tested"
+        support = f"{tested} {datetime.date.today()}" if passes else "builds"
     cells = (
         *(tensorflow, keras, pair.python),
         "yes" if route == "native" else "no",
@@ -220,6 +226,12 @@ def write(rows):
     lines = {key(row): row for row in [*table.splitlines()[len(HEAD) :], *rows]}
     ordered = [lines[pair.name] for pair in PAIRS if pair.name in lines]
     PAGE.write_text(MARK.join([before, "\n".join([*HEAD, *ordered, ""]), after]))
+
+
+def write_next(row):
+    """Puts the row of the pre-releases into their table of the page."""
+    before, _, after = PAGE.read_text().split(NEXT_MARK)
+    PAGE.write_text(NEXT_MARK.join([before, "\n".join([*HEAD, row, ""]), after]))
 
 
 def key(row):
@@ -240,10 +252,12 @@ def main(arguments):
         if "--part" in arguments:
             pair = replace(pair, tests=PART)
         rows.append(measure(pair))
-        if pair is not NEXT:
+        if pair is NEXT:
+            write_next(rows[-1])
+        else:
             write(rows)
     print("\n".join([*HEAD, *rows]))
-    return not all("| tested " in row for row in rows)
+    return not all(" tested " in row for row in rows)
 
 
 if __name__ == "__main__":
