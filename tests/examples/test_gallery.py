@@ -311,6 +311,21 @@ def test_the_differences_of_the_image_networks():
     assert f"Mixed precision minus FP32 is {headline}" in page.README.read_text()
 
 
+def test_a_share_of_the_loss_trains_in_fp32_as_the_sum_does():
+    """What the page says of it: not to the last bit, as another processor rounds."""
+    assert "its three seeds end within 0.02% of those" in page.PAGE.read_text()
+    measure = "held-out perplexity"
+    by_sum, by_share = (
+        page.results_at(f"language_model/{preset}") for preset in ("demo", "share")
+    )
+    seeds = ["fp32", "fp32 seed 1", "fp32 seed 2"]
+    for name in seeds:
+        found = by_share[name]["measures"][measure]
+        assert found == pytest.approx(by_sum[name]["measures"][measure], rel=2e-4)
+        processors = {r[name]["machine"]["processor"] for r in (by_sum, by_share)}
+        assert len(processors) == 2
+
+
 def test_results_tell_no_paths():
     for place in page.blocks(page.PAGE.read_text(), "results"):
         for found in page.results_at(place).values():
