@@ -32,6 +32,14 @@ class MasterWeightsProperties(LossScaleProperties):
         return self.inner_optimizer.iterations
 
     @property
+    def optimizers(self) -> list[keras.Optimizer]:
+        """The optimizers in a wrapped `MultiOptimizer`, each with a learning rate.
+
+        Another optimizer has no such attribute, as Keras's callbacks expect.
+        """
+        return self.inner_optimizer.optimizers
+
+    @property
     def master_weights(self) -> list[keras.Variable]:
         """The FP32 variables that are updated, in the order of the weights.
 
