@@ -1,8 +1,5 @@
 """Mixed precision training (Micikevicius et al., 2018) for Keras 3."""
 
-from keras_mp import early_help as _early_help  # noqa: F401 - before all others
-
-# isort: split
 import importlib as _importlib
 import typing as _typing
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from keras_mp.command_line import main
+from keras_mp_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,9 +11,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
-
 from keras_mp.command_line.errors import check_new
+from keras_mp.command_line.info import facts
 from keras_mp.command_line.training_steps import BLOCKS, Size, Timing, time_recipes
 
 STEPS, QUICK_STEPS = 30, 10
@@ -40,7 +39,6 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         CommandError: the file for the JSON exists, or its folder does not.
-        ImportError: Keras is on another backend than TensorFlow.
     """
     if options.json:
         check_new(options.json)
@@ -78,9 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
 def machine() -> dict[str, Any]:
     """Returns what is measured on: device, processor, GPU, kernels and versions."""
-    from keras_mp.ops import build_info  # says which backend it needs
-
-    info = build_info()
+    info = facts()
     gpu = info["gpu"]
     has_gpu = not gpu.startswith("none")
     return {
@@ -91,7 +87,7 @@ def machine() -> dict[str, Any]:
         "gpu": gpu if has_gpu else "none",
         "kernels": info.get("cpu", info["route"]),
         "tensorflow": info["tensorflow"],
-        "keras": keras.__version__,
+        "keras": info["keras"],
     }
 
 

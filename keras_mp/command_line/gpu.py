@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_mp import info
 from keras_mp.command_line.benchmark import quiet_tensorflow
 from keras_mp.command_line.errors import check_new
 from keras_mp.command_line.gpu_measurements import (
@@ -17,6 +16,7 @@ from keras_mp.command_line.gpu_measurements import (
     peak_bytes,
     product_ms,
 )
+from keras_mp.command_line.info import facts
 from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size, time_recipes
 from keras_mp.ops.kernels import gpu_reductions, native
 from keras_mp.ops.kernels.convolution_check import convolution_problem
@@ -92,7 +92,6 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         CommandError: the file for the report exists, or its folder does not.
-        ImportError: Keras is on another backend than TensorFlow.
     """
     import tensorflow as tf
 
@@ -124,7 +123,7 @@ def installed(report: Report, sizes: Sizes) -> None:
     """What is there, and what is missing."""
     import tensorflow as tf
 
-    facts = info.facts() | {
+    found = facts() | {
         "TF for CUDA": str(tf.sysconfig.get_build_info().get("cuda_version", "none")),
         "driver": driver(),
         "switches": " ".join(
@@ -133,7 +132,7 @@ def installed(report: Report, sizes: Sizes) -> None:
             if name.startswith("KERAS_MP_")
         ),
     }
-    for name, value in facts.items():
+    for name, value in found.items():
         report.write(f"{name + ':':14}{value or 'none'}")
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)

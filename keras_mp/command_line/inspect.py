@@ -13,7 +13,6 @@ import keras
 
 from keras_mp.command_line.batch import Batch, inputs_for, read_batch
 from keras_mp.command_line.errors import CommandError, check_new
-from keras_mp.command_line.inspect_options import PICTURE
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.precision_plan.plan_precision import plan_precision
 
@@ -24,20 +23,19 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a file or the model in it is not as it must be.
     """
-    picture = options.out / PICTURE if options.out else None
-    if picture:
+    if options.picture:
         _check_matplotlib()
-        options.out.mkdir(parents=True, exist_ok=True)
-    for output in filter(None, (picture, options.json, options.plan)):
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+    for output in filter(None, (options.picture, options.json, options.plan)):
         check_new(output)
     batch = read_batch(options.data)
     model = _load(options.model, options.modules)
     shown = (options.loss_scale, options.as_is)
     report = _called(inspect, model, batch, options, *shown)
     print(report)
-    if picture:
-        report.plot(picture)
-        print(f"wrote {picture}")
+    if options.picture:
+        report.plot(options.picture)
+        print(f"wrote {options.picture}")
     if options.json:
         options.json.write_text(report.to_json() + "\n", encoding="utf-8")
         print(f"wrote {options.json}")

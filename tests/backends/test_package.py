@@ -91,7 +91,7 @@ def test_star_import_gives_what_works_here():
         lambda: keras_mp.ops.fp16_gemm,
         lambda: importlib.import_module("keras_mp.ops"),
         lambda: importlib.import_module("keras_mp.ops.gemm"),
-        lambda: importlib.import_module("keras_mp.info"),
+        lambda: importlib.import_module("keras_mp.command_line.info"),
         lambda: keras_mp.wrap("sgd", all_reduce_dtype="float16"),
         lambda: keras_mp.convert(keras.Sequential([keras.layers.Dense(1)])),
         lambda: keras_mp.LossScaleCallback(log_dir="logs"),

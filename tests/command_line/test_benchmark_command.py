@@ -6,7 +6,7 @@ import re
 import keras
 import pytest
 
-from keras_mp.command_line import benchmark, main
+from keras_mp.command_line import benchmark
 from keras_mp.command_line.training_steps import (
     BLOCKS,
     RECIPES,
@@ -15,6 +15,7 @@ from keras_mp.command_line.training_steps import (
     Timing,
     time_recipes,
 )
+from keras_mp_cli import main
 
 NAMES = [recipe.name for recipe in RECIPES]
 TINY = Size(batch=2, width=8, length=4)

@@ -5,8 +5,9 @@ import re
 import pytest
 import tensorflow as tf
 
-from keras_mp.command_line import gpu, gpu_measurements, main
+from keras_mp.command_line import gpu, gpu_measurements
 from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size
+from keras_mp_cli import main
 
 TINY = Size(batch=2, width=8)
 TITLES = ["Installed", "Kernels", "Products", "Training steps", "Memory"]

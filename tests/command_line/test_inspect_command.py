@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.command_line import main
 from keras_mp.command_line.batch import read_batch
 from keras_mp.command_line.errors import CommandError
+from keras_mp_cli import main
 
 X, Y = np.ones((4, 3), "float32"), np.full((4, 1), 2.0, "float32")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from keras_mp.command_line import main, parser
+from keras_mp_cli import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

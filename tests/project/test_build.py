@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     *("setup.py", "setup.cfg", "README.md", "LICENSE", "keras_mp/__init__.py"),
     "build_backend.py",
+    "keras_mp_cli.py",
     "custom_ops/cmake/find_tensorflow.py",
 )
 # In place of the kernels, which take minutes to compile.

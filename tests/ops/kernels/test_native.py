@@ -301,7 +301,7 @@ def test_build_info_refuses_an_unknown_mode(ops_mode):
 def run_info(mode):
     """What `python -m keras_mp info` prints: texts by name."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "keras_mp.info"],
+        [sys.executable, "-W", "error", "-m", "keras_mp", "info"],
         env=os.environ | {"KERAS_MP_OPS": mode},
         capture_output=True,
         text=True,

@@ -1,0 +1,271 @@
+"""The command line `keras-mp`: its commands, their arguments and their help.
+
+It is a module beside the package, since `import keras_mp` imports TensorFlow, which
+takes seconds: `--help` and mistakes are answered at once, and a command imports the
+package when it runs.
+"""
+
+import argparse
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_EXAMPLES = """\
+examples:
+  keras-mp info
+  keras-mp inspect model.keras --data batch.npz
+  keras-mp benchmark --quick
+  keras-mp gpu
+
+`python -m keras_mp` is the same as `keras-mp`. `keras-mp COMMAND --help` explains a
+command. Exit codes: 0, it was done; 1, it could not be done, and the error says why and
+what to change; 2, the command line itself is wrong.
+"""
+
+_INFO = """\
+Print what a bug report should contain: versions, the processor, and which
+implementation of the ops this machine uses.
+"""
+
+_INSPECT = """\
+Run one batch of training data through a saved model, forward and backward, in FP32 and
+in FP16, and print what FP16 loses: a table of activations, gradients, weights and
+updates, the worst first; whether the model needs loss scaling, and which scale; and
+whether it needs FP32 master weights. It is what keras_mp.inspect returns. The file of
+the model is not changed.
+"""
+_INSPECT_EXAMPLES = """\
+the model:
+  compiled, so that its loss and optimizer are known, and saved with its dtype policy:
+    model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
+    model.save("model.keras")
+  Its weights may be those of any moment of training.
+
+the batch:
+  an .npz file with the arrays x and y, and sample_weight if there are any:
+    np.savez("batch.npz", x=x[:64], y=y[:64])
+  of a model with several inputs, their names in the place of x, or their order; of one
+  with several outputs, their order:
+    np.savez("batch.npz", image=images, text=tokens, y=labels)
+    np.savez("batch.npz", x_0=images, x_1=tokens, y_0=boxes, y_1=labels)
+
+examples:
+  keras-mp inspect model.keras --data batch.npz
+  keras-mp inspect model.keras --data batch.npz --loss-scale 1024
+  keras-mp inspect model.keras --data batch.npz --out figures --json report.json
+  keras-mp inspect model.keras --data batch.npz --plan plan.json
+  keras-mp inspect model.keras --data batch.npz --import my_layers
+
+Exit codes: 0, the report is printed; 1, it could not be made, and the error says why
+and what to change; 2, the command line itself is wrong.
+"""
+_PICTURE = "exponents.png"
+
+_BENCHMARK = """\
+Time a training step of four small models on this machine, with Adam: fully connected
+layers, convolutions with batch normalization, an LSTM, and a Transformer block. Each
+is trained in float32, in mixed_float16 and mixed_bfloat16 as Keras has them, and in
+float16 and bfloat16 with keras_mp (wrap and convert). Print the times, the memory of
+weights and optimizer, and a sentence of advice.
+"""
+_BENCHMARK_EXAMPLES = """\
+The time of a step is the median of many, taken in turns in one process: what else the
+machine does slows all recipes alike, but let nothing else run. `/ float32` is the ratio
+to the time in float32: below 1 is faster. `weights` are those of the model, `optimizer`
+what it keeps beside them: two moments of Adam, and FP32 masters of 16-bit weights.
+
+Your model may gain more or less than these: measure it, too, with and without
+keras_mp.wrap and keras_mp.convert.
+
+examples:
+  keras-mp benchmark
+  keras-mp benchmark --quick                  smaller models, half a minute
+  keras-mp benchmark --json benchmark.json
+
+Exit codes: 0, it was measured; 1, it could not be, and the error says why and what to
+change; 2, the command line itself is wrong.
+"""
+
+_GPU = """\
+Check keras_mp on the GPU of this machine: what is installed, what is missing and why;
+the kernels against float64 and against the CPU; products beside tf.matmul; training
+steps of three models in float32, in Keras's mixed_float16 and in float16 with keras_mp;
+their memory. Each line says what a good value is. No GPU has run keras_mp yet: please
+attach the file that this writes to an issue, also if all is well.
+"""
+_GPU_EXAMPLES = """\
+Without a GPU all of it runs on the CPU, smaller, and the first lines say so: that shows
+what the command does, and nothing about a GPU. Let nothing else use the GPU meanwhile.
+
+examples:
+  keras-mp gpu
+  keras-mp gpu --quick                        tiny sizes: does it run at all?
+  keras-mp gpu --out t4.txt
+
+Exit codes: 0, the report is written, whatever it says; 1, it could not be, and the
+error says why and what to change; 2, the command line itself is wrong.
+"""
+_GPU_REPORT = Path("keras_mp_gpu.txt")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: strings, such as `["info"]`. Defaults to those of the process.
+
+    Returns:
+        int, the exit code of the process: 0, or 1 where the command failed.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        command = importlib.import_module(options.module)
+    except ImportError as error:
+        return _failed(error)
+    from keras_mp.command_line.errors import CommandError
+
+    try:
+        command.run(options)
+    except (CommandError, OSError) as error:
+        return _failed(error)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses a command line, and names the `module` that runs it."""
+    parser = argparse.ArgumentParser(
+        prog="keras-mp",
+        description="Mixed precision training for Keras 3: what it would do here.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_command(
+        commands, "info", "versions, and which kernels this machine runs", _INFO, None
+    )
+    inspect = _add_command(
+        commands,
+        "inspect",
+        "what FP16 does to a model: what it loses, and whether scaling is needed",
+        _INSPECT,
+        _INSPECT_EXAMPLES,
+    )
+    inspect.add_argument("model", type=Path, help="a file written by model.save")
+    inspect.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the batch, an .npz file with the arrays x and y",
+    )
+    inspect.add_argument(
+        "--loss-scale",
+        type=_positive,
+        metavar="N",
+        help="loss scale of the FP16 gradients; default: that of the optimizer, or 1",
+    )
+    inspect.add_argument(
+        "--as-is",
+        action="store_true",
+        help="show the numbers of the model under its own dtype policy, not those in "
+        "FP32",
+    )
+    inspect.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module to import first, which registers your own layers or losses with "
+        "keras.saving.register_keras_serializable; may be repeated",
+    )
+    inspect.add_argument(
+        "--out",
+        dest="picture",
+        type=lambda folder: Path(folder) / _PICTURE,
+        metavar="FOLDER",
+        help=f"draw the exponents of the gradients and updates to FOLDER/{_PICTURE}; "
+        "needs matplotlib",
+    )
+    inspect.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the report for keras_mp.Numerics.from_dict",
+    )
+    inspect.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="plan which layers need FP32, print the plan, and write it for "
+        "keras_mp.PrecisionPlan.load",
+    )
+    benchmark = _add_command(
+        commands,
+        "benchmark",
+        "is it worth it on this machine? a minute or two, five at most",
+        _BENCHMARK,
+        _BENCHMARK_EXAMPLES,
+    )
+    benchmark.add_argument(
+        "--quick", action="store_true", help="smaller models and fewer steps"
+    )
+    benchmark.add_argument(
+        "--json", type=Path, metavar="FILE", help="write what was measured, too"
+    )
+    gpu = _add_command(
+        commands,
+        "gpu",
+        "does it work on this GPU, and how fast? five minutes, and a file to send",
+        _GPU,
+        _GPU_EXAMPLES,
+    )
+    gpu.add_argument(
+        "--quick", action="store_true", help="tiny sizes, which say nothing of speed"
+    )
+    gpu.add_argument(
+        "--out",
+        type=Path,
+        default=_GPU_REPORT,
+        metavar="FILE",
+        help=f"the report, a new file; default {_GPU_REPORT}",
+    )
+    return parser
+
+
+def _failed(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _add_command(
+    commands: Any, name: str, summary: str, description: str, examples: str | None
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(module=f"keras_mp.command_line.{name}")
+    return parser
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"it must be a positive number. Received: {text!r}. Try 32768."
+        )
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
