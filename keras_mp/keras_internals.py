@@ -566,6 +566,15 @@ def set_input_dtype(layer: keras.layers.InputLayer, dtype: str) -> None:
     layer._dtype = layer.output._dtype = dtype
 
 
+def receivers(layer: keras.layers.InputLayer) -> list[Any]:
+    """Returns the operations that are given the output of an InputLayer, in any graph.
+
+    `Operation._outbound_nodes`: a functional model lists its operations, and not which
+    of them is given what.
+    """
+    return [node.operation for node in layer._outbound_nodes]
+
+
 def own_variables(layer: Any) -> list[tuple[Any, bool]]:
     """Returns the variables of a layer itself, each with True if listed as trainable.
 

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.diagnostics.random_numbers import is_random, run_in_fp32
+from keras_mp.layers.core.embedding import refuse_rounded_ids
 from keras_mp.layers.probe import Probe
 from keras_mp.precision.model_index import ModelIndex
 
@@ -179,6 +180,9 @@ def _members(cls: Any, observation: Observation) -> dict[str, Any]:
 
 
 def _run(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    if getattr(cls, "call", None) is keras.layers.Embedding.call:
+        # As after `convert`: another word would be looked up, and nothing overflows.
+        refuse_rounded_ids(layer, args[0] if args else kwargs["inputs"])
     if is_random(layer):
         return run_in_fp32(cls, layer, args, kwargs)
     if isinstance(layer, Probe) and layer.observe is not None:

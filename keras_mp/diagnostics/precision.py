@@ -35,7 +35,7 @@ def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
         if not isinstance(layer, keras.layers.InputLayer)
     ]
     policies = {None: _own, "float32": _in_float32, "float16": _in_float16}
-    with having_policies(policies[dtype](layers)):
+    with having_policies(policies[dtype](layers)), _statistics_made_again(layers):
         if dtype == "float32":
             with _returning_float32(layers), casts_left_to_layers(model):
                 yield
@@ -84,6 +84,29 @@ def functions_run_eagerly() -> Iterator[None]:
             yield
         finally:
             tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def _statistics_made_again(layers: list[Any]) -> Iterator[None]:
+    """Has Keras's Normalizations keep mean and variance in what they compute in now.
+
+    They cast both when they are built.
+    """
+    before = [
+        (layer, layer.mean, layer.variance)
+        for layer in layers
+        if isinstance(layer, keras.layers.Normalization) and layer.built
+    ]
+    try:
+        for layer, _, _ in before:
+            if layer.input_mean is None:
+                layer.finalize_state()
+            else:
+                layer.build(**layer.get_build_config())
+        yield
+    finally:
+        for layer, mean, variance in before:
+            layer.mean, layer.variance = mean, variance
 
 
 @contextlib.contextmanager

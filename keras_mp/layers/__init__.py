@@ -33,11 +33,13 @@ from keras_mp.layers.convolutional.separable_conv import (
 )
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
+from keras_mp.layers.core.embedding import Embedding
 from keras_mp.layers.merging.add_and_average import Add, Average
 from keras_mp.layers.merging.dot import Dot
 from keras_mp.layers.normalization.batch_normalization import BatchNormalization
 from keras_mp.layers.normalization.group_normalization import GroupNormalization
 from keras_mp.layers.normalization.layer_normalization import LayerNormalization
+from keras_mp.layers.normalization.normalization import Normalization
 from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
 from keras_mp.layers.normalization.unit_normalization import UnitNormalization
 from keras_mp.layers.pooling.average_pooling import (
@@ -85,6 +87,7 @@ __all__ = [
     "DepthwiseConv2D",
     "Dot",
     "EinsumDense",
+    "Embedding",
     "GRUCell",
     "GlobalAveragePooling1D",
     "GlobalAveragePooling2D",
@@ -94,6 +97,7 @@ __all__ = [
     "LSTMCell",
     "LayerNormalization",
     "MultiHeadAttention",
+    "Normalization",
     "Probe",
     "SeparableConv1D",
     "SeparableConv2D",

@@ -92,7 +92,8 @@ def _add(found: dict[str, LayerNumbers], run: Backpropagation) -> None:
             numbers = found.get(call.path)
             if numbers is None:
                 continue
-            numbers.inputs = max(numbers.inputs, largest(call.inputs))
+            if _rounds_inputs(call.layer):
+                numbers.inputs = max(numbers.inputs, largest(call.inputs))
             numbers.elements += sum(int(np.prod(x.shape)) for x in call.outputs)
             makers = [numbers]
         else:
@@ -102,6 +103,13 @@ def _add(found: dict[str, LayerNumbers], run: Backpropagation) -> None:
             numbers.gradients = max(numbers.gradients, largest(gradients))
         for tensor in call.outputs:
             origins.setdefault(id(tensor), makers)
+
+
+def _rounds_inputs(layer: Any) -> bool:
+    """Tells whether a converted layer casts what it is given: ids and features stay."""
+    if isinstance(layer, keras.layers.Embedding):
+        return computes_products(layer)
+    return not isinstance(layer, keras.layers.Normalization)
 
 
 def largest(tensors: list[Any]) -> float:

@@ -97,10 +97,10 @@ def plan_precision(
             "the dataset itself, not an iterator that is exhausted."
         )
     masters = master_values(model)
-    references = [run(model, each, dtype="float32", masters=masters) for each in data]
-    _check_losses(references)
     with computed_in_ways(model, {}):  # whose classes tell which layers have products
+        references = [run(model, x, dtype="float32", masters=masters) for x in data]
         numbers = numbers_of(model, references)
+    _check_losses(references)
     choices = decide(numbers.values(), margin)
     if extend:
         keep_at_least(choices, ways_of(model))

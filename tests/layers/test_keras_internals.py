@@ -180,6 +180,21 @@ def direct_sublayers():
     yield keras_internals.direct_sublayers(wrapper), [inner]
 
 
+def receivers():
+    inputs = keras.Input((1,))
+    dense = keras.layers.Dense(1)
+    model = keras.Model(inputs, [dense(inputs), inputs + 1.0])
+    found = keras_internals.receivers(model.operations[0])
+    yield found[0], dense
+    yield [each.name.partition("_")[0] for each in found], [dense.name, "add"]
+    inner = keras.Sequential([keras.layers.Dense(1)])
+    keras.Sequential([keras.Input((1,)), inner])
+    (given,) = (
+        x for x in keras_internals.direct_sublayers(inner) if x not in inner.layers
+    )
+    yield keras_internals.receivers(given), inner.layers
+
+
 def set_policy():
     policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
     one, other = (built(keras.layers.Dense(1, dtype=policies)) for _ in range(2))
@@ -291,6 +306,7 @@ CONTRACTS = (
     renorm_correction,
     attach_logits,
     direct_sublayers,
+    receivers,
     own_variables,
     unlocked,
     add_variable,

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
@@ -21,6 +22,7 @@ from keras_mp.layers.conversion.counterparts import (
     replaced_methods,
 )
 from keras_mp.layers.conversion.ways import class_without_ways, forget_ways
+from keras_mp.layers.conversion.wider_inputs import wider_inputs
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.precision import FP32Weights
 from keras_mp.precision.model_index import ModelIndex
@@ -45,7 +47,9 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     with as many copies, inside the scope of a strategy and outside. Therefore
     convert the outermost model: another model that shares these layers and has been
     trained uses the old weights until it is compiled again. Around regularizers of
-    weights and activities in 16 bits it puts `keras_mp.FP32Regularizer`.
+    weights and activities in 16 bits it puts `keras_mp.FP32Regularizer`. What a
+    `Sequential` model without `keras.Input` gives an `Embedding` or a `Normalization`
+    is no longer cast to 16 bits.
 
     A file saved from the model contains `keras_mp.layers.X` for each layer in the
     config of the model. A layer that creates sublayers in its constructor creates those
@@ -114,12 +118,16 @@ def convert_layers(model: keras.Layer) -> None:
         for layer, cls in changes
         if issubclass(cls, FP32Weights) and (halves := _half_weights(layer))
     ]
-    if replaced:
+    if any(half.trainable for _, halves in replaced for half in halves):
         _check_optimizers(layers)
     for layer, cls in changes:
         change_class(layer, cls)
     for layer, halves in replaced:
+        if isinstance(layer, keras.layers.Normalization):
+            _warn_of_rounded_statistics(layer)
         _store_in_fp32(layer, halves)
+    for layer, dtype in wider_inputs(model):
+        keras_internals.set_input_dtype(layer, dtype)
     regularize_layers(ModelIndex(model).layers)
     _forget_traces(layers)
 
@@ -243,6 +251,17 @@ def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list | tuple):
             for one in value:
                 yield name, one
+
+
+def _warn_of_rounded_statistics(layer: keras.layers.Normalization) -> None:
+    found = [layer.adapt_mean.numpy(), layer.adapt_variance.numpy()]
+    if np.any(found[0] != 0.0) or np.any(found[1] != 1.0):
+        warnings.warn(
+            "`adapt` has stored its statistics in 16 bits before `convert`, and what "
+            f"was rounded off is lost. Received: {layer.name!r}, with statistics in "
+            f"{layer.adapt_mean.dtype}. Call its `adapt` again after `convert`.",
+            stacklevel=4,
+        )
 
 
 def _store_in_fp32(layer: Any, halves: list[Any]) -> None:

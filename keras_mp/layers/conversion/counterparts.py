@@ -31,11 +31,13 @@ from keras_mp.layers.convolutional.separable_conv import (
 )
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
+from keras_mp.layers.core.embedding import Embedding
 from keras_mp.layers.merging.add_and_average import Add, Average
 from keras_mp.layers.merging.dot import Dot
 from keras_mp.layers.normalization.batch_normalization import BatchNormalization
 from keras_mp.layers.normalization.group_normalization import GroupNormalization
 from keras_mp.layers.normalization.layer_normalization import LayerNormalization
+from keras_mp.layers.normalization.normalization import Normalization
 from keras_mp.layers.normalization.spectral_normalization import SpectralNormalization
 from keras_mp.layers.normalization.unit_normalization import UnitNormalization
 from keras_mp.layers.pooling.average_pooling import (
@@ -81,6 +83,7 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.DepthwiseConv2D: DepthwiseConv2D,
     keras.layers.Dot: Dot,
     keras.layers.EinsumDense: EinsumDense,
+    keras.layers.Embedding: Embedding,
     keras.layers.GRU: GRU,
     keras.layers.GRUCell: GRUCell,
     keras.layers.GlobalAveragePooling1D: GlobalAveragePooling1D,
@@ -92,6 +95,7 @@ COUNTERPARTS: dict[Any, Any] = {
     keras.layers.LSTMCell: LSTMCell,
     keras.layers.LayerNormalization: LayerNormalization,
     keras.layers.MultiHeadAttention: MultiHeadAttention,
+    keras.layers.Normalization: Normalization,
     keras.layers.SeparableConv1D: SeparableConv1D,
     keras.layers.SeparableConv2D: SeparableConv2D,
     keras.layers.SimpleRNN: SimpleRNN,

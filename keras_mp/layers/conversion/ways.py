@@ -14,6 +14,7 @@ from keras_mp.layers.attention.attention import Attention
 from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_mp.layers.conversion.counterparts import counterpart, replaced_methods
+from keras_mp.layers.conversion.wider_inputs import wider_inputs
 from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
@@ -186,10 +187,13 @@ def computed_in_ways(model: Any, ways: Mapping[str, str]) -> Iterator[None]:
         for layer in layers
     ]
     inputs = [x for x in ModelIndex(model).layers if hasattr(x, "dtype_before_ways")]
+    wider = [(layer, layer.dtype, dtype) for layer, dtype in wider_inputs(model)]
     try:
         forget_ways(model)
         for layer in layers:
             layer.__class__ = _converted(layer)
+        for layer, _, dtype in wider:
+            keras_internals.set_input_dtype(layer, dtype)
         set_policies(model, ways)
         return_dtypes(model)
         yield
@@ -200,6 +204,8 @@ def computed_in_ways(model: Any, ways: Mapping[str, str]) -> Iterator[None]:
             keras_internals.set_policy(layer, policy)
             for name, value in attributes.items():
                 setattr(layer, name, value)
+        for layer, dtype, _ in wider:
+            keras_internals.set_input_dtype(layer, dtype)
         for layer in inputs:
             layer.dtype_before_ways = layer.dtype
             keras_internals.set_input_dtype(layer, "float32")

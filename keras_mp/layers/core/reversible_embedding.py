@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.layers.core.embedding import refuse_rounded_ids
 from keras_mp.layers.float16_products_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies, multiply, read_without_autocast
 
@@ -31,6 +32,8 @@ class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
     """
 
     def call(self, inputs: Any, reverse: bool = False) -> Any:
+        if not reverse:
+            refuse_rounded_ids(self, inputs)
         same_dtype = self.reverse_dtype in (None, self.compute_dtype)
         if not (reverse and same_dtype and multiplies(self, inputs)):
             return super().call(inputs, reverse=reverse)
