@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.layers.conversion.ways import ReturnsDtype, casts_left_to_layers
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import ComputePolicy
+from keras_mp.precision.scope import returning_float32
 
 # TensorFlow has one setting for all threads: whether functions run eagerly.
 _ONE_THREAD = threading.RLock()
@@ -29,15 +31,12 @@ def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
         model: `keras.Model`.
         dtype: `"float32"`, `"float16"`, or None, for that of the model itself.
     """
-    layers = [
-        layer
-        for layer in ModelIndex(model).layers
-        if not isinstance(layer, keras.layers.InputLayer)
-    ]
+    index = ModelIndex(model)
+    layers = [entry.layer for entry in index.values() if entry.kind != "input"]
     policies = {None: _own, "float32": _in_float32, "float16": _in_float16}
     with having_policies(policies[dtype](layers)), _statistics_made_again(layers):
         if dtype == "float32":
-            with _returning_float32(layers), casts_left_to_layers(model):
+            with returning_float32(index):
                 yield
         else:
             yield
@@ -52,20 +51,13 @@ def having_policies(policies: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     """
     new = list(policies)
     before = [(layer, layer.dtype_policy) for layer, _ in new]
-    # A layer that has a map of policies sets its own in the map, which others share.
-    maps = {id(policy): policy for _, policy in before if _is_map(policy)}
-    contents = [(each, dict(each)) for each in maps.values()]
     try:
         for layer, policy in new:
-            layer.dtype_policy = policy
+            keras_internals.set_policy(layer, keras.dtype_policies.get(policy))
         yield
     finally:
         for layer, policy in before:
-            if layer.dtype_policy is not policy:
-                layer.dtype_policy = policy
-        for each, content in contents:
-            each.clear()
-            each.update(content)
+            keras_internals.set_policy(layer, policy)
 
 
 @contextlib.contextmanager
@@ -109,41 +101,9 @@ def _statistics_made_again(layers: list[Any]) -> Iterator[None]:
             layer.mean, layer.variance = mean, variance
 
 
-@contextlib.contextmanager
-def _returning_float32(layers: list[Any]) -> Iterator[None]:
-    """Has layers in which a plan rounds the outputs leave them as they are."""
-    before = [
-        (layer, layer.returned_dtype)
-        for layer in layers
-        if isinstance(layer, ReturnsDtype)
-    ]
-    try:
-        for layer, _ in before:
-            layer.returned_dtype = "float32"
-        yield
-    finally:
-        for layer, dtype in before:
-            layer.returned_dtype = dtype
-
-
 def is_quantized(layer: Any) -> bool:
     """Tells whether a layer was quantized."""
     return layer.quantization_mode is not None
-
-
-class _ComputeIn(keras.DTypePolicy):
-    """Computes in one dtype, with variables of another one.
-
-    Keras then takes the dtype of a variable for the one that its layer computes in.
-    """
-
-    def __init__(self, compute_dtype: str, variable_dtype: str) -> None:
-        super().__init__(compute_dtype)
-        self._stored = variable_dtype
-
-    @property
-    def variable_dtype(self) -> str:
-        return self._stored
 
 
 def _own(_: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -156,7 +116,7 @@ def _in_float32(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
             mode, _, _ = _policy_of(layer).name.rpartition("_from_")
             yield layer, f"{mode}_from_float32"
         else:
-            yield layer, _ComputeIn("float32", layer.variable_dtype)
+            yield layer, ComputePolicy("float32", layer.variable_dtype)
 
 
 def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -164,7 +124,7 @@ def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
     changed = "float32" if is_fp32 else "bfloat16"
     for layer in layers:
         if layer.compute_dtype == changed and not is_quantized(layer):
-            yield layer, _ComputeIn("float16", layer.variable_dtype)
+            yield layer, ComputePolicy("float16", layer.variable_dtype)
 
 
 def _is_below_fp32(layer: Any) -> bool:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from keras_mp.layers.conversion.ways import (
+from keras_mp.precision.modes import (
     FLOAT16,
     FLOAT32,
+    MODES,
     PRODUCTS,
     SCALED_PRODUCTS,
-    WAYS,
 )
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
@@ -20,7 +20,7 @@ class Choice:
     """The way of a layer, and why.
 
     Attributes:
-        way: str, one of `keras_mp.layers.conversion.ways.WAYS`.
+        way: str, one of `keras_mp.precision.modes.MODES`.
         reason: str, with the number that asked for it.
     """
 
@@ -86,13 +86,13 @@ def keep_at_least(choices: dict[str, Choice], ways: Mapping[str, str]) -> None:
     """
     for path, way in ways.items():
         chosen = choices[path].way if path in choices else FLOAT16
-        if WAYS.index(way) > WAYS.index(chosen):
+        if MODES.index(way) > MODES.index(chosen):
             choices[path] = Choice(way, "as before")
 
 
 def next_way(each: LayerNumbers, way: str) -> str | None:
     """Returns the next way for a layer whose numbers one does not hold, or None."""
-    ladder = [*WAYS] if each.has_products else [FLOAT16, FLOAT32]
+    ladder = [*MODES] if each.has_products else [FLOAT16, FLOAT32]
     later = ladder[ladder.index(way) + 1 :]
     return later[0] if later else None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_mp import keras_internals
 from keras_mp.diagnostics.subject import Backpropagation
-from keras_mp.layers.conversion.ways import computes_products
+from keras_mp.layers.conversion.products import computes_products
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
 
 

@@ -14,8 +14,10 @@ from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
 from keras_mp.diagnostics.subject import Backpropagation, run
-from keras_mp.layers.conversion.ways import FLOAT16, FLOAT32, computed_in_ways, ways_of
+from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import FLOAT16, FLOAT32
+from keras_mp.precision.scope import modes_of
 from keras_mp.precision_plan.decision import (
     Choice,
     decide,
@@ -97,19 +99,19 @@ def plan_precision(
             "the dataset itself, not an iterator that is exhausted."
         )
     masters = master_values(model)
-    with computed_in_ways(model, {}):  # whose classes tell which layers have products
+    with converted_in_modes(model, {}):  # whose classes tell which layers have products
         references = [run(model, x, dtype="float32", masters=masters) for x in data]
         numbers = numbers_of(model, references)
     _check_losses(references)
     choices = decide(numbers.values(), margin)
     if extend:
-        keep_at_least(choices, ways_of(model))
+        keep_at_least(choices, modes_of(ModelIndex(model)))
     trial = _Trial(model, data, references, numbers, choices, masters)
     notes = trial.repair(tolerance)
     if notes:
         divisors = (find_divisor(each.calls) for each in references)
         notes += [advice_on(each) for each in dict.fromkeys(divisors) if each]
-    with computed_in_ways(model, trial.ways()):
+    with converted_in_modes(model, trial.ways()):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(
         tuple(_in_order(choices, numbers)),
@@ -184,7 +186,7 @@ class _Trial:
                 return [problem]
 
     def _run(self) -> list[Backpropagation]:
-        with computed_in_ways(self._model, self.ways()):
+        with converted_in_modes(self._model, self.ways()):
             return [
                 run(self._model, each, self._scale, masters=self._masters)
                 for each in self._data
@@ -246,7 +248,8 @@ class _Trial:
             expected = dict(reference.weight_gradients)
             size = math.sqrt(sum(_square(each) for each in expected.values())) or 1.0
             for path, gradient in found.weight_gradients:
-                difference = _in_float64(gradient) - _in_float64(expected[path])
+                with np.errstate(invalid="ignore"):  # infinite in both
+                    difference = _in_float64(gradient) - _in_float64(expected[path])
                 error = math.sqrt(_square(difference)) / size
                 owner = self._known(path.rpartition("/")[0])
                 errors[owner] = math.hypot(errors.get(owner, 0.0), error)

@@ -13,14 +13,10 @@ import keras
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.subject import run
 from keras_mp.layers.conversion.convert import convert_layers
-from keras_mp.layers.conversion.ways import (
-    WAYS,
-    computed_in_ways,
-    forget_ways,
-    return_dtypes,
-    set_policies,
-)
+from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import MODES
+from keras_mp.precision.scope import apply_modes, remove_modes
 from keras_mp.precision_plan.verification import Verification, loss_scale_for
 
 _FORMAT = 1
@@ -116,11 +112,11 @@ class PrecisionPlan:
             ValueError: a listed layer is not in the model.
         """
         ways = self._ways_in(model)
-        forget_ways(model)
-        set_policies(model, ways)
+        index = ModelIndex(model)
+        remove_modes(index)
         # What it leaves in FP16 was measured with the plan, and need not be told of.
         convert_layers(model)
-        return_dtypes(model)
+        apply_modes(index, ways)
         return model
 
     def verify(
@@ -143,11 +139,11 @@ class PrecisionPlan:
         """
         check_model(model)
         batch, masters = as_batch(x, y, sample_weight), master_values(model)
-        with computed_in_ways(model, {}):
+        with converted_in_modes(model, {}):
             fp32 = run(model, batch, dtype="float32", masters=masters)
             scale = loss_scale_for([fp32])
             fp16 = run(model, batch, scale, masters=masters)
-        with computed_in_ways(model, self._ways_in(model)):
+        with converted_in_modes(model, self._ways_in(model)):
             planned = run(model, batch, scale, masters=masters)
         return Verification.of(fp32, fp16, planned)
 
@@ -188,7 +184,7 @@ class PrecisionPlan:
         if data["format"] != _FORMAT:
             raise ValueError(f"a plan of format {data['format']!r}, not {_FORMAT}")
         layers = tuple(LayerPlan(**layer) for layer in data["layers"])
-        if unknown := {layer.way for layer in layers} - set(WAYS):
+        if unknown := {layer.way for layer in layers} - set(MODES):
             raise ValueError(f"unknown ways {sorted(unknown)}")
         return cls(
             layers,

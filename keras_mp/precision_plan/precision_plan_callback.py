@@ -8,8 +8,9 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.collapsed_run import without_optionals
-from keras_mp.layers.conversion.ways import ways_of
 from keras_mp.optimizer import FP32MasterOptimizer
+from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.scope import modes_of
 from keras_mp.precision_plan.plan_precision import at_least_one, plan_precision
 from keras_mp.precision_plan.precision_plan import LayerPlan, PrecisionPlan
 
@@ -129,7 +130,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
     def _extend(self, batch: Any, streak: int) -> None:
         """Measures a plan on a batch and applies it, if it is another one."""
         model = self.model
-        applied = ways_of(model)
+        applied = modes_of(ModelIndex(model))
         try:
             x, y, weight = keras.utils.unpack_x_y_sample_weight(
                 without_optionals(batch)

@@ -1,5 +1,6 @@
 """`Verification`: loss and gradients in FP16, with and without a plan, against FP32."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,8 @@ def gradients_of(run: Backpropagation) -> Any:
 def loss_scale_for(runs: list[Backpropagation]) -> float:
     """Returns the loss scale that the gradients of runs in FP32 ask for.
 
-    The one that `keras_mp.suggest_loss_scale` would choose, at least 1.
+    The one that `keras_mp.suggest_loss_scale` would choose, at least 1; and 1 where one
+    is not finite.
     """
     gradients = [
         gradient
@@ -89,4 +91,6 @@ def loss_scale_for(runs: list[Backpropagation]) -> float:
         for _, gradient in [*run.activation_gradients, *run.weight_gradients]
     ]
     largest = max((float(np.max(np.abs(x), initial=0.0)) for x in gradients), default=0)
-    return max(1.0, scale_below_overflow(2.0 * largest)) if largest else 1.0
+    if not 0.0 < largest < math.inf:
+        return 1.0
+    return max(1.0, scale_below_overflow(2.0 * largest))

@@ -27,6 +27,15 @@ class Shortened(keras.layers.Layer):
         return x / length
 
 
+class Inverse(keras.layers.Layer):
+    """Divides twice by the length or 1e-20; the gradient of zeros is 1e40 in FP32."""
+
+    def call(self, x):
+        length = keras.ops.sqrt(keras.ops.sum(x * x, axis=-1, keepdims=True))
+        length = keras.ops.maximum(length, 1e-20)
+        return x / length / length
+
+
 def model_of(divisor, policy="mixed_float16", bias=0.0):
     keras.config.set_dtype_policy(policy)
     dense = L.Dense(3, name="dense", bias_initializer=keras.initializers.Constant(bias))
@@ -67,8 +76,19 @@ def test_no_loss_scale_is_suggested(make):
 
 
 def test_a_plan_that_fails_for_it_says_so():
-    plan = keras_mp.plan_precision(model_of(BACKWARD["keras"]()), X, Y)
+    plan = keras_mp.plan_precision(
+        model_of(Inverse(name="divisor", dtype="float32")), X, Y
+    )
     assert "'divisor' divides by zero" in str(plan)
+
+
+@pytest.mark.parametrize("name", ["keras, FP16", "keras"])
+def test_a_plan_holds_where_the_conversion_mends_it(name):
+    model = model_of(BACKWARD[name]())
+    plan = keras_mp.plan_precision(model, X, Y)
+    assert not plan.notes and plan.gradient_error <= 0.02
+    plan.apply(model).fit(X, Y, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0
 
 
 OTHER_VECTORS = {

@@ -12,7 +12,7 @@ from keras_mp import layers as mp_layers
 from keras_mp.diagnostics.arguments import as_batch
 from keras_mp.diagnostics.precision import computing_in
 from keras_mp.diagnostics.subject import run
-from keras_mp.layers.conversion import ways
+from keras_mp.layers.conversion.trial import converted_in_modes
 
 L = keras.layers
 X, Y = np.ones((2, 4), "float32"), np.ones((2, 1), "float32")
@@ -242,7 +242,7 @@ def test_layers_that_a_plan_rounds_return_fp32_in_fp32():
     keras.config.set_dtype_policy("mixed_float16")
     model = sequential(Residual(name="block"), L.Dense(1, name="head"))
     with (
-        ways.computed_in_ways(model, {"block/inner": ways.FLOAT32}),
+        converted_in_modes(model, {"block/inner": "float32"}),
         unchanged(model),
     ):
         for dtype in ("float32", "float16"):

@@ -13,7 +13,7 @@ from keras_mp.precision.model_index import ModelIndex, numbered
 L = keras.layers
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("model_index")
 class Block(L.Layer):
     """Makes sublayers that it does not name, one of them when it is built."""
 

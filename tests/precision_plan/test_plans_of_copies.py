@@ -13,7 +13,7 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = np.ones((8, 1), "float32")
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("copies")
 class Residual(L.Layer):
     """Its sublayers have no names but those that Keras makes."""
 
@@ -83,3 +83,52 @@ def test_a_plan_is_applied_to_a_copy(make, tmp_path):
     expected = plan.apply(planned)(X)
     np.testing.assert_array_equal(plan.apply(other)(X), expected)
     assert keras_mp.plan_precision(other, X, Y).ways == plan.ways
+
+
+def graph():
+    """A model whose layers are saved with what a plan has given them."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(8, "gelu"), L.LayerNormalization(), L.Dropout(0.1), L.Dense(1)]
+    each = compiled(keras.Sequential([keras.Input((4,)), *layers]))
+    each.layers[0].bias.assign(np.full(8, 3e4))
+    return each
+
+
+def without_a_plan(each):
+    return keras_mp.PrecisionPlan((), 1.0, 0.0, 4.0).apply(each)
+
+
+def policies(each):
+    return [layer.dtype_policy for layer in each._flatten_layers()]
+
+
+@pytest.mark.parametrize("undo", [without_a_plan, keras_mp.to_keras])
+@pytest.mark.parametrize("make", [cloned, deep, loaded])
+@pytest.mark.parametrize("make_model", [graph, model])
+def test_the_plan_of_a_copy_is_undone(make_model, make, undo, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    planned = undo(make_model())
+    before, expected = policies(planned), planned(X)
+    plan = keras_mp.plan_precision(planned, X, Y)
+    assert plan.ways
+    plan.apply(planned)
+    other = make(planned, tmp_path)
+    for each in (undo(other), undo(planned)):
+        assert policies(each) == before
+        np.testing.assert_array_equal(each(X), expected)
+        assert keras_mp.plan_precision(each, X, Y).ways == plan.ways
+
+
+def test_a_layer_that_was_quantized_with_a_plan_is_as_accurate_without():
+    """Its int8 kernel under `mixed_float16` would be wrong, without a warning."""
+    keras.config.set_dtype_policy("mixed_float16")
+    planned = graph()
+    keras_mp.plan_precision(planned, X, Y).apply(planned)
+    dense = planned.layers[0]
+    assert dense.compute_dtype == "float32"
+    expected = dense(X)
+    dense.quantize("int8")
+    without_a_plan(planned)
+    assert dense.quantization_mode == "int8"
+    # Below the rounding of sums around 3e4 to FP16, 16, which FP32 does not do.
+    np.testing.assert_allclose(dense(X), expected, atol=0.1)

@@ -32,11 +32,12 @@ CHAINS = (
         ("callbacks",),
     ),
     (
-        ("dtypes", "precision", "random_bits"),
+        ("dtypes", "random_bits"),
         ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),
         ("layers.float16_products_policy",),
+        ("precision",),
         ("layers.precision",),
         ("layers.core",),
         (

@@ -21,11 +21,11 @@ from keras_mp.layers.conversion.counterparts import (
     plain,
     replaced_methods,
 )
-from keras_mp.layers.conversion.ways import class_without_ways, forget_ways
 from keras_mp.layers.conversion.wider_inputs import wider_inputs
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.precision import FP32Weights
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.scope import remove_modes
 from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
@@ -166,7 +166,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     index = ModelIndex(model)
     layers = index.layers
     ours = [layer for layer in layers if is_converted(type(layer))]
-    foreign = [layer for layer in ours if plain(class_without_ways(layer)) is None]
+    foreign = [layer for layer in ours if plain(type(layer)) is None]
     foreign += [
         operation
         for operation in index.operations.values()
@@ -179,7 +179,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
             "has no equal of a subclass of one, nor of what is in `keras_mp.ops`. "
             f"Received: {', '.join(names)}. Build the model without."
         )
-    forget_ways(model)
+    remove_modes(index)
     for layer in layers:
         keras_internals.set_policy(layer, _policy_of_keras(layer.dtype_policy))
     for layer in ours:

@@ -57,6 +57,7 @@ from keras_mp.layers.rnn.lstm import LSTM
 from keras_mp.layers.rnn.lstm_cell import LSTMCell
 from keras_mp.layers.rnn.simple_rnn import SimpleRNN
 from keras_mp.layers.rnn.simple_rnn_cell import SimpleRNNCell
+from keras_mp.precision.scope import CastResults
 
 # A new layer is one line here.
 COUNTERPARTS: dict[Any, Any] = {
@@ -173,6 +174,12 @@ def counterpart(cls: Any) -> Any:
         return None  # `__init_subclass__` of the class needs arguments
 
 
+def converted_class(layer: Any) -> Any:
+    """Returns the class that a layer has after `convert`."""
+    cls = counterpart(type(layer))
+    return type(layer) if cls is None or replaced_methods(layer) else cls
+
+
 def plain_base(cls: Any) -> Any:
     """Returns the first base of `cls`, or `cls`, that has a counterpart, or None."""
     if is_converted(cls):
@@ -192,7 +199,9 @@ def replaced_methods(layer: Any) -> list[str]:
     own = {
         name
         for name, value in vars(layer).items()
-        if callable(value) and callable(getattr(type(layer), name, None))
+        if callable(value)
+        and callable(getattr(type(layer), name, None))
+        and not (isinstance(value, CastResults) and value.own is None)
     }
     return sorted((own - _SET_BY_KERAS) & _disabled(plain_base(type(layer))))
 

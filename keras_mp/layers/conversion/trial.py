@@ -1,0 +1,36 @@
+"""A model as `convert` and modes would make it, inside a `with` block."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from keras_mp import keras_internals
+from keras_mp.layers.conversion.counterparts import converted_class
+from keras_mp.layers.conversion.wider_inputs import wider_inputs
+from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.scope import precision_scope
+
+
+@contextmanager
+def converted_in_modes(model: Any, modes: Mapping[str, str]) -> Iterator[None]:
+    """Converts a model and puts its layers into modes inside a `with` block.
+
+    Args:
+        model: `keras.Model`.
+        modes: dict from the path of a layer to its mode.
+    """
+    index = ModelIndex(model)
+    classes = [(layer, type(layer)) for layer in index.layers]
+    wider = [(layer, layer.dtype, dtype) for layer, dtype in wider_inputs(model)]
+    try:
+        for layer, _ in classes:
+            layer.__class__ = converted_class(layer)
+        for layer, _, dtype in wider:
+            keras_internals.set_input_dtype(layer, dtype)
+        with precision_scope(index, modes):
+            yield
+    finally:
+        for layer, cls in classes:
+            layer.__class__ = cls
+        for layer, dtype, _ in wider:
+            keras_internals.set_input_dtype(layer, dtype)

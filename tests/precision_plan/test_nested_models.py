@@ -1,0 +1,119 @@
+"""Plans for models inside layers whose own code goes on with what they return."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+Y = np.ones((8, 4), "float32")
+
+
+def sequential():
+    return keras.Sequential([L.Dense(32, "gelu"), L.Dense(16)])
+
+
+def sequential_with_input():
+    return keras.Sequential([keras.Input((16,)), L.Dense(32, "gelu"), L.Dense(16)])
+
+
+def functional():
+    inputs = keras.Input((16,))
+    return keras.Model(inputs, L.Dense(16)(L.Dense(32, "gelu")(inputs)))
+
+
+def in_another():
+    return keras.Sequential([sequential()])
+
+
+INNER = (sequential, sequential_with_input, functional, in_another)
+
+
+class Block(L.Layer):
+    """Adds what a model returns to its inputs, in FP16 or FP32."""
+
+    def __init__(self, make, **options):
+        super().__init__(**options)
+        self.norm, self.net = L.LayerNormalization(), make()
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.net.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return x + self.net(self.norm(x))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Residual(keras.Model):
+    def __init__(self, make):
+        super().__init__(name="residual")
+        self.first, self.net = L.Dense(16), make()
+        self.norm, self.out = L.LayerNormalization(), L.Dense(4, dtype="float32")
+
+    def call(self, x):
+        x = self.first(x)
+        return self.out(self.norm(x + 1e-3 * self.net(x)))
+
+
+def block(make):
+    inputs = keras.Input((16,))
+    x = L.LayerNormalization()(Block(make, name="block")(L.Dense(16)(inputs)))
+    return keras.Model(inputs, L.Dense(4, dtype="float32")(x))
+
+
+def subclassed(make):
+    model = Residual(make)
+    model(X)
+    return model
+
+
+def overflow(model):
+    """Has the last layer inside add up more than FP16 holds, of what it does hold."""
+    last = next(
+        x
+        for x in reversed(model._flatten_layers())
+        if isinstance(x, L.Dense) and x.units == 16 and x.kernel.shape[0] == 32
+    )
+    last.bias.assign(np.full(16, 6e4))
+    last.kernel.assign(3e4 * last.kernel.numpy())
+
+
+def compiled(model):
+    model.compile(keras_mp.wrap(keras.optimizers.Adam(1e-3)), "mse", jit_compile=False)
+    return model
+
+
+def losses(model):
+    return [float(model.train_on_batch(X, Y)) for _ in range(3)]
+
+
+@pytest.mark.slow_except("*-mixed_float16-sequential", "block-float16-functional")
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+@pytest.mark.parametrize("make", [block, subclassed])
+def test_a_plan_holds_where_a_model_inside_overflows(make, policy, inner):
+    keras.utils.set_random_seed(0)
+    in_fp32 = compiled(make(inner))
+    overflow(in_fp32)
+    keras.config.set_dtype_policy(policy)
+    model = compiled(make(inner))
+    model.set_weights(in_fp32.get_weights())
+    found = keras_mp.find_overflow(model, X, Y)
+    assert found is not None and found.where == "forward"
+    plan = keras_mp.plan_precision(model, X, Y)
+    assert plan.ways and not plan.notes
+    check = plan.verify(model, X, Y)
+    assert check.after.gradient_error <= 0.02
+    assert plan.apply(model) is model
+    # The tolerance of a plan, for the gradients of which each step makes an update.
+    np.testing.assert_allclose(losses(model), losses(in_fp32), rtol=0.02)
+    assert int(model.optimizer.skipped_steps) == 0
+    keras_mp.to_keras(model)
+    again = keras_mp.find_overflow(model, X, Y)
+    assert (again.path, again.where) == (found.path, found.where)
