@@ -136,8 +136,5 @@ def _is_below_fp32(layer: Any) -> bool:
 def _policy_of(layer: Any) -> Any:
     """Returns the policy of a layer itself, where several share a map of policies."""
     policy = layer.dtype_policy
-    return policy[layer.path] if _is_map(policy) and layer.path else policy
-
-
-def _is_map(policy: Any) -> bool:
-    return isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    return policy[layer.path] if is_map and layer.path else policy

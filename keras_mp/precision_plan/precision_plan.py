@@ -221,7 +221,8 @@ class PrecisionPlan:
             raise ValueError(
                 "A plan fits models of the architecture that it was measured on. "
                 f"Received: {model.name!r}, without the layers {missing[:5]}. Measure "
-                "this one: keras_mp.plan_precision(model, x, y)."
+                "this one, keras_mp.plan_precision(model, x, y); or, if it was loaded, "
+                "have the `get_config` of your own layers return their `name`."
             )
         return self.ways
 

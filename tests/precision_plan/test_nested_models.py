@@ -73,13 +73,15 @@ def subclassed(make):
     return model
 
 
+def last_dense(model):
+    """Returns the last layer inside the models inside, from 32 units to 16."""
+    layers = [x for x in model._flatten_layers() if isinstance(x, L.Dense)]
+    return [x for x in layers if x.kernel.shape == (32, 16)][-1]
+
+
 def overflow(model):
     """Has the last layer inside add up more than FP16 holds, of what it does hold."""
-    last = next(
-        x
-        for x in reversed(model._flatten_layers())
-        if isinstance(x, L.Dense) and x.units == 16 and x.kernel.shape[0] == 32
-    )
+    last = last_dense(model)
     last.bias.assign(np.full(16, 6e4))
     last.kernel.assign(3e4 * last.kernel.numpy())
 
@@ -117,3 +119,43 @@ def test_a_plan_holds_where_a_model_inside_overflows(make, policy, inner):
     keras_mp.to_keras(model)
     again = keras_mp.find_overflow(model, X, Y)
     assert (again.path, again.where) == (found.path, found.where)
+
+
+def vitdet():
+    """A backbone of keras-hub, each block of which has a Sequential model inside."""
+    models = pytest.importorskip("keras_hub", reason="needs keras-hub").models
+    backbone = models.ViTDetBackbone(
+        hidden_size=16,
+        num_layers=2,
+        intermediate_dim=32,
+        num_heads=2,
+        global_attention_layer_indices=[1],
+        image_shape=(32, 32, 3),
+        patch_size=8,
+        num_output_channels=8,
+        window_size=2,
+    )
+    x = L.GlobalAveragePooling2D()(backbone.outputs[0])
+    return keras.Model(backbone.inputs, L.Dense(3, dtype="float32", name="head")(x))
+
+
+@pytest.mark.slow
+def test_vitdet_trains_as_in_fp32():
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.normal(size=shape).astype("float32") for shape in ((4, 32, 32, 3), (4, 3))
+    )
+    in_fp32 = compiled(vitdet())
+    first = next(x for x in in_fp32.layers if "encoder" in x.name)
+    outliers = last_dense(first).bias
+    outliers.assign(np.r_[3e5, -3e5, np.zeros(14)])
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(vitdet())
+    model.set_weights(in_fp32.get_weights())
+    plan = keras_mp.plan_precision(model, x, y)
+    assert plan.float16_share >= 0.95 and not plan.notes
+    plan.apply(model)
+    for _ in range(30):
+        expected = float(in_fp32.train_on_batch(x, y))
+        assert float(model.train_on_batch(x, y)) == pytest.approx(expected, rel=0.01)
+    assert int(model.optimizer.skipped_steps) == 0

@@ -119,6 +119,17 @@ def test_the_plan_of_a_copy_is_undone(make_model, make, undo, tmp_path):
         assert keras_mp.plan_precision(each, X, Y).ways == plan.ways
 
 
+def test_a_layer_that_loses_its_name_in_a_file_is_missed(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,), name="x")
+    planned = compiled(keras.Model(inputs, L.Dense(1)(Residual(name="a")(inputs))))
+    plan = keras_mp.plan_precision(planned, X, Y)
+    assert "a" in plan.ways
+    other = loaded(planned, tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)without the layers \['a/.*`name`"):
+        plan.apply(other)
+
+
 def test_a_layer_that_was_quantized_with_a_plan_is_as_accurate_without():
     """Its int8 kernel under `mixed_float16` would be wrong, without a warning."""
     keras.config.set_dtype_policy("mixed_float16")
