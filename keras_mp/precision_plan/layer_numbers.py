@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_mp import keras_internals
 from keras_mp.diagnostics.subject import Backpropagation
+from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.products import computes_products
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
 
@@ -20,7 +21,8 @@ class LayerNumbers:
         path: str.
         around: tuple of the paths of the layers whose own code computes with what this
             one returns.
-        has_products: bool, whether it can multiply in FP16 with FP32 results.
+        has_products: bool, whether it can multiply in FP16 with FP32 results, and has
+            not FP32 from its author.
         is_block: bool, whether it has sublayers.
         casts_inputs: bool, whether Keras casts what it is given to what it computes in.
         inputs: float, the largest magnitude of what it is given.
@@ -75,7 +77,7 @@ def _without_numbers(entry: LayerEntry, around: tuple[str, ...]) -> LayerNumbers
     return LayerNumbers(
         entry.path,
         around,
-        computes_products(layer),
+        computes_products(layer) and is_half(layer.compute_dtype),
         bool(entry.children),
         layer.autocast,
         weights=largest(own),

@@ -54,7 +54,10 @@ class Residual(keras.Model):
     def __init__(self, make):
         super().__init__(name="residual")
         self.first, self.net = L.Dense(16), make()
-        self.norm, self.out = L.LayerNormalization(), L.Dense(4, dtype="float32")
+        self.norm, self.out = (
+            L.LayerNormalization(),
+            L.Dense(4, dtype="float32", name="out"),
+        )
 
     def call(self, x):
         x = self.first(x)
@@ -64,7 +67,7 @@ class Residual(keras.Model):
 def block(make):
     inputs = keras.Input((16,))
     x = L.LayerNormalization()(Block(make, name="block")(L.Dense(16)(inputs)))
-    return keras.Model(inputs, L.Dense(4, dtype="float32")(x))
+    return keras.Model(inputs, L.Dense(4, dtype="float32", name="out")(x))
 
 
 def subclassed(make):
@@ -110,6 +113,8 @@ def test_a_plan_holds_where_a_model_inside_overflows(make, policy, inner):
     assert found is not None and found.where == "forward"
     plan = keras_mp.plan_precision(model, X, Y)
     assert plan.ways and not plan.notes
+    # What is FP32 in the model does not become less by a plan.
+    assert plan.ways.get(model.layers[-1].name, "float32") == "float32"
     check = plan.verify(model, X, Y)
     assert check.after.gradient_error <= 0.02
     assert plan.apply(model) is model

@@ -79,7 +79,7 @@ MAY_IMPORT["keras_mp.diagnostics"] = [
 MAY_IMPORT["keras_mp.precision_plan"] = [
     f"keras_mp.{name}"
     for name in (
-        *("arguments", "diagnostics", "layers", "optimizer"),
+        *("arguments", "diagnostics", "dtypes", "layers", "optimizer"),
         *("precision", "precision_plan"),
     )
 ]
