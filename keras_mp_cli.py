@@ -6,8 +6,9 @@ package when it runs.
 """
 
 import argparse
-import importlib
+import importlib.metadata
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +21,18 @@ examples:
   keras-mp benchmark --quick
   keras-mp gpu
 
-`python -m keras_mp` is the same as `keras-mp`. `keras-mp COMMAND --help` explains a
-command. Exit codes: 0, it was done; 1, it could not be done, and the error says why and
-what to change; 2, the command line itself is wrong.
+`keras-mp COMMAND --help` explains a command. `python -m keras_mp` has the same ones,
+but imports TensorFlow first, and shows what it logs, as `keras-mp` does where
+TF_CPP_MIN_LOG_LEVEL is set.
+
+Exit codes: 0, the finding is good; 1, it is negative; 2, wrong use, and the error says
+what to change.
 """
 
 _INFO = """\
 Print what a bug report should contain: versions, the processor, and which
-implementation of the ops this machine uses.
+implementation of the ops this machine uses. Exit code 1: a native library is missing
+or cannot be used, and the line `missing` says why.
 """
 
 _INSPECT = """\
@@ -59,8 +64,8 @@ examples:
   keras-mp inspect model.keras --data batch.npz --plan plan.json
   keras-mp inspect model.keras --data batch.npz --import my_layers
 
-Exit codes: 0, the report is printed; 1, it could not be made, and the error says why
-and what to change; 2, the command line itself is wrong.
+Exit codes: 0, FP16 has the range for this model; 1, it has not, and `--plan` finds the
+layers that need FP32; 2, wrong use, and the error says what to change.
 """
 _PICTURE = "exponents.png"
 
@@ -69,7 +74,7 @@ Time a training step of four small models on this machine, with Adam: fully conn
 layers, convolutions with batch normalization, an LSTM, and a Transformer block. Each
 is trained in float32, in mixed_float16 and mixed_bfloat16 as Keras has them, and in
 float16 and bfloat16 with keras_mp (wrap and convert). Print the times, the memory of
-weights and optimizer, and a sentence of advice.
+weights and optimizer, and whether it is worth it.
 """
 _BENCHMARK_EXAMPLES = """\
 The time of a step is the median of many, taken in turns in one process: what else the
@@ -85,19 +90,20 @@ examples:
   keras-mp benchmark --quick                  smaller models, half a minute
   keras-mp benchmark --json benchmark.json
 
-Exit codes: 0, it was measured; 1, it could not be, and the error says why and what to
-change; 2, the command line itself is wrong.
+Exit codes: 0, 16 bits are worth it for speed on this machine; 1, they are not; 2, wrong
+use, and the error says what to change.
 """
 
 _GPU = """\
 Check keras_mp on the GPU of this machine: what is installed, what is missing and why;
 the kernels against float64 and against the CPU; products beside tf.matmul; training
 steps of three models in float32, in Keras's mixed_float16 and in float16 with keras_mp;
-their memory. Each line says what a good value is. No GPU has run keras_mp yet: please
-attach the file that this writes to an issue, also if all is well.
+their memory. Each kernel is right or WRONG, each time has its aim, and the last line is
+the verdict. No GPU has run keras_mp yet: please attach the file that this writes to an
+issue, also if all is well.
 """
 _GPU_EXAMPLES = """\
-Without a GPU all of it runs on the CPU, smaller, and the first lines say so: that shows
+Without a GPU all of it runs on the CPU, smaller, and the first line says so: that shows
 what the command does, and nothing about a GPU. Let nothing else use the GPU meanwhile.
 
 examples:
@@ -105,8 +111,8 @@ examples:
   keras-mp gpu --quick                        tiny sizes: does it run at all?
   keras-mp gpu --out t4.txt
 
-Exit codes: 0, the report is written, whatever it says; 1, it could not be, and the
-error says why and what to change; 2, the command line itself is wrong.
+Exit codes: 0, the kernels are right on this GPU; 1, one is wrong or missing, or there
+is no GPU; 2, wrong use, and the error says what to change. Times decide nothing.
 """
 _GPU_REPORT = Path("keras_mp_gpu.txt")
 
@@ -118,20 +124,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: strings, such as `["info"]`. Defaults to those of the process.
 
     Returns:
-        int, the exit code of the process: 0, or 1 where the command failed.
+        int, the exit code of the process: 0 where the finding is good, 1 where it is
+        negative, 2 for wrong use.
     """
     options = parser().parse_args(arguments)
     try:
-        command = importlib.import_module(options.module)
-    except ImportError as error:
-        return _failed(error)
+        command = import_quietly(options.module)
+    except (ImportError, ValueError) as error:  # of keras_mp itself: a wrong setting
+        return _wrong_use(error)
     from keras_mp.command_line.errors import CommandError
 
     try:
-        command.run(options)
+        return 0 if command.run(options) else 1
     except (CommandError, OSError) as error:
-        return _failed(error)
-    return 0
+        return _wrong_use(error)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -142,6 +148,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = importlib.metadata.version("keras_mp")
+    parser.add_argument("--version", action="version", version=f"keras_mp {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_command(
         commands, "info", "versions, and which kernels this machine runs", _INFO, None
@@ -236,9 +244,35 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _failed(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+def import_quietly(module: str) -> Any:
+    """Imports a module, and hides what TensorFlow logs when it is imported.
+
+    TensorFlow's C++ code does so before it reads `TF_CPP_MIN_LOG_LEVEL`, which is set
+    here for what it logs later. Where a user has set it, nothing is hidden. What Python
+    prints, such as warnings, is not hidden either.
+
+    Args:
+        module: str, its dotted name.
+
+    Returns:
+        The module.
+    """
+    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return importlib.import_module(module)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # Loggers keep the stream that they find on import, so that this one stays.
+    sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        return importlib.import_module(module)
+    finally:
+        os.dup2(sys.stderr.fileno(), 2)
+
+
+def _wrong_use(error: Exception) -> int:
+    print("error:", *str(error).split(), file=sys.stderr)
+    return 2
 
 
 def _add_command(

@@ -153,4 +153,6 @@ def _described(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _how_to_write(path: Path) -> str:
-    return f"Write it with np.savez({str(path)!r}, x=x, y=y)."
+    # To a path that was meant for something else, a model perhaps, nothing is written.
+    suggested = str(path) if path.suffix == ".npz" else "batch.npz"
+    return f"Write it with np.savez({suggested!r}, x=x, y=y)."

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import statistics
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +33,11 @@ _SAME = 0.05
 _ROW = "{:<12} {:<23} {:>9} {:>10} {:>13} {:>15}"
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> bool:
     """Prints machine, times and advice, and writes the JSON that is asked for.
+
+    Returns:
+        bool, whether 16 bits are faster than float32.
 
     Raises:
         CommandError: the file for the JSON exists, or its folder does not.
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     for recipe, ratio in means.items():
         print(_ROW.format("all, mean", recipe, "", f"{ratio:.2f}", "", "").rstrip())
     sentences = advice(measured)
-    print("", *textwrap.wrap(sentences, 88), sep="\n")
+    print("", *sentences, sep="\n")
     if options.json:
         result = {
             "machine": info,
@@ -72,6 +74,7 @@ def run(options: argparse.Namespace) -> None:
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.json}")
+    return is_worth_it(measured)
 
 
 def machine() -> dict[str, Any]:
@@ -105,12 +108,17 @@ def mean_ratios(measured: Mapping[str, Sequence[Timing]]) -> dict[str, float]:
     return {name: statistics.geometric_mean(each) for name, each in ratios.items()}
 
 
-def advice(measured: Mapping[str, Sequence[Timing]]) -> str:
-    """Returns what the measurements say, in sentences."""
+def is_worth_it(measured: Mapping[str, Sequence[Timing]]) -> bool:
+    """Tells whether a recipe of 16 bits is faster than float32."""
+    return min(mean_ratios(measured).values()) < 1 - _SAME
+
+
+def advice(measured: Mapping[str, Sequence[Timing]]) -> tuple[str, str]:
+    """Returns what the measurements say of speed and of memory, a sentence each."""
     means = mean_ratios(measured)
     fastest, ratio = min(means.items(), key=lambda item: item[1])
     time = f"the fastest recipe, {fastest}, takes {ratio:.2f} of the time of float32"
-    if ratio < 1 - _SAME:
+    if is_worth_it(measured):
         first = f"Worth it for speed on this machine: {time}."
     elif ratio <= 1 + _SAME:
         first = f"On this machine 16 bits take about as long as float32: {time}."
@@ -126,10 +134,9 @@ def advice(measured: Mapping[str, Sequence[Timing]]) -> str:
         for recipe in ("float32", "float16")
     }
     share = held["float16"] / held["float32"]
-    return (
-        f"{first} Activations and their gradients, which are not counted here, take "
-        "half of the memory in every recipe of 16 bits; weights and optimizer of "
-        f"float16, with its masters, take {share:.2f} of that of float32."
+    return first, (
+        f"Weights and optimizer of float16, with its masters, take {share:.2f} of the "
+        "memory of those of float32; activations and gradients are not counted here."
     )
 
 

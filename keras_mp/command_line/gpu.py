@@ -4,7 +4,7 @@ import argparse
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,22 +73,33 @@ QUICK = Sizes(64, 1, dict.fromkeys(ON_CPU.models, Size(4, 16, 8)), 3)
 
 @dataclass
 class Report:
-    """Lines, printed one by one and kept for the file."""
+    """Lines, printed one by one and kept for the file, and what is wrong in them."""
 
     lines: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
     def write(self, text: str = "") -> None:
         """Adds a line."""
         self.lines.append(text)
         print(text, flush=True)
 
-    def value(self, name: str, value: str, good: str) -> None:
-        """Adds a line with a value, and what a good one is."""
-        self.write(f"{name:<42} {value:<11} good: {good}")
+    def value(self, name: str, value: str, aim: str = "") -> None:
+        """Adds a line with a value, and what it should be, which decides nothing."""
+        self.write(f"{name:<42} {value:<11} {aim and f'aim: {aim}'}".rstrip())
+
+    def check(self, name: str, value: str, is_right: bool, rule: str = "") -> None:
+        """Adds a line with a value, whether it is right, and by which rule."""
+        if not is_right:
+            self.wrong.append(name)
+        verdict = "right" if is_right else "WRONG"
+        self.write(f"{name:<42} {value:<11} {verdict}{rule and f': {rule}'}")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> bool:
     """Prints the report, and writes it.
+
+    Returns:
+        bool, whether there is a GPU, and the kernels are right on it.
 
     Raises:
         CommandError: the file for the report exists, or its folder does not.
@@ -115,8 +126,21 @@ def run(options: argparse.Namespace) -> None:
                 section(report, sizes)
             except tf.errors.OpError as error:  # the other sections still say something
                 report.write(f"FAILED: {error.message}")
+                report.wrong.append(f"{title} failed")
+    report.write(f"\nverdict: {verdict(report, list(devices.values()))}")
     options.out.write_text("\n".join(report.lines) + "\n", encoding="utf-8")
     print(f"\nwrote {options.out}: please attach it to an issue, also if all is well")
+    return bool(devices) and not report.wrong
+
+
+def verdict(report: Report, kinds: Sequence[str]) -> str:
+    """Returns what a report says of GPUs of some kinds, in one line."""
+    if not kinds:
+        return "no GPU: nothing above says how it is on one"
+    on = ", ".join(dict.fromkeys(kinds))
+    if report.wrong:
+        return f"WRONG on {on}: {'; '.join(report.wrong)}"
+    return f"the kernels are right on {on}"
 
 
 def installed(report: Report, sizes: Sizes) -> None:
@@ -158,14 +182,17 @@ def kernels(report: Report, sizes: Sizes) -> None:
     size = sizes.product
     for dtype, *transposes in itertools.product(DTYPES, (False, True), (False, True)):
         layout = "".join("T" if t else "N" for t in transposes)
-        report.value(
+        error = error_over_bound(dtype, size, *transposes)
+        report.check(
             f"{dtype} product of {size}, {layout}, error",
-            f"{error_over_bound(dtype, size, *transposes):.3f}",
+            f"{error:.3f}",
+            error <= 1,  # which NaN is not
             "at most 1 of the bound, against float64",
         )
     devices = gpus()
     if native.library() is None or (devices and native.cuda_problem()):
         report.write("no kernels for this device: plain TensorFlow computed these")
+        report.wrong.append("no kernels for this device")
         return
     for device in devices or ["/device:CPU:0"]:
         problems = {
@@ -178,7 +205,7 @@ def kernels(report: Report, sizes: Sizes) -> None:
             found = apart(reduction_problem, device)
             problems["softmax, normalization, sums"] = found
         for name, problem in problems.items():
-            report.value(f"{name}, {device[-5:]}", problem or "right", "right")
+            report.check(f"{name}, {device[-5:]}", "", not problem, problem)
 
 
 def products(report: Report, sizes: Sizes) -> None:
@@ -214,7 +241,7 @@ def training_steps(report: Report, sizes: Sizes) -> None:
             report.value(
                 f"{name}, {timing.recipe.name}",
                 f"{timing.step_ms:.1f} ms",
-                "the smaller the better"
+                ""
                 if timing is timings[0]
                 else f"below 1 of float32; it is {ratio:.2f}",
             )
@@ -231,7 +258,7 @@ def memory(report: Report, sizes: Sizes) -> None:
             report.value(
                 f"{name}, {recipe}",
                 f"{peak / 2**20:.0f} MiB",
-                "the smaller the better"
+                ""
                 if recipe == TRAINED[0]
                 else f"below 1 of float32; it is {peak / peaks[0]:.2f}",
             )

@@ -3,8 +3,8 @@
 import argparse
 import importlib.util
 import os
+import re
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,14 @@ from keras_mp.command_line.errors import CommandError, check_new
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.precision_plan.plan_precision import plan_precision
 
+_LONGEST = 400  # characters of a reason
 
-def run(options: argparse.Namespace) -> None:
+
+def run(options: argparse.Namespace) -> bool:
     """Prints the report, and writes the picture, JSON and plan that are asked for.
+
+    Returns:
+        bool, whether FP16 has the range for the model.
 
     Raises:
         CommandError: a file or the model in it is not as it must be.
@@ -43,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
         plan = _called(plan_precision, model, batch, options)
         plan.save(options.plan)
         print(f"\n{plan}\nwrote {options.plan}")
+    return not report.needs_fp32()
 
 
 def _check_matplotlib() -> None:
@@ -55,20 +61,19 @@ def _check_matplotlib() -> None:
 
 def _load(path: Path, modules: list[str]) -> keras.Model:
     if not path.is_file():
+        suggested = str(path) if path.suffix == ".keras" else "model.keras"
         raise CommandError(
             f"The model must be a file. Received: {path}, not found. Write it with "
-            f"model.save({str(path)!r})."
+            f"model.save({suggested!r})."
         )
     for module in modules:
         _import(module)
     try:
         model = keras.saving.load_model(path)
     except Exception as error:  # of many classes, where a file is no model
-        # Around the reason Keras puts the configs of all layers that contain it.
-        reason = str(error).rpartition("Exception encountered: ")[2]
         raise CommandError(
             f"Keras must be able to load the model. Received: {path}, which fails with "
-            f"{type(error).__name__}: {textwrap.shorten(reason, 300)}\n"
+            f"{_reason(error)}. "
             "If it has layers, losses or metrics of your own, name the module that "
             "registers them: --import my_layers. A model with a Lambda layer may run "
             "any code: load it in Python, and call keras_mp.inspect(model, x, y)."
@@ -103,11 +108,36 @@ def _called(
     *arguments: Any,
 ) -> Any:
     """Returns what a function of keras_mp makes of a model and a batch."""
-    import tensorflow as tf
-
     x = inputs_for(model, batch.x)
     try:
         return function(model, x, batch.y, batch.sample_weight, *arguments)
-    except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
-        message = f"{error}\nReceived: {options.data} with {batch}."
-        raise CommandError(message) from error
+    except Exception as error:  # of many classes: code of the model's own raises it
+        raise CommandError(
+            f"{_reason(error)}. Received: {options.data} with {batch}. "
+            f"{_taken_and_returned(model)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns an error in one line, without what Keras and TensorFlow put around it.
+
+    Keras sets the reason of an error in a call in bold type, and the configs of all
+    layers that contain it before that of one in loading.
+    """
+    text = str(error).rpartition("Exception encountered: ")[2]
+    in_bold = re.search(r"\x1b\[1m(.*)\x1b\[0m", text, re.DOTALL)
+    text = in_bold[1] if in_bold else text
+    text = re.sub(r"{{.*?}}|\[Op:\w+\] name:|\x1b\[\d*m", "", text)
+    text = " ".join(text.split()).rstrip(".")
+    if len(text) > _LONGEST:  # an array in the middle
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _taken_and_returned(model: keras.Model) -> str:
+    """Returns a sentence on the shapes of a model; empty where they are not known."""
+    if not getattr(model, "inputs", None):
+        return ""
+    taken = ", ".join(f"{each.name} {each.shape}" for each in model.inputs)
+    returned = ", ".join(str(each.shape) for each in model.outputs)
+    return f"The model takes {taken}, and returns {returned}."

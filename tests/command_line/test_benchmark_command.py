@@ -44,7 +44,7 @@ def measured(**ratios):
 def test_tables_and_json(tiny, tmp_path, capsys):
     keras.config.set_dtype_policy("mixed_bfloat16")
     path = tmp_path / "benchmark.json"
-    assert main(["benchmark", "--quick", "--json", str(path)]) == 0
+    code = main(["benchmark", "--quick", "--json", str(path)])
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
     printed = capsys.readouterr().out
     machine, _, device, titles, *rows = printed.splitlines()
@@ -55,7 +55,9 @@ def test_tables_and_json(tiny, tmp_path, capsys):
     assert shown[: 5 + 4] == 5 * ["dense"] + 4 * ["all, mean"]
     assert f"wrote {path}" in printed
     written = json.loads(path.read_text())
-    assert written["advice"].split() == printed.split("\n\n")[-1].split()[:-2]
+    assert code == (min(written["mean_ratios"].values()) >= 0.95)
+    speed, memory = written["advice"]
+    assert printed.endswith(f"\n\n{speed}\n{memory}\nwrote {path}\n")
     assert list(written["blocks"]) == ["dense"]
     timings = written["blocks"]["dense"]
     assert [each["recipe"]["name"] for each in timings] == NAMES
@@ -112,14 +114,28 @@ def test_mean_of_ratios_is_geometric():
     ids=["faster", "about-as-fast", "about-as-slow", "slower"],
 )
 def test_advice(ratios, sentence):
-    found = benchmark.advice(measured(**ratios))
-    assert found.startswith(sentence)
-    assert "with its masters, take 1.00 of that of float32." in found
+    speed, memory = benchmark.advice(measured(**ratios))
+    assert speed.startswith(sentence)
+    assert benchmark.is_worth_it(measured(**ratios)) == speed.startswith("Worth")
+    assert memory == (
+        "Weights and optimizer of float16, with its masters, take 1.00 of the memory "
+        "of those of float32; activations and gradients are not counted here."
+    )
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(0.5, 0), (1.0, 1), (2.0, 1)])
+def test_the_exit_code_says_whether_it_is_worth_it(
+    ratio, code, tiny, monkeypatch, capsys
+):
+    timings = measured(float16=ratio)["a"]
+    monkeypatch.setattr(benchmark, "time_recipes", lambda *arguments: timings)
+    assert main(["benchmark", "--quick"]) == code
+    assert "half of the memory" not in capsys.readouterr().out
 
 
 def test_an_old_file_is_kept(tmp_path, capsys):
     path = tmp_path / "benchmark.json"
     path.write_text("old")
-    assert main(["benchmark", "--quick", "--json", str(path)]) == 1
+    assert main(["benchmark", "--quick", "--json", str(path)]) == 2
     assert f"Received: {path}, which exists." in capsys.readouterr().err
     assert path.read_text() == "old"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import keras_mp
+from keras_mp.ops.kernels import native
 from keras_mp_cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,9 +66,10 @@ def without_keras(tmp_path, monkeypatch):
         ([], 2, "required: COMMAND"),
         (["--no-such-option"], 2, "usage: keras-mp "),
         (["inspect", "a", "--data", "b", "--loss-scale", "0"], 2, "Received: '0'."),
-        (["info"], 1, "error: imported"),
+        (["--version"], 0, f"keras_mp {keras_mp.__version__}"),
+        (["info"], 2, "error: imported"),
     ],
-    ids=["help", "benchmark", "inspect", "none", "wrong", "number", "info"],
+    ids=["help", "benchmark", "inspect", "none", "wrong", "number", "version", "info"],
 )
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_help_and_mistakes_are_answered_without_keras(
@@ -78,6 +80,97 @@ def test_help_and_mistakes_are_answered_without_keras(
     )
     assert printed in done.stdout + done.stderr
     assert done.returncode == code
+
+
+def run(*arguments, **settings):
+    """Runs `keras-mp` as a user does, who has set nothing."""
+    theirs = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_MP_OPS", "PYTHONWARNINGS")
+    environment = {k: v for k, v in os.environ.items() if k not in theirs}
+    return subprocess.run(
+        [sys.executable, "-m", "keras_mp_cli", *arguments],
+        cwd=ROOT,
+        env=environment | settings,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_info_is_quiet():
+    done = run("info")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert all(re.match(r"[a-z_]+: +\S", line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_logs_of_tensorflow_are_there_for_those_who_ask():
+    done = run("info", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "oneDNN custom operations are on" in done.stderr
+    assert done.returncode == 0
+
+
+WRONG_SETTINGS = {
+    "ops": {"KERAS_MP_OPS": "cuda"},
+    "isa": {"KERAS_MP_CPU_ISA": "sse"},
+    "backend": {"KERAS_BACKEND": "theano"},
+}
+
+
+@pytest.mark.slow_except("ops")
+@pytest.mark.parametrize("setting", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
+def test_a_wrong_setting_is_one_line(setting):
+    done = run("info", **setting)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    (value,) = setting.values()
+    assert line.startswith("error: ") and value in line
+    assert done.stdout == ""
+
+
+def test_a_library_that_is_missing_is_a_finding(tmp_path, monkeypatch, capsys):
+    facts = native.build_facts
+    monkeypatch.setattr(native, "build_facts", lambda: facts(tmp_path / "none.so"))
+    assert main(["info"]) == 1
+    assert re.search(r"^missing: .*is missing", capsys.readouterr().out, re.M)
+
+
+# On import: what C++ writes, what Python prints and warns, and a logger that stays.
+NOISY = """
+import logging, os, sys, warnings
+os.write(2, b"from C++\\n")
+print("from Python", file=sys.stderr)
+warnings.warn("take care")
+logger = logging.getLogger("noisy")
+logger.addHandler(logging.StreamHandler())
+"""
+LATER = """
+import sys
+from keras_mp_cli import import_quietly
+import os
+import_quietly("noisy").logger.error("logged later")
+os.write(2, b"C++ later")
+"""
+
+
+def test_python_is_heard_while_a_command_is_imported(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    hidden = ("TF_CPP_MIN_LOG_LEVEL", "PYTHONWARNINGS")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", LATER],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = done.stderr.splitlines()
+    assert said[0] == "from Python"
+    assert "UserWarning: take care" in said[1]
+    assert said[-2:] == ["logged later", "C++ later"]
+    assert "from C++" not in said
+    assert done.returncode == 0
 
 
 @pytest.mark.slow

@@ -53,10 +53,12 @@ def inspect(*arguments):
 
 def failure(capsys, *arguments):
     """What is printed as an error, in one line."""
-    assert inspect(*arguments) == 1
+    assert inspect(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("error: ")
-    return " ".join(captured.err.removeprefix("error: ").split())
+    (line,) = captured.err.splitlines()
+    assert len(line) < 1000 and line.isprintable()
+    return line.removeprefix("error: ")
 
 
 def test_the_report_is_that_of_inspect(capsys):
@@ -80,14 +82,15 @@ def test_its_arguments_are_passed_on(capsys):
 def test_a_plan_is_printed_and_written(capsys):
     keras.config.set_dtype_policy("mixed_float16")
     large = keras.layers.Rescaling(1e5, name="too_large")
-    layers = [keras.Input((3,)), keras.layers.Dense(1, name="dense"), large]
+    dense = keras.layers.Dense(1, kernel_initializer="ones", name="dense")
+    layers = [keras.Input((3,)), dense, large]
     save(keras.Sequential(layers))
     np.savez("batch.npz", x=X, y=Y)
-    assert inspect("--plan", "plan.json") == 0
+    assert inspect("--plan", "plan.json") == 1  # FP16 has not the range
     plan = keras_mp.PrecisionPlan.load("plan.json")
     assert plan.ways["too_large"] == "float32"
     assert capsys.readouterr().out.endswith(f"\n{plan}\nwrote plan.json\n")
-    assert inspect("--plan", "plan.json") == 1  # it exists
+    assert inspect("--plan", "plan.json") == 2  # it exists
 
 
 def test_the_picture_is_drawn(folder, capsys):
@@ -211,7 +214,32 @@ BAD_BATCHES = {
     ),
     "shape": (
         batch(x=np.ones((4, 5), "float32"), y=Y),
-        "Received: batch.npz with x: float32 (4, 5), y: float32 (4, 1)",
+        "axis -1 of input shape to have value 3, but received input with shape (4, 5). "
+        "Received: batch.npz with x: float32 (4, 5), y: float32 (4, 1). The model "
+        "takes in (None, 3), and returns (None, 1).",
+    ),
+    "rank": (
+        batch(x=np.ones((4, 9, 9, 3), "float32"), y=Y),
+        "incompatible shape (4, 9, 9, 3). Received: batch.npz with x: float32 "
+        "(4, 9, 9, 3), y: float32 (4, 1). The model takes in (None, 3), and returns",
+    ),
+    "targets": (
+        batch(x=X, y=np.ones((5, 1), "float32")),
+        "Incompatible shapes: [5,1] vs. [4,1]. Received: batch.npz with x: float32 (4, "
+        "3), y: float32 (5, 1). The model takes in (None, 3), and returns (None, 1).",
+    ),
+    "two-targets": (
+        batch(x=X, y_0=Y, y_1=Y),
+        "y_true and y_pred have different structures.",
+    ),
+    "weights": (
+        batch(x=X, y=Y, sample_weight=np.ones(7, "float32")),
+        "Incompatible shapes: [4] vs. [7]. Received: batch.npz with x: float32 (4, 3), "
+        "y: float32 (4, 1), sample_weight: float32 (7,).",
+    ),
+    "words": (
+        batch(x=np.full((4, 3), "a"), y=Y),
+        "Cast string to float is not supported. Received: batch.npz with x: <U1 (4, 3)",
     ),
     "not-finite": (
         batch(x=X * np.nan, y=Y),
@@ -252,6 +280,56 @@ def test_a_picture_needs_matplotlib(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "no matplotlib is installed. Run pip" in failure(capsys, "--out", "figures")
     assert not Path("figures").exists()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Own(keras.layers.Layer):
+    """A layer with code of its own."""
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError, IndexError, AssertionError, KeyError]
+)
+def test_an_error_of_a_models_own_code_is_one_line(error, capsys, monkeypatch):
+    def call(self, x):
+        raise error("the layer at fault")
+
+    save(keras.Sequential([keras.Input((3,)), Own(), keras.layers.Dense(1)]))
+    np.savez("batch.npz", x=X, y=Y)
+    load = keras.saving.load_model
+
+    def load_model(path):
+        model = load(path)
+        monkeypatch.setattr(Own, "call", call)
+        return model
+
+    monkeypatch.setattr(keras.saving, "load_model", load_model)
+    message = failure(capsys)
+    assert "the layer at fault" in message and error.__name__ in message
+    assert "Received: batch.npz with x: float32 (4, 3)" in message
+
+
+OTHER_FILES = {
+    "a-model-as-data": ("model.keras", "model.keras", "batch.npz"),
+    "no-such-data": ("model.keras", "nowhere", "batch.npz"),
+    "no-such-npz": ("model.keras", "mine.npz", "mine.npz"),
+    "swapped": ("batch.npz", "model.keras", "batch.npz"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "suggested"), OTHER_FILES.values(), ids=OTHER_FILES
+)
+def test_no_advice_would_write_over_a_model(model, data, suggested, capsys):
+    save(one_input())
+    np.savez("batch.npz", x=X, y=Y)
+    assert main(["inspect", model, "--data", data]) == 2
+    message = capsys.readouterr().err
+    assert f"Received: {data}" in message
+    assert f"Write it with np.savez({suggested!r}, x=x, y=y)." in message
 
 
 def lambda_layer():
