@@ -13,16 +13,17 @@ from experiments.exponents import Figure
 from experiments.records import recorded
 from experiments.report import Result, Results, markdown, optional
 from experiments.techniques import techniques
-from experiments.verdicts import headline, of_forms, verdicts
+from experiments.verdicts import first_difference, headline, of_forms, verdicts
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
 README = EXAMPLES.parent / "README.md"
 FIGURES = PAGE.parent / "figures" / "gallery"
 MISSING_NAMED = 12
-# The picture of the README: experiments and their settings, by title.
+# The picture of the README: experiments and their settings, by title, in which the
+# verdict on mixed precision stands.
 IN_README = {
-    "A translator: mixed precision\nlearns as FP32": (
+    "A translator in FP32 and in mixed precision:\n{verdict}": (
         "translation",
         ["fp32", "fp32 seed 1", "fp32 seed 2", "mixed"],
     ),
@@ -213,6 +214,7 @@ def draw_readme() -> None:
             results_at(f"{experiment}/demo"),
         )
         shown = curves.by_setting({name: results[name] for name in names})
+        title = title.format(verdict=first_difference(comparison, results).verdict)
         panel = curves.Panel(title, shown, comparison.curve, comparison.log_scale)
         panels.append(panel)
     curves.draw(FIGURES.parent / "readme.svg", panels)

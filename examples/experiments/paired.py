@@ -85,7 +85,7 @@ class Difference:
         """One of those of docs/gallery.md, "When two precisions count as equal"."""
         if abs(self.mean) + self.half_width <= self.margin.bound:
             return "equal within the margin"
-        return "different" if self.is_clear_of_chance else "not shown"
+        return "different" if self.is_clear_of_chance else "inconclusive"
 
     @property
     def pairs_needed(self) -> int | None:

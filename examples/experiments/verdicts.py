@@ -98,11 +98,17 @@ def of_forms(comparison: Comparison, results: Results) -> str:
     return "\n".join(markdown([*columns, "verdict"], rows)) + "\n"
 
 
+def first_difference(comparison: Comparison, results: Results) -> Difference:
+    """Returns how far mixed precision ends from FP32, by the first measure."""
+    measure, margin = next(iter(comparison.margins.items()))
+    found = differences(results, "mixed", measure, margin, comparison.pooled)
+    return next(iter(found.values()))
+
+
 def headline(comparison: Comparison, results: Results) -> str:
     """Returns the sentence of the README, of the first measure."""
     measure, margin = next(iter(comparison.margins.items()))
-    found = differences(results, "mixed", measure, margin, comparison.pooled)
-    difference = next(iter(found.values()))
+    difference = first_difference(comparison, results)
     planned = planned_pairs(comparison)
     verdict = f"**{difference.verdict}**"
     if difference.count < planned:
@@ -158,14 +164,14 @@ def interval(difference: Difference) -> str:
 
 def _cells(difference: Difference) -> list[str]:
     verdict = difference.verdict
-    if verdict == "not shown":
-        verdict = f"not shown: takes {_pairs(difference)}"
+    if verdict == "inconclusive":
+        verdict = f"inconclusive: takes {_pairs(difference)}"
     ends = interval(difference)
     return [f"{difference.count}", shown(difference), ends, verdict]
 
 
 def _needed(difference: Difference) -> str:
-    if difference.verdict != "not shown" or difference.count < 2:
+    if difference.verdict != "inconclusive" or difference.count < 2:
         return ""
     return f" At this scatter {_pairs(difference)} would show a difference of 0."
 

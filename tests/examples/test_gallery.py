@@ -108,14 +108,14 @@ def test_verdicts_of_pairs(pairs):
     runs = run(1, "fp32", 0), run(3, "mixed", 0), run(4, "fp32", 1), run(7, "mixed", 1)
     assert paired_page(pairs, *runs) == (
         "<!-- paired: lines/demo -->\n"
-        "**error: not shown.** Mixed precision minus FP32, over 2 pairs: +2.5 points, "
-        "95% interval -3.9 to +8.9; the margin is 1 point. At this scatter 5 pairs "
-        "would show a difference of 0.\n"
+        "**error: inconclusive.** Mixed precision minus FP32, over 2 pairs: +2.5 "
+        "points, 95% interval -3.9 to +8.9; the margin is 1 point. At this scatter 5 "
+        "pairs would show a difference of 0.\n"
         "\n"
         "| minus FP32 | measure | pairs | difference | 95% interval | verdict |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
         "| mixed | error | 2 | +2.5 points | -3.9 to +8.9 "
-        "| not shown: takes 5 pairs |\n"
+        "| inconclusive: takes 5 pairs |\n"
         "<!-- end -->"
     )
 
@@ -232,6 +232,18 @@ def test_the_readme_shows_settings_that_were_recorded():
     for experiment, names in page.IN_README.values():
         found = page.results_at(f"{experiment}/demo")
         assert {*names} <= {*found}
+
+
+def test_the_picture_of_the_readme_has_the_verdict_of_its_text(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page.curves, "draw", lambda path, panels: drawn.extend(panels))
+    page.draw_readme()
+    place = "translation/demo"
+    of_place = page.at(place)[0], page.results_at(place)
+    verdict = page.first_difference(*of_place).verdict
+    assert drawn[0].title.endswith(f":\n{verdict}")
+    sentence = page.headline(*of_place)
+    assert sentence.endswith(f": **{verdict}**.\n")
 
 
 @pytest.mark.parametrize("path", [page.PAGE, page.README], ids=lambda path: path.name)
