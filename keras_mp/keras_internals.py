@@ -17,6 +17,7 @@ from there. What depends on the backend, and may need another function there, ar
 3.16.0.dev2026102704 has all names of this module, and one moved: `uses_weight_decay`.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -247,11 +248,12 @@ def traced_assignments(variables: Sequence[Any], start: int) -> list[int]:
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    counts = {graph.capture(variable.handle).ref(): 0 for variable in variables}
-    for operation in graph.get_operations()[start:]:
-        if operation.type in _ASSIGNMENTS and operation.inputs[0].ref() in counts:
-            counts[operation.inputs[0].ref()] += 1
-    return list(counts.values())
+    assigned = Counter(
+        operation.inputs[0].ref()
+        for operation in graph.get_operations()[start:]
+        if operation.type in _ASSIGNMENTS
+    )
+    return [assigned[graph.capture(variable.handle).ref()] for variable in variables]
 
 
 _ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}

@@ -372,11 +372,12 @@ def test_traced_assignments(variables):
         first.assign(tf.ones_like(first))
         counts.append(keras_internals.traced_assignments([first, second], 0))
         counts.append(keras_internals.traced_assignments([first, second], start))
+        counts.append(keras_internals.traced_assignments([second, first, first], 0))
         tf.cond(second[0] > 0, lambda: second.assign(second), lambda: second.value())
         counts.append(keras_internals.traced_assignments([first, second], start))
 
     traced.get_concrete_function()
-    assert counts == [[1, 0], [3, 0], [2, 0], [2, 0]]
+    assert counts == [[1, 0], [3, 0], [2, 0], [0, 3, 3], [2, 0]]
 
 
 # Models and layers.

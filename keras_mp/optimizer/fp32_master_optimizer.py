@@ -21,7 +21,7 @@ from keras_mp.optimizer.inner_optimizer import (
 from keras_mp.optimizer.master_weights import MasterWeights, create_masters
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.outside_writes import OutsideWrites
-from keras_mp.optimizer.saved_state import Saved, saved_entries
+from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.shared_loss_scale import (
@@ -366,27 +366,32 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         Args:
             store: dict-like, to which arrays are added.
         """
-        for i, entry in enumerate(self._saved_entries()):
+        for i, entry in enumerate(self._saved_state().entries):
             store[str(i)] = ops.convert_to_numpy(entry.read())
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what it finds here: an inner optimizer would be in a file twice,
+        # and in the form of its storage.
+        names = super().__dir__()
+        return [x for x in names if x not in ("inner_optimizer", "optimizers")]
 
     def load_own_variables(self, store: Any) -> None:
         """Takes over the state of an optimizer, in whatever form that stored it.
 
+        That of a bare optimizer fits as well: its slots are loaded, and the loss scale
+        stays as it was. State of another optimizer, or of weights of other shapes, is
+        left out as a whole, with a warning that names a variable and both shapes. So is
+        all state while this optimizer is not built.
+
         Args:
             store: dict-like, which `save_own_variables` has filled.
         """
-        entries = self._saved_entries()
-        if len(store.keys()) != len(entries):
-            # The parent warns of the number, and leaves all variables as they are.
-            super().load_own_variables(store)
-            return
-        for i, entry in enumerate(entries):
-            entry.assign(store[str(i)])
+        self._saved_state().load(store, self)
 
-    def _saved_entries(self) -> list[Saved]:
+    def _saved_state(self) -> SavedState:
         of_inner = {id(variable) for variable in self.inner_optimizer.variables}
         own = [variable for variable in self.variables if id(variable) not in of_inner]
-        return saved_entries(own, self.inner_optimizer, self._master_weights)
+        return saved_state(own, self.inner_optimizer, self._master_weights)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, serialized."""

@@ -1,9 +1,12 @@
-"""Compressed state as it is saved: in the form and order of FP32 masters and slots.
+"""What an optimizer saves and loads: FP32 masters and slots, however it stores them.
 
-So a file that was saved with one form is loaded into any other.
+So a file that was saved with one form is loaded into any other. Keras's files have the
+variables of an optimizer as a list without names: shapes tell what they are.
 """
 
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -29,17 +32,101 @@ class Saved(NamedTuple):
     """One entry of a file.
 
     Attributes:
+        path: of the variable.
+        shape: tuple of int.
+        dtype: str.
         read: returns the tensor that is saved.
         assign: takes the array that was saved.
     """
 
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
     read: Callable[[], Any]
     assign: Callable[[Any], None]
 
 
-def saved_entries(
+@dataclass(frozen=True)
+class SavedState:
+    """The entries that an optimizer with FP32 masters and slots would save.
+
+    Attributes:
+        scaling: of the loss scale and the counters of steps.
+        masters: of the masters.
+        inner: of the inner optimizer.
+    """
+
+    scaling: list[Saved]
+    masters: list[Saved]
+    inner: list[Saved]
+
+    @property
+    def entries(self) -> list[Saved]:
+        """All of them, in the order of a file."""
+        return [*self.scaling, *self.masters, *self.inner]
+
+    def load(self, store: Any, optimizer: Any) -> None:
+        """Takes over what a file has, each of the three parts as a whole or not at all.
+
+        The file may be that of a bare optimizer, which has the last part alone, or of
+        weights in another dtype, which have other masters: those then follow their
+        weights. Warns once of what else does not fit.
+
+        Args:
+            store: dict-like of arrays, by the number of the entry.
+            optimizer: `FP32MasterOptimizer` with these entries.
+        """
+        saved = [store[str(i)] for i in range(len(store.keys()))]
+        rest, inner = saved[: -len(self.inner)], saved[-len(self.inner) :]
+        if not _fit(self.inner, inner):
+            warnings.warn(self._left_out(optimizer, saved), stacklevel=3)
+            return
+        found = [(self.inner, inner)]
+        count = len(self.scaling)
+        scaling, masters = rest[:count], rest[count:]
+        if _fit(self.scaling, scaling):
+            found.append((self.scaling, scaling))
+            if _fit(self.masters, masters):
+                found.append((self.masters, masters))
+        else:
+            warnings.warn(
+                f"The file is of an optimizer without keras_mp.wrap. "
+                f"{optimizer.name!r} takes "
+                "over its state; the loss scale stays as it was, and masters follow "
+                "their weights.",
+                stacklevel=3,
+            )
+        for entries, values in found:
+            for entry, value in zip(entries, values, strict=True):
+                entry.assign(value)
+
+    def _left_out(self, optimizer: Any, saved: list[Any]) -> str:
+        """Returns a warning that nothing is loaded, and the first that differs."""
+        stays = f"The state of the optimizer {optimizer.name!r} stays as it was: "
+        if not optimizer.built:
+            return (
+                f"{stays}it is not built, and has nowhere to load that in the file to. "
+                "Call `optimizer.build(model.trainable_variables)` before loading."
+            )
+        first = ""
+        for entry, value in zip(self.entries, saved, strict=False):
+            if not _fits(entry, value):
+                first = (
+                    f" The first that differs is {entry.path!r}: {entry.dtype} of "
+                    f"shape {entry.shape} here, {value.dtype} of shape "
+                    f"{tuple(value.shape)} in the file."
+                )
+                break
+        return (
+            f"{stays}that in the file is of another optimizer, or of other weights. It "
+            f"has {len(saved)} variables, {optimizer.name!r} has {len(self.entries)}."
+            f"{first}"
+        )
+
+
+def saved_state(
     own: list[Any], optimizer: Any, master_weights: MasterWeights
-) -> list[Saved]:
+) -> SavedState:
     """Returns the entries that an optimizer with FP32 masters and slots would save.
 
     Args:
@@ -54,31 +141,55 @@ def saved_entries(
         for master in master_weights.stored
         if isinstance(master, RemainderMaster)
     }
-    entries = [
-        _of_master(remainders[id(each)]) if id(each) in remainders else _of(each)
-        for each in own
-        if id(each) not in parts
-    ]
-    entries += [
+    in_fp32 = {id(master) for _, master in master_weights.pairs}
+    scaling, masters = [], []
+    for each in own:
+        if id(each) in remainders:
+            masters.append(_of_master(remainders[id(each)]))
+        elif id(each) in in_fp32:
+            masters.append(_of(each))
+        elif id(each) not in parts:
+            scaling.append(_of(each))
+    masters += [
         _of_master(each)
         for each in master_weights.stored
         if isinstance(each, WeightAsMaster)
     ]
-    if not master_weights.slots:
-        return [*entries, *map(_of, optimizer.variables)]
-    return [*entries, *_of_inner(optimizer, master_weights)]
+    if master_weights.slots:
+        inner = _of_inner(optimizer, master_weights)
+    else:
+        inner = [_of(each) for each in optimizer.variables]
+    return SavedState(scaling, masters, inner)
+
+
+def _fit(entries: list[Saved], values: list[Any]) -> bool:
+    return len(entries) == len(values) and all(map(_fits, entries, values))
+
+
+def _fits(entry: Saved, value: Any) -> bool:
+    """Compares shapes, and counters with counters: two scalars are else alike."""
+    are_integers = [str(x.dtype).startswith(("int", "uint")) for x in (entry, value)]
+    return entry.shape == tuple(value.shape) and len(set(are_integers)) == 1
 
 
 def _of(variable: Any) -> Saved:
-    return Saved(lambda: ops.convert_to_tensor(variable), variable.assign)
+    return Saved(
+        variable.path,
+        tuple(variable.shape),
+        variable.dtype,
+        lambda: ops.convert_to_tensor(variable),
+        variable.assign,
+    )
 
 
 def _of_master(master: RemainderMaster | WeightAsMaster) -> Saved:
-    return Saved(lambda: master.value, master.load)
+    return _of(master)._replace(read=lambda: master.value, assign=master.load)
 
 
 def _of_slot(slot: EightBitSlot) -> Saved:
-    return Saved(lambda: slot.value, slot.assign)
+    return _of(slot.codes)._replace(
+        dtype="float32", read=lambda: slot.value, assign=slot.assign
+    )
 
 
 def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:

@@ -153,7 +153,7 @@ CASES = {
     "gradient-of-a-weight": (
         *(lambda: sequential(weighed("planted")), X * 6e4),
         *(lambda y, p: keras.ops.cast(p[:, 0], "float32") * 2.0,),
-        *("sequential/planted/kernel", "backward"),
+        *("planted/kernel", "backward"),
     ),
 }
 

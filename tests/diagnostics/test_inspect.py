@@ -268,7 +268,8 @@ def test_models_are_seen_whole_and_left_as_they_were(name, policy):
 
     seen = [entry.path for entry in report.of_kind("activation")]
     assert seen[: len(PATHS[name])] == PATHS[name]
-    trainable = [v.path for v in model.trainable_variables]
+    root = f"{model.name}/"
+    trainable = [v.path.removeprefix(root) for v in model.trainable_variables]
     assert [e.path for e in report.of_kind("weight_gradient")] == trainable
     assert [e.path for e in report.of_kind("update")] == trainable
     assert not report.notes
