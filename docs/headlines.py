@@ -1,0 +1,197 @@
+"""Writes the numbers of README, Home and the FAQ: `python docs/headlines.py`.
+
+It reads them from the tables of the benchmarks and from the recorded runs of the
+examples, writes them to benchmarks/results/headlines.json, and from there into the
+pages: between `<!-- =NAME -->` and `<!-- = -->`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+from charts import Row, number, tables
+from experiments import page
+from experiments.report import markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "faq.md"]
+WRITTEN = re.compile(r"(<!-- =(.+?) -->).*?(<!-- = -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks" / "results"
+HEADLINES = RESULTS / "headlines.json"
+ZEN, XEON = RESULTS / "amd_epyc_avx512_bf16", RESULTS / "intel_xeon_amx_bf16"
+# Variants of a training step, by the policy, and whose the layers are.
+STEPS = {
+    "Keras, float16": "Keras, mixed_float16",
+    "ours, float16": "ours, float16",
+    "Keras, bfloat16": "Keras, mixed_bfloat16",
+    "ours, bfloat16": "ours, bfloat16",
+}
+MODELS = {
+    "translator": "translator",
+    "Transformer": "Transformer of 4 blocks",
+    "ResNet-50": "ResNet-50, images of 64 x 64",
+    "MobileNetV2": "MobileNetV2, images of 64 x 64",
+}
+TRANSLATORS = {
+    "FP32, three seeds": ["fp32", "fp32 seed 1", "fp32 seed 2"],
+    "mixed, the same seeds": ["mixed", "mixed seed 1", "mixed seed 2"],
+    "mixed, scale 128": ["mixed, scale 128"],
+    "mixed, no scaling": ["mixed, no scaling"],
+    "plain FP16": ["plain fp16"],
+}
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """Returns "0.59 to 0.73", or "0.82" where both ends are that."""
+    values = list(values)
+    ends = [f"{end:{form}}" for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def column(rows: Iterable[Row], name: str, **wanted: str) -> list[float]:
+    """Returns the numbers of a column, of the rows whose other cells are as wanted."""
+    return [number(row[name]) for row in rows if wanted.items() <= row.items()]
+
+
+def numbers() -> dict[str, str]:
+    """Returns what the tables and the recorded runs say, by name."""
+    return {**of_steps(), **of_bytes(), **of_examples()}
+
+
+def of_steps() -> dict[str, str]:
+    """Returns how long training steps and updates take, and their peak memory."""
+    plain, xla, again = tables(ZEN / "training_step.md")
+    amx, _ = tables(XEON / "training_step.md")
+    found = {}
+    for name, variant in STEPS.items():
+        times = column([*plain, *again], "/ FP32", variant=variant)
+        found[f"step: {name}"] = span(times)
+        decoders = [row for row in amx if row["model"].startswith("GPT-2")]
+        found[f"AMX: {name}"] = span(column(decoders, "/ FP32", variant=variant))
+    for suffix, table in (("", plain), (", XLA", xla)):
+        for name, variant in (("FP32", "FP32"), ("ours", "ours, float16")):
+            ms = column(table, "step, ms", model="MobileNetV2", variant=variant)
+            found[f"ms of {name}{suffix}"] = span(ms, ".0f")
+    found["steps"] = table_of_steps([*plain, *again], xla)
+    adam = column(
+        tables(ZEN / "update_step.md")[0],
+        "wrap FP32 / bare",
+        optimizer="Adam",
+        XLA="no",
+    )
+    return found | {"update of Adam": span(adam), "peak": span(peaks(plain, amx))}
+
+
+def peaks(*machines: list[Row]) -> list[float]:
+    """Returns the peak memory of each model of ours, divided by that in FP32."""
+    return [
+        number(row["peak memory, MiB"]) / fp32
+        for rows in machines
+        for row in rows
+        if row["variant"] in ("ours, float16", "ours, bfloat16")
+        for fp32 in column(rows, "peak memory, MiB", model=row["model"], variant="FP32")
+    ]
+
+
+def table_of_steps(plain: list[Row], xla: list[Row]) -> str:
+    """Returns the table of the README, divided by the time in FP32."""
+    columns = [
+        f"{'Keras' if 'Keras' in variant else 'ours'}, `{variant.split(', ')[1]}`"
+        for variant in STEPS.values()
+    ]
+    rows = [
+        [
+            title,
+            *(
+                span(column(found, "/ FP32", model=model, variant=variant))
+                for variant in STEPS.values()
+            ),
+        ]
+        for title, model, found in [
+            *((title, model, plain) for model, title in MODELS.items()),
+            ("MobileNetV2, compiled by XLA", "MobileNetV2", xla),
+        ]
+    ]
+    return "\n".join(["", *markdown(["", *columns], rows), ""])
+
+
+def of_bytes() -> dict[str, str]:
+    """Returns the bytes for the backward pass, and for each parameter with Adam."""
+    stored = tables(ZEN / "held_bytes.md")[0]
+    adam = {
+        row["form"]: number(row["bytes a parameter"])
+        for row in tables(ZEN / "optimizer_state.md")[0]
+        if row["optimizer"] == "Adam"
+    }
+    fp32, masters = adam["bare, FP32"], adam["FP32 masters"]
+    compressed = adam["remainders, 8-bit state"]
+    found = {
+        f"stored, {name}": span(
+            value
+            for policy in policies
+            for value in column(stored, "/ Keras float32", model=policy)
+        )
+        for name, policies in {
+            "ours": ["keras_mp mixed_float16", "keras_mp float16"],
+            "Keras": ["Keras mixed_float16"],
+        }.items()
+    }
+    # The table counts the gradients: 4 bytes in FP32, 2 in FP16.
+    counted = {
+        "bytes, FP32": fp32,
+        "bytes, masters": masters,
+        "bytes, compressed": compressed,
+        "bytes before gradients, FP32": fp32 - 4,
+        "bytes before gradients, masters": masters - 2,
+    }
+    return found | {name: f"{value:.0f}" for name, value in counted.items()}
+
+
+def of_examples() -> dict[str, str]:
+    """Returns what the recorded runs of the paper's experiments show."""
+    converged = page.results_at("image_classification/converged/demo")
+    top_1 = [
+        result["measures"]["top-1"]
+        for name, result in converged.items()
+        if name.startswith("fp32")
+    ]
+    translators = page.results_at("translation/demo")
+    rows = [
+        [
+            title,
+            *(
+                ", ".join(
+                    f"{translators[name]['measures'][measure]:{form}}" for name in names
+                )
+                for names in TRANSLATORS.values()
+            ),
+        ]
+        for title, measure, form in (
+            ("held-out perplexity", "held-out perplexity", ".2f"),
+            ("BLEU (greedy)", "BLEU greedy", ".1f"),
+        )
+    ]
+    table = "\n".join(["", *markdown(["", *TRANSLATORS], rows), ""])
+    return {"top-1 of ResNet-9 in FP32": span(top_1, ".1f"), "translators": table}
+
+
+def with_numbers(text: str, found: dict[str, str]) -> str:
+    """Returns a page with its numbers in their places."""
+    return WRITTEN.sub(lambda place: place[1] + found[place[2]] + place[3], text)
+
+
+def main() -> None:
+    """Writes the file of results, and from it the pages."""
+    found = numbers()
+    HEADLINES.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(with_numbers(text, found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
