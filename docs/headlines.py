@@ -65,17 +65,19 @@ def numbers() -> dict[str, str]:
 def of_steps() -> dict[str, str]:
     """Returns how long training steps and updates take, and their peak memory."""
     plain, xla, again = tables(ZEN / "training_step.md")
-    amx, _ = tables(XEON / "training_step.md")
+    amx, amx_xla = tables(XEON / "training_step.md")
     found = {}
     for name, variant in STEPS.items():
         times = column([*plain, *again], "/ FP32", variant=variant)
         found[f"step: {name}"] = span(times)
-        decoders = [row for row in amx if row["model"].startswith("GPT-2")]
-        found[f"AMX: {name}"] = span(column(decoders, "/ FP32", variant=variant))
+        for machine, table in (("AMX", amx), ("AMX, XLA", amx_xla)):
+            decoders = [row for row in table if row["model"].startswith("GPT-2")]
+            times = column(decoders, "/ FP32", variant=variant)
+            found[f"{machine}: {name}"] = span(times)
     for suffix, table in (("", plain), (", XLA", xla)):
-        for name, variant in (("FP32", "FP32"), ("ours", "ours, float16")):
+        for name, variant in (("FP32", "FP32"), ("our", "ours, float16")):
             ms = column(table, "step, ms", model="MobileNetV2", variant=variant)
-            found[f"ms of {name}{suffix}"] = span(ms, ".0f")
+            found[f"{name} ms{suffix}"] = span(ms, ".0f")
     found["steps"] = table_of_steps([*plain, *again], xla)
     adam = column(
         tables(ZEN / "update_step.md")[0],
