@@ -73,6 +73,13 @@ def needs(host, *version):
     return pytest.mark.skipif(version > INSTALLED[host], reason=reason(host, version))
 
 
+def until(host, *version):
+    """Returns the mark of a case of this version of a host and of older ones."""
+    return pytest.mark.skipif(
+        version < INSTALLED[host], reason=f"{reason(host, version)} or older"
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
     return skip_for((yield))

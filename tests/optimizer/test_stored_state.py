@@ -9,6 +9,7 @@ import oracle
 import pytest
 import tensorflow as tf
 from keras import optimizers
+from older_versions import until
 from stored_forms import ALL, FORMS, NOT_IN_8_BITS, RULES, SHAPES, wrap
 
 import keras_mp
@@ -411,7 +412,13 @@ def test_a_weight_that_was_written_keeps_its_remainder(mode):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("is_built", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "is_built",
+    [
+        pytest.param(False, id="before"),
+        pytest.param(True, id="after", marks=until("Keras", 3, 15)),
+    ],
+)
 def test_a_weight_is_excluded_from_decay(form, is_built):
     """The gradients are 0, so that decay alone halves a weight."""
     weights = oracle.make_weights("float16", SHAPES[:2])
