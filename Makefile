@@ -1,29 +1,24 @@
-# Needs make, a C++ compiler and a Python from 3.10 to 3.13; everything else goes into
-# .venv and build.
-# Another interpreter, where there is no .venv yet: make PYTHON=python3.12
+# Needs make, a C++ compiler and a Python from 3.10 to 3.13 (PYTHON=python3.12 names one);
+# everything else goes into .venv and build.
 
 PYTHON ?= python3
-# More arguments for pytest: make test-all ARGS="-k loss_scale"; for make bench, names of
-# benchmarks: make bench ARGS="gemm layers"; for make gallery, flags of one experiment:
+# make test-all ARGS="-k loss_scale"; make bench ARGS="gemm layers"; and
 # make gallery ONLY=speech_recognition ARGS="--data FILE"
 ARGS ?=
-# Experiments that make gallery trains; all, if there is none.
+# Experiments that make gallery trains, and pairs that make test-versions runs on; without
+# one, all.
 ONLY ?=
-# Those of Keras that make test-backends runs on.
-BACKENDS ?= jax torch
-# Pairs of TensorFlow and Keras that make test-versions runs on; all, if there is none.
 VERSIONS ?=
+BACKENDS ?= jax torch
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-FREE_GB := 4
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 # A process for each core; four fill the memory of a small machine.
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 \
 	--dist worksteal
 
 GPU := $(wildcard /dev/nvidia0)
-# Where CMake looks for it.
 NVCC := $(or $(CUDACXX),$(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_PATH)/bin/nvcc))
 # Read by setup.py. The CUDA kernels take minutes to compile; to do so without a GPU:
 # make KERAS_MP_CUDA=ON
@@ -35,10 +30,9 @@ export KERAS_MP_CUDA
 NATIVE := keras_mp/ops/kernels/_keras_mp_ops.so
 SOURCES := $(shell find custom_ops -type f)
 
-.PHONY: help bench build-wheel clean demo docs docs-serve gallery gallery-full lint notebook
-.PHONY: packages-and-test-cpp
-.PHONY: test test-all test-backends test-cpp test-cpp-arm test-cpp-memory test-cpp-slow
-.PHONY: test-next test-slow test-versions test-wheel wheel wheel-cuda
+.PHONY: help bench build-wheel clean demo docs docs-serve gallery gallery-full lint notebook \
+	packages-and-test-cpp test test-all test-backends test-cpp test-cpp-arm test-cpp-memory \
+	test-cpp-slow test-next test-slow test-versions test-wheel wheel wheel-cuda
 .DELETE_ON_ERROR:
 
 help:
@@ -75,9 +69,8 @@ notebook: $(VENV)/.installed-examples $(NATIVE)
 test: packages-and-test-cpp $(NATIVE)
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not xslow' $(ARGS)
 
-# Layers and optimizers run twice: on the native library, and in plain TensorFlow. What
-# XLA compiles and how models are converted and trained is the same both times. The tests
-# of the ops choose the library themselves.
+# Layers and optimizers run on the native library, and again in plain TensorFlow: without
+# XLA, conversion and training, which are the same both times.
 test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs wheel
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not xslow' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
@@ -101,9 +94,8 @@ test-backends: $(VENV)/.installed-backends
 	    $(ARGS); \
 	done
 
-# The kernels in plain C++, without TensorFlow; NAME of build/cpp-NAME, then the
-# sanitizers and other options of CMake. Without MAKEFLAGS: Ninja takes part in no job
-# server, and would say so.
+# Arguments: NAME of build/cpp-NAME, sanitizers, other options of CMake. Without MAKEFLAGS:
+# Ninja takes part in no job server, and would say so.
 build_cpp = $(VENV)/bin/cmake -G Ninja -S custom_ops -B build/cpp-$(1) \
 	-DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	-DKERAS_MP_TENSORFLOW=OFF -DKERAS_MP_CUDA=OFF -DKERAS_MP_SANITIZE=$(2) $(3) \
@@ -148,8 +140,7 @@ $(NATIVE): $(SOURCES) setup.py
 	  echo "error: the native library was not built; what is missing is named above." >&2; \
 	  exit 1; }
 
-# Strict: a broken link, or an argument whose docstring is wrong, is a failure. That every
-# code block runs is tested in tests/docs.
+# Strict: a broken link, or an argument whose docstring is wrong, is a failure.
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo 'The site is in build/site.'
@@ -157,22 +148,19 @@ docs: $(VENV)/.installed-docs
 docs-serve: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --dev-addr 127.0.0.1:8000
 
-# The wheel is built from the source distribution, as pip does where it finds no wheel.
 # auditwheel refuses a platform older than the library needs. manylinux_2_34 is the oldest
-# that g++ of Debian 12 builds for; an older compiler is named by CXX.
+# that g++ of Debian 12 builds for; CXX names an older compiler.
 PLATFORM ?= manylinux_2_34_x86_64
 WHEEL := $(CURDIR)/build/wheel
 DIST := dist
-# The minor versions of TensorFlow that the wheel has a library for. With none it is for
-# the TensorFlow of .venv, as in test-all, which need not download the others.
+# Minor versions of TensorFlow; without one the wheel is for that of .venv.
 WHEEL_FOR ?= 2.20 2.21
 test-all: WHEEL_FOR :=
 
 wheel: build-wheel
 	@$(MAKE) --no-print-directory test-wheel WHEEL_FOR='$(WHEEL_FOR)'
 
-# With the CUDA kernels, for a driver of the CUDA of nvcc; its version says which. Of pip's
-# compilers that of CUDA 13.0 is the oldest, and so the one that the most drivers fit.
+# Of pip's compilers that of CUDA 13.0 is the oldest, so the most drivers fit it.
 PIP_NVCC := $(CURDIR)/build/nvcc/nvidia/cu13/bin/nvcc
 wheel-cuda: NVCC := $(or $(NVCC),$(PIP_NVCC))
 wheel-cuda: $(if $(NVCC),,$(PIP_NVCC)) $(VENV)/.installed-wheel
@@ -209,9 +197,8 @@ build-wheel: $(VENV)/.installed-wheel
 	  --wheel-dir $(DIST) $(WHEEL)/*.whl
 	@mv $(WHEEL)/*.tar.gz $(DIST)
 
-# The wheel of $(DIST) in a new environment for each TensorFlow, where PATH has no compiler,
-# from a folder where `import keras_mp` finds nothing else. On another Python:
-# make test-wheel PYTHON=python3.13
+# In a new environment for each TensorFlow, where PATH has no compiler, from a folder where
+# `import keras_mp` finds nothing else. make test-wheel PYTHON=python3.13
 WHEEL_TESTS := installed test_package.py ops/test_gemm.py optimizer/test_rounding.py \
 	optimizer/update
 test-wheel:
@@ -226,9 +213,8 @@ test-wheel:
 	  rm -rf $(WHEEL)/venv; \
 	done
 
-# What users have: the wheel of dist with each pair of versions; writes the table of
-# docs/versions.md. The interpreters, python3.10 to python3.13, have to be on PATH.
-# VERSIONS names some of the pairs alone: make test-versions VERSIONS="2.20/3.12 2.18/3.8"
+# The wheel of dist with each pair of versions; writes the table of docs/versions.md.
+# Needs python3.10 to python3.13 on PATH. make test-versions VERSIONS="2.20/3.12 2.18/3.8"
 test-versions:
 	@test -e dist/*.whl || $(MAKE) --no-print-directory build-wheel
 	@$(PYTHON) tests/versions/matrix.py $(VERSIONS)
@@ -250,7 +236,6 @@ clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each extra of setup.cfg: a second run finds it and starts at once.
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
 	$(tell_of_nvcc)
 	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
@@ -272,9 +257,8 @@ $(VENV)/.keras-hub: $(VENV)/.installed-test
 
 $(VENV)/.created:
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "error: no '$(PYTHON)' found." >&2; \
-	  echo "Install Python 3.10 to 3.13 (Debian, Ubuntu: apt install python3 python3-venv)" >&2; \
-	  echo "or name one: make PYTHON=/path/to/python3" >&2; \
+	  echo "error: no '$(PYTHON)' found. Install Python 3.10 to 3.13 (Debian, Ubuntu:" >&2; \
+	  echo "apt install python3 python3-venv), or name one: make PYTHON=/path/to/python3" >&2; \
 	  exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "error: TensorFlow 2.21 needs Python 3.10 to 3.13." >&2; \
@@ -286,8 +270,8 @@ $(VENV)/.created:
 	  echo "Install it (Debian, Ubuntu: apt install python3-venv)." >&2; \
 	  exit 1; }
 	@free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1048576) }'); \
-	test "$$free" -ge $(FREE_GB) || { \
-	  echo "error: the virtual environment needs $(FREE_GB) GB of free disk space." >&2; \
+	test "$$free" -ge 4 || { \
+	  echo "error: the virtual environment needs 4 GB of free disk space." >&2; \
 	  echo "Received: $$free GB free in $(CURDIR). Free some space, then run make again." >&2; \
 	  exit 1; }
 	@$(PYTHON) -m venv $(VENV)

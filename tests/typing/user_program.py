@@ -1,6 +1,6 @@
 """A program as a user of keras_mp writes it, which type checkers are to accept.
 
-`make lint` checks it with mypy. CONTRIBUTING.md says how pyright checks it.
+`make lint` checks it with mypy. docs/developing.md says how pyright checks it.
 """
 
 from typing import Any

@@ -17,10 +17,9 @@ NEVER_RUN = {"amx_fp16"}  # on a machine; chosen by name alone
 # 0.1 is 0.0999755859375 in float16, and 4096 of them are 409.5 exactly.
 MULTIPLY = """
 import numpy as np, tensorflow as tf
-from keras_mp import info
-from keras_mp.ops import fp16_gemm
+from keras_mp.ops import build_info, fp16_gemm
 from keras_mp.ops.kernels import native
-info.main()
+print("cpu:", build_info()["cpu"])
 a, b = np.full((3, 4096), 1.0, "float16"), np.full((4096, 17), 0.1, "float16")
 c = fp16_gemm(a, b)
 assert c.dtype == tf.float16 and (c.numpy() == np.float16(409.5)).all(), c
