@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_mp.diagnostics.precision import having_policies
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.scope import result_dtype
 
 _RANDOM_LAYERS = (
     keras.layers.AlphaDropout,
@@ -30,10 +31,10 @@ def is_random(layer: Any) -> bool:
 
 
 def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
-    """Calls such a layer in FP32, and returns its outputs in its compute dtype."""
+    """Calls such a layer in FP32, and rounds its outputs to its compute dtype."""
     with having_policies([(layer, "float32")]):
         outputs = cls.__call__(layer, *args, **kwargs)
-    return ops.cast(outputs, layer.compute_dtype)
+    return ops.cast(ops.cast(outputs, layer.compute_dtype), result_dtype(layer))
 
 
 @contextlib.contextmanager

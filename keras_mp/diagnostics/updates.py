@@ -18,8 +18,10 @@ class Difference:
     """How far numbers are from those computed in FP32, as vectors.
 
     Attributes:
-        relative_error: float, `|x - reference| / |reference|`; 0 where both are 0.
-        cosine: float, of the angle between them, or None where one of them is 0.
+        relative_error: float, `|x - reference| / |reference|`; 0 if both are 0, inf if
+            a number is not finite.
+        cosine: float, of the angle between them; None if one of them is 0, or a number
+            is not finite.
     """
 
     relative_error: float
@@ -29,7 +31,7 @@ class Difference:
     def between(cls, x: Any, reference: Any) -> "Difference":
         """Returns the difference of `x` from `reference`, computed in float64."""
         x, reference = (np.asarray(each, np.float64).ravel() for each in (x, reference))
-        if not np.all(np.isfinite(x)):
+        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(reference))):
             return cls(float("inf"), None)
         size, error = np.linalg.norm(reference), np.linalg.norm(x - reference)
         product = size * np.linalg.norm(x)

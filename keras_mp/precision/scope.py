@@ -49,6 +49,12 @@ class CastResults:
         return keras.ops.cast(tensor, self.dtype) if is_other else tensor
 
 
+def result_dtype(layer: Any) -> str:
+    """Returns the dtype of what the code around a layer receives from it."""
+    hook = vars(layer).get("call")
+    return hook.dtype if isinstance(hook, CastResults) else str(layer.compute_dtype)
+
+
 def apply_modes(index: ModelIndex, modes: Mapping[str, str]) -> None:
     """Puts layers into modes; the others keep their policies.
 

@@ -28,24 +28,27 @@ class Choice:
     reason: str
 
 
-def decide(numbers: Iterable[LayerNumbers], margin: float) -> dict[str, Choice]:
+def decide(
+    numbers: Iterable[LayerNumbers], margin: float, loss_scale: float
+) -> dict[str, Choice]:
     """Returns the cheapest way of each layer that its numbers allow, but for FP16.
 
-    FP16 holds what is at most `65504 / margin`. A layer that is given, returns or has
-    the gradient of something larger computes in FP32, and so do the layers whose own
-    code goes on with it. Products stay in FP16, with FP32 results; scaled, where what
-    is multiplied is too large. Inside a layer that computes in FP32, sublayers without
-    sublayers do, too.
+    FP16 holds values of at most `65504 / margin`. A layer that is given or returns
+    something larger computes in FP32, and so do the layers with code of their own that
+    receive it. Products stay in FP16, with FP32 results; scaled, where what is
+    multiplied is too large. Gradients count as the loss scale makes them.
 
     Args:
         numbers: the `LayerNumbers` of a model.
         margin: float, at least 1.
+        loss_scale: float, the smallest that there may be.
     """
     known = {each.path: each for each in numbers}
     choices: dict[str, Choice] = {}
     for each in known.values():
-        if reason := _too_large(each, margin):
-            raise_way(choices, known, each.path, _least_way(each, margin), reason)
+        if reason := _too_large(each, margin, loss_scale):
+            way = _least_way(each, margin, loss_scale)
+            raise_way(choices, known, each.path, way, reason)
     return choices
 
 
@@ -66,15 +69,10 @@ def raise_way(
         reason: str.
     """
     choices[path] = Choice(way, reason)
-    widened = [path] if numbers[path].is_block else []
     for outer in numbers[path].around:
         if outer in numbers and outer not in choices:
-            choices[outer] = Choice(_way_of_own_code(numbers[outer]), f"around {path}")
-            widened.append(outer)
-    for block in widened:
-        for each in numbers.values():
-            if block in each.around and not each.is_block and each.path not in choices:
-                choices[each.path] = Choice(_way_of_own_code(each), f"inside {block}")
+            code = PRODUCTS if numbers[outer].has_products else FLOAT32
+            choices[outer] = Choice(code, f"around {path}")
 
 
 def keep_at_least(choices: dict[str, Choice], ways: Mapping[str, str]) -> None:
@@ -97,21 +95,22 @@ def next_way(each: LayerNumbers, way: str) -> str | None:
     return later[0] if later else None
 
 
-def _way_of_own_code(each: LayerNumbers) -> str:
-    return PRODUCTS if each.has_products else FLOAT32
-
-
-def _least_way(each: LayerNumbers, margin: float) -> str:
+def _least_way(each: LayerNumbers, margin: float, loss_scale: float) -> str:
     """Returns the cheapest way but FP16 that the numbers of a layer allow."""
     if not each.has_products:
         return FLOAT32
-    multiplied = max(each.inputs, each.matrices, each.gradients)
+    multiplied = max(each.inputs, each.matrices, each.gradients * loss_scale)
     return SCALED_PRODUCTS if multiplied * margin > FP16_MAX else PRODUCTS
 
 
-def _too_large(each: LayerNumbers, margin: float) -> str:
+def _too_large(each: LayerNumbers, margin: float, loss_scale: float) -> str:
     """Returns which of the numbers of a layer FP16 does not hold; empty if it does."""
-    kinds = ("inputs", "outputs", "gradients", "weights")
-    largest = max(kinds, key=lambda kind: getattr(each, kind))
-    size = getattr(each, largest)
-    return f"{largest} up to {size:.3g}" if size * margin > FP16_MAX else ""
+    sizes = {
+        "inputs": each.inputs,
+        "outputs": each.outputs,
+        "gradients": each.gradients * loss_scale,
+        "weights": each.weights,
+    }
+    largest = max(sizes, key=lambda kind: sizes[kind])
+    is_too_large = sizes[largest] * margin > FP16_MAX
+    return f"{largest} up to {getattr(each, largest):.3g}" if is_too_large else ""

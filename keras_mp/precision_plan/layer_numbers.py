@@ -23,7 +23,6 @@ class LayerNumbers:
             one returns.
         has_products: bool, whether it can multiply in FP16 with FP32 results, and has
             not FP32 from its author.
-        is_block: bool, whether it has sublayers.
         casts_inputs: bool, whether Keras casts what it is given to what it computes in.
         inputs: float, the largest magnitude of what it is given.
         outputs: float, of what it returns, and of what operations of a functional model
@@ -37,7 +36,6 @@ class LayerNumbers:
     path: str
     around: tuple[str, ...] = ()
     has_products: bool = False
-    is_block: bool = False
     casts_inputs: bool = True
     inputs: float = 0.0
     outputs: float = 0.0
@@ -78,7 +76,6 @@ def _without_numbers(entry: LayerEntry, around: tuple[str, ...]) -> LayerNumbers
         entry.path,
         around,
         computes_products(layer) and is_half(layer.compute_dtype),
-        bool(entry.children),
         layer.autocast,
         weights=largest(own),
         matrices=largest([each for each in own if len(each.shape) > 1]),

@@ -2,18 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_mp.arguments import positive_number, whole_number
-from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
+from keras_mp.diagnostics.arguments import as_batch, check_model
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
-from keras_mp.diagnostics.subject import Backpropagation, run
+from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import FLOAT16, FLOAT32
@@ -25,10 +25,15 @@ from keras_mp.precision_plan.decision import (
     next_way,
     raise_way,
 )
-from keras_mp.precision_plan.layer_numbers import LayerNumbers, numbers_of
+from keras_mp.precision_plan.layer_numbers import LayerNumbers
+from keras_mp.precision_plan.measurement import Measurement
 from keras_mp.precision_plan.multiply_adds import float16_share
 from keras_mp.precision_plan.precision_plan import LayerPlan, PrecisionPlan
-from keras_mp.precision_plan.verification import Comparison, loss_scale_for
+from keras_mp.precision_plan.sensitivity import (
+    groups_of,
+    remembered,
+    widen_for_gradients,
+)
 
 
 def plan_precision(
@@ -43,12 +48,14 @@ def plan_precision(
 ) -> PrecisionPlan:
     """Finds the layers of a model that need more than FP16, from their values.
 
-    First the model is run in FP32, forward and backward. A layer that is given, returns
-    or back-propagates values above `65504 / margin` leaves FP16, with the layers whose
-    own code goes on with those values. Its matrix products stay in FP16, with FP32
-    results. Then the model is run so: where a value still overflows, or the weight
-    gradients differ from those in FP32 by more than `tolerance`, the layers at fault
-    leave FP16, too. Nothing of the model is changed until `PrecisionPlan.apply`.
+    First the model is run in FP32, forward and backward. A layer that is given or
+    returns values above `65504 / margin` leaves FP16, with the layers that have code of
+    their own and receive these values. Its matrix products stay in FP16, with FP32
+    results. Then the model is run with the plan. If a value still overflows, its layer
+    leaves FP16, too; if only gradients overflow, the loss scale is lowered, down to
+    2**-14. If the weight gradients differ from those in FP32 by more than `tolerance`,
+    layers are run in FP16 alone, all others in FP32, and those with the largest errors
+    leave FP16. Nothing of the model is changed until `PrecisionPlan.apply`.
 
     A model that FP16 suits gets an empty plan.
 
@@ -62,7 +69,8 @@ def plan_precision(
         margin: float, at least 1: by how much other batches, and later steps, may have
             larger values. Defaults to 4.
         tolerance: positive float, the relative error of all weight gradients, taken as
-            one vector, that is accepted. Defaults to 0.02.
+            one vector, that is accepted. Three times the error that FP32 has by itself
+            is accepted, too. Defaults to 0.02.
         batches: int, how many batches of a dataset are run. Defaults to 4.
         extend: bool, default False: whether a layer keeps at least the way that a plan
             applied to the model before has given it.
@@ -98,179 +106,169 @@ def plan_precision(
             "`x` must have at least one batch. Received: a dataset without any. Pass "
             "the dataset itself, not an iterator that is exhausted."
         )
-    masters = master_values(model)
-    with converted_in_modes(model, {}):  # whose classes tell which layers have products
-        references = [run(model, x, dtype="float32", masters=masters) for x in data]
-        numbers = numbers_of(model, references)
-    _check_losses(references)
-    choices = decide(numbers.values(), margin)
+    measured = Measurement(model, data)
+    _check_losses(measured.references)
+    smallest = measured.smallest_loss_scale
+    choices = decide(measured.numbers.values(), margin, smallest)
     if extend:
         keep_at_least(choices, modes_of(ModelIndex(model)))
-    trial = _Trial(model, data, references, numbers, choices, masters)
-    notes = trial.repair(tolerance)
+    plan = _keep_finite(measured, choices)
+    if not plan.notes and not plan.error <= tolerance:
+        plan = _keep_accurate(measured, plan, tolerance)
+    notes = plan.notes
     if notes:
-        divisors = (find_divisor(each.calls) for each in references)
+        divisors = (find_divisor(each.calls) for each in measured.references)
         notes += [advice_on(each) for each in dict.fromkeys(divisors) if each]
-    with converted_in_modes(model, trial.ways()):
+    with converted_in_modes(model, _ways_of(plan.choices)):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(
-        tuple(_in_order(choices, numbers)),
+        tuple(_in_order(plan.choices, measured.numbers)),
         share,
-        trial.gradient_error,
+        plan.error,
         margin,
         tuple(notes),
+        measured.loss_scale,
+        plan.fp32_noise,
     )
 
 
+@dataclass(frozen=True)
 class _Trial:
-    """A model that is run with a plan, which is extended where that is not enough.
-
-    Args:
-        model: `keras.Model`.
-        data: list of batches.
-        references: list of the `Backpropagation` of each in FP32.
-        numbers: `LayerNumbers` of each layer by path.
-        choices: dict from path to `Choice`, which is extended.
-        masters: dict from the `id` of a variable to its FP32 value.
+    """Choices, and how the model ran with them.
 
     Attributes:
-        gradient_error: float, of the last run.
+        choices: dict from path to `Choice`.
+        errors: list of the gradient error in each batch; empty where values overflow.
+        notes: list of str, what the choices do not mend.
+        fp32_noise: float, or None where it was not measured.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        data: list[Any],
-        references: list[Backpropagation],
-        numbers: dict[str, LayerNumbers],
-        choices: dict[str, Choice],
-        masters: dict[int, Any],
-    ) -> None:
-        self._model, self._data, self._references = model, data, references
-        self._numbers, self._choices, self._masters = numbers, choices, masters
-        self._scale = loss_scale_for(references)
-        self.gradient_error = math.inf
+    choices: dict[str, Choice]
+    errors: list[float]
+    notes: list[str] = field(default_factory=list)
+    fp32_noise: float | None = None
 
-    def ways(self) -> dict[str, str]:
-        """Returns the way of each layer that leaves FP16 by its path."""
-        return {path: choice.way for path, choice in self._choices.items()}
+    @property
+    def error(self) -> float:
+        """The largest gradient error; inf where values overflow."""
+        return max(self.errors, default=math.inf)
 
-    def repair(self, tolerance: float) -> list[str]:
-        """Extends the plan until it holds. Returns notes on what it could not mend."""
-        while True:
-            runs = self._run()
-            before = dict(self._choices)
-            overflows = [in_forward_pass(self._model, each) for each in runs]
-            found = next((each for each in overflows if each), None)
-            if found:
-                self._widen(found.path, f"overflows in FP16, round {len(before)}")
-                problem = f"{found.path!r} is not finite: {found}"
-            elif uncast := self._given_fp32(runs):
-                for path in uncast:
-                    self._widen(path, "is given FP32, and does not cast it")
-                continue
-            else:
-                pairs = zip(runs, self._references, strict=True)
-                errors = [Comparison.of(*pair).gradient_error for pair in pairs]
-                self.gradient_error = max(errors)
-                if self.gradient_error <= tolerance:
-                    return []
-                for path, error in self._largest_errors(runs, tolerance):
-                    self._widen(path, f"gradient error {error:.2%} in FP16")
-                problem = (
-                    f"a gradient error of {self.gradient_error:.2%} remains, above "
-                    f"{tolerance:.2%}: the layers of those weights have left FP16, and "
-                    "what they multiply was rounded before"
-                )
-            if before == self._choices:
-                return [problem]
 
-    def _run(self) -> list[Backpropagation]:
-        with converted_in_modes(self._model, self.ways()):
-            return [
-                run(self._model, each, self._scale, masters=self._masters)
-                for each in self._data
-            ]
+def _keep_finite(measured: Measurement, choices: Mapping[str, Choice]) -> _Trial:
+    """Widens layers until all that they compute is finite, then lowers the scale."""
+    choices = dict(choices)
+    while True:
+        ways = _ways_of(choices)
+        runs = measured.runs(ways)
+        overflows = [in_forward_pass(measured.model, each) for each in runs]
+        overflow = next((each for each in overflows if each), None)
+        if overflow:
+            if not _widen(
+                measured.numbers, choices, overflow.path, "overflows in FP16"
+            ):
+                note = f"{overflow.path!r} is not finite: {overflow}"
+                return _Trial(choices, [], [note])
+        elif uncast := _given_fp32(measured.numbers, choices, runs):
+            for path in uncast:
+                reason = "is given FP32, and does not cast it"
+                _widen(measured.numbers, choices, path, reason)
+        else:
+            errors = measured.errors(runs)
+            if not math.isfinite(max(errors)) and measured.lower_loss_scale(ways):
+                errors = measured.errors(measured.runs(ways))
+            return _Trial(choices, errors)
 
-    def _given_fp32(self, runs: list[Backpropagation]) -> list[str]:
-        """Returns the layers of products in FP16 that would multiply in FP32.
 
-        Keras does not cast what an embedding is given.
-        """
-        found: dict[str, None] = {}
-        for call in itertools.chain.from_iterable(each.calls for each in runs):
-            each = self._numbers.get(call.path)
-            if each is None or each.casts_inputs or not each.has_products:
-                continue
-            is_wide = any(x.dtype.name == "float32" for x in call.inputs)
-            if is_wide and each.path not in self._choices:
-                found[each.path] = None
-        return [*found]
+def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _Trial:
+    """Widens the layers that bring the largest errors into the gradients.
 
-    def _widen(self, path: str, reason: str) -> None:
-        """Gives the next way to a layer, or to what is inside or around it."""
-        path = self._known(path)
-        further = self._next_way(path)
-        if further is not None:
-            raise_way(self._choices, self._numbers, path, further, reason)
-            return
-        around = self._around(path)
-        for each in self._numbers.values():
-            is_near = each.path in around or each.path.startswith(f"{path}/")
-            if is_near and each.path not in self._choices:
-                further = self._next_way(each.path) or FLOAT32
-                raise_way(self._choices, self._numbers, each.path, further, reason)
-
-    def _next_way(self, path: str) -> str | None:
-        way = self._choices[path].way if path in self._choices else FLOAT16
-        return next_way(self._numbers[path], way)
-
-    def _around(self, path: str) -> tuple[str, ...]:
-        return self._numbers[path].around
-
-    def _known(self, path: str) -> str:
-        """Returns the innermost layer of a path that was called."""
-        while path not in self._numbers and "/" in path:
-            path = path.rpartition("/")[0]
-        if path not in self._numbers:  # an operation, or the loss: of the last layer
-            return next(reversed(self._numbers))
-        return path
-
-    def _largest_errors(
-        self, runs: list[Backpropagation], tolerance: float
-    ) -> list[tuple[str, float]]:
-        """Returns the layers without whose errors the others would be tolerable.
-
-        Each with its share of the gradient error, the largest first.
-        """
-        errors: dict[str, float] = {}
-        for found, reference in zip(runs, self._references, strict=True):
-            expected = dict(reference.weight_gradients)
-            size = math.sqrt(sum(_square(each) for each in expected.values())) or 1.0
-            for path, gradient in found.weight_gradients:
-                with np.errstate(invalid="ignore"):  # infinite in both
-                    difference = _in_float64(gradient) - _in_float64(expected[path])
-                error = math.sqrt(_square(difference)) / size
-                owner = self._known(path.rpartition("/")[0])
-                errors[owner] = math.hypot(errors.get(owner, 0.0), error)
-        ranked = sorted(errors.items(), key=lambda item: item[1], reverse=True)
-        rest = math.hypot(*errors.values())
-        chosen = []
-        for path, error in ranked:
-            if math.isfinite(rest) and rest <= tolerance / 2:
-                break
-            if not self._has_left(path):
-                chosen.append((path, error))
-            rest = math.hypot(
-                *(e for _, e in ranked[ranked.index((path, error)) + 1 :])
-            )
-        return chosen
-
-    def _has_left(self, path: str) -> bool:
-        """Tells whether a layer has no further way, and none is left around it."""
-        return self._next_way(path) is None and all(
-            each in self._choices for each in self._around(path)
+    No layer is widened for an error that FP32 has by itself.
+    """
+    worst = int(np.argmax(trial.errors))
+    noise = measured.fp32_noise(worst)
+    if not math.isfinite(noise):
+        note = "the gradients are not finite in FP32, so no precision helps"
+        return replace(trial, notes=[note])
+    bound = max(tolerance, 3.0 * noise)
+    notes = []
+    if bound > tolerance:
+        notes.append(
+            f"FP32 has a gradient error of {noise:.2%} by itself, if each weight is "
+            f"rounded anew: {bound:.2%} is tolerated instead of {tolerance:.2%}"
         )
+    stored = measured.error_of_stored_weights(worst)
+    if stored < bound:
+        groups = groups_of(ModelIndex(measured.model), measured.numbers)
+        error_alone = remembered(lambda ways: measured.error_alone(ways, worst))
+        for divisor in (1, 2, 4):
+            if trial.error <= bound:
+                break
+            share = math.sqrt(bound - stored) * math.sqrt(bound + stored) / divisor
+            choices = widen_for_gradients(
+                groups, measured.numbers, trial.choices, error_alone, share
+            )
+            trial = _keep_finite(measured, choices)
+    if not trial.error <= bound:
+        notes.append(
+            f"a gradient error of {trial.error:.2%} remains, above {bound:.2%}; with "
+            f"all layers in FP32, and weights stored as they are, it is {stored:.2%}"
+        )
+    return replace(trial, notes=trial.notes + notes, fp32_noise=noise)
+
+
+def _ways_of(choices: Mapping[str, Choice]) -> dict[str, str]:
+    return {path: choice.way for path, choice in choices.items()}
+
+
+def _given_fp32(
+    numbers: Mapping[str, LayerNumbers],
+    choices: Mapping[str, Choice],
+    runs: list[Backpropagation],
+) -> list[str]:
+    """Returns the layers of products in FP16 that would multiply in FP32.
+
+    Keras does not cast what an embedding is given.
+    """
+    found: dict[str, None] = {}
+    for call in itertools.chain.from_iterable(each.calls for each in runs):
+        each = numbers.get(call.path)
+        if each is None or each.casts_inputs or not each.has_products:
+            continue
+        is_wide = any(x.dtype.name == "float32" for x in call.inputs)
+        if is_wide and each.path not in choices:
+            found[each.path] = None
+    return [*found]
+
+
+def _widen(
+    numbers: Mapping[str, LayerNumbers],
+    choices: dict[str, Choice],
+    path: str,
+    reason: str,
+) -> bool:
+    """Gives the next way to a layer, or to those inside and around it.
+
+    Returns False where they have no further one.
+    """
+    while path not in numbers and "/" in path:  # to the innermost layer that was called
+        path = path.rpartition("/")[0]
+    if path not in numbers:  # an operation, or the loss: of the last layer
+        path = [*numbers][-1]
+    way = choices[path].way if path in choices else FLOAT16
+    further = next_way(numbers[path], way)
+    if further is not None:
+        raise_way(choices, numbers, path, further, reason)
+        return True
+    near = [
+        each
+        for each in numbers.values()
+        if each.path in numbers[path].around or each.path.startswith(f"{path}/")
+    ]
+    left = [each for each in near if each.path not in choices]
+    for each in left:
+        further = next_way(each, FLOAT16) or FLOAT32
+        raise_way(choices, numbers, each.path, further, reason)
+    return bool(left)
 
 
 def _in_order(
@@ -325,13 +323,3 @@ def _check_losses(runs: list[Backpropagation]) -> None:
                 f"{float(each.loss)}. No precision helps: look at the data, the "
                 "learning rate and the loss."
             )
-
-
-def _in_float64(tensor: Any) -> Any:
-    return ops.convert_to_numpy(tensor).astype(np.float64)
-
-
-def _square(tensor: Any) -> float:
-    """Returns the sum of the squares; inf where a number is not finite."""
-    total = float(np.sum(np.square(_in_float64(tensor))))
-    return total if math.isfinite(total) else math.inf

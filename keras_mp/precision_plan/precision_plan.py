@@ -17,7 +17,8 @@ from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import MODES
 from keras_mp.precision.scope import apply_modes, remove_modes
-from keras_mp.precision_plan.verification import Verification, loss_scale_for
+from keras_mp.precision_plan.measurement import gradient_statistics, largest_loss_scale
+from keras_mp.precision_plan.verification import Verification
 
 _FORMAT = 1
 
@@ -61,6 +62,10 @@ class PrecisionPlan:
             taken as one vector, as it was measured.
         margin: float, by how much other batches may have larger values.
         notes: tuple of str, what the plan could not mend, and why.
+        loss_scale: float, the largest power of two at which no gradient overflowed in
+            FP16; None in a plan that was saved without it.
+        fp32_noise: float, the relative error of the weight gradients that FP32 has by
+            itself, if each weight is rounded anew; None if it was not needed.
 
     Example:
 
@@ -84,6 +89,8 @@ class PrecisionPlan:
     gradient_error: float
     margin: float
     notes: tuple[str, ...] = ()
+    loss_scale: float | None = None
+    fp32_noise: float | None = None
 
     @property
     def ways(self) -> dict[str, str]:
@@ -141,7 +148,7 @@ class PrecisionPlan:
         batch, masters = as_batch(x, y, sample_weight), master_values(model)
         with converted_in_modes(model, {}):
             fp32 = run(model, batch, dtype="float32", masters=masters)
-            scale = loss_scale_for([fp32])
+            scale = self.loss_scale or largest_loss_scale(gradient_statistics([fp32]))
             fp16 = run(model, batch, scale, masters=masters)
         with converted_in_modes(model, self._ways_in(model)):
             planned = run(model, batch, scale, masters=masters)
@@ -192,11 +199,17 @@ class PrecisionPlan:
             float(data["gradient_error"]),
             float(data["margin"]),
             tuple(data["notes"]),
+            data.get("loss_scale"),
+            data.get("fp32_noise"),
         )
 
     def __str__(self) -> str:
         share = f"{self.float16_share:.1%} of the multiply-adds have FP16 inputs"
         error = f"gradient error {self.gradient_error:.2%}"
+        if self.fp32_noise is not None:
+            error += f", of FP32 itself {self.fp32_noise:.2%}"
+        if self.loss_scale is not None:
+            error += f"; loss scale up to {self.loss_scale:g}"
         if not self.layers:
             return f"FP16 throughout; {share}; {error}"
         width = max(len(layer.path) for layer in self.layers)

@@ -22,8 +22,8 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
     overflows, and no loss scale helps. Once `patience` steps in a row were skipped,
     this callback runs `keras_mp.plan_precision` on the next batch, which is trained on
     afterwards. The layers keep at least what a plan has given them before. The new
-    plan is applied, a warning tells what has changed, the loss scale begins anew, and
-    the train function is traced again.
+    plan is applied, a warning tells what has changed, the loss scale begins anew, at
+    most at that of the plan, and the train function is traced again.
 
     Where that plan changes nothing, the streak has to become twice as long before the
     next one is measured. A streak is looked for once in `patience` steps, which waits
@@ -157,7 +157,8 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
             self.plan.apply(model)
             model.make_train_function(force=True)
             scale = model.optimizer.loss_scale
-            scale.assign(model.optimizer.loss_scale_rule.initial_scale)
+            initial = model.optimizer.loss_scale_rule.initial_scale
+            scale.assign(min(initial, self.plan.loss_scale))
         warnings.warn(_message(streak, changed, self.plan), stacklevel=2)
 
 

@@ -1,13 +1,11 @@
 """`Verification`: loss and gradients in FP16, with and without a plan, against FP32."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.numerics import scale_below_overflow
 from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.diagnostics.updates import Difference
 
@@ -77,20 +75,3 @@ def gradients_of(run: Backpropagation) -> Any:
     found = [gradient for _, gradient in run.weight_gradients]
     vectors = [np.ravel(ops.convert_to_numpy(each)) for each in found]
     return np.concatenate([*vectors, np.zeros(0)])
-
-
-def loss_scale_for(runs: list[Backpropagation]) -> float:
-    """Returns the loss scale that the gradients of runs in FP32 ask for.
-
-    The one that `keras_mp.suggest_loss_scale` would choose, at least 1; and 1 where one
-    is not finite.
-    """
-    gradients = [
-        gradient
-        for run in runs
-        for _, gradient in [*run.activation_gradients, *run.weight_gradients]
-    ]
-    largest = max((float(np.max(np.abs(x), initial=0.0)) for x in gradients), default=0)
-    if not 0.0 < largest < math.inf:
-        return 1.0
-    return max(1.0, scale_below_overflow(2.0 * largest))

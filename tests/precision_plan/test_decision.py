@@ -7,6 +7,7 @@ from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 LARGE = 20_000.0  # times the margin of 4 it is beyond 65,504
 FINE = 16_376.0  # times 4 it is 65,504
+SCALED = 2.0**14  # by it gradients are divided
 
 
 def layer(path, around=(), **numbers):
@@ -15,10 +16,6 @@ def layer(path, around=(), **numbers):
 
 def product(path, around=(), **numbers):
     return LayerNumbers(path, around, has_products=True, **numbers)
-
-
-def block(path, around=(), **numbers):
-    return LayerNumbers(path, around, is_block=True, **numbers)
 
 
 # Name of the case: the layers, and the ways of those that leave FP16.
@@ -31,26 +28,33 @@ CASES = {
         {"a": "scaled_float16_products"},
     ),
     "a bias": ([product("a", weights=LARGE)], {"a": "float16_products"}),
-    "a gradient": ([product("a", gradients=LARGE)], {"a": "scaled_float16_products"}),
-    "no products": ([layer("a", outputs=LARGE)], {"a": "float32"}),
-    "the code around": (
-        [product("b/a", ("b",), outputs=LARGE), layer("b/c", ("b",)), block("b")],
-        {"b/a": "float16_products", "b": "float32", "b/c": "float32"},
+    "a gradient that a small loss scale mends": (
+        [product("a", gradients=FINE * SCALED), layer("b", gradients=LARGE)],
+        {},
     ),
-    "products inside": (
-        [product("b/a", ("b",)), block("b", outputs=LARGE)],
+    "a gradient": (
+        [product("a", gradients=LARGE * SCALED), layer("b", gradients=LARGE * SCALED)],
+        {"a": "scaled_float16_products", "b": "float32"},
+    ),
+    "no products": ([layer("a", outputs=LARGE)], {"a": "float32"}),
+    "the code around, and not what is beside": (
+        [product("b/a", ("b",), outputs=LARGE), layer("b/c", ("b",)), layer("b")],
         {"b/a": "float16_products", "b": "float32"},
     ),
-    "blocks inside stay": (
-        [product("b/c/a", ("b/c",)), block("b/c", ("b",)), block("b", outputs=LARGE)],
+    "nothing inside": (
+        [product("b/a", ("b",)), layer("b", outputs=LARGE)],
         {"b": "float32"},
+    ),
+    "the code around that multiplies": (
+        [layer("b/a", ("b",), outputs=LARGE), product("b")],
+        {"b/a": "float32", "b": "float16_products"},
     ),
     "a model around them is no code": (
         [product("a", outputs=LARGE), product("b")],
         {"a": "float16_products"},
     ),
     "both blocks around a shared layer": (
-        [layer("b/a", ("b", "c"), inputs=LARGE), block("b"), block("c")],
+        [layer("b/a", ("b", "c"), inputs=LARGE), layer("b"), layer("c")],
         {"b/a": "float32", "b": "float32", "c": "float32"},
     ),
 }
@@ -59,12 +63,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_ways_that_follow_from_numbers(name):
     numbers, expected = CASES[name]
-    choices = decide(numbers, margin=4.0)
+    choices = decide(numbers, margin=4.0, loss_scale=1 / SCALED)
     assert {path: choice.way for path, choice in choices.items()} == expected
 
 
 def test_a_reason_has_its_number():
-    choices = decide([product("a", outputs=1.5e5, inputs=2.0)], margin=1.0)
+    choices = decide(
+        [product("a", outputs=1.5e5, inputs=2.0)], margin=1.0, loss_scale=1.0
+    )
     assert choices["a"].reason == "outputs up to 1.5e+05"
 
 

@@ -36,8 +36,10 @@ def case(name, *arguments, **options):
 
 
 def planned(model, x, y):
-    """Applies a plan. Returns it, and the model."""
+    """Applies a plan, and begins with its loss scale. Returns it, and the model."""
     plan = keras_mp.plan_precision(model, x, y)
+    scale = model.optimizer.loss_scale
+    scale.assign(min(float(scale), plan.loss_scale))
     return plan, plan.apply(model)
 
 
@@ -93,18 +95,20 @@ def test_other_overflows(name):
 
 
 @pytest.mark.slow
-def test_scores_beyond_fp16_are_as_exact_as_fp16_queries_and_keys_allow():
+def test_scores_beyond_fp16():
+    """Their softmax takes one word: it amplifies the rounding of all layers before.
+
+    After some steps the nearest two words change places, which no plan has measured.
+    """
     x, y = batch("Qwen")
     options = {"change": large_scores}
     reference = compiled("Qwen", 0.0, "float32", **options)
     expected = losses(reference, x, y, eager=True)
     plan, model = planned(compiled("Qwen", 0.0, "mixed_float16", **options), x, y)
-    assert plan.gradient_error <= 0.06 and "a gradient error of" in plan.notes[0]
+    assert plan.gradient_error <= 0.02 and not plan.notes
     found = losses(model, x, y, eager=True)
     assert found[0] == pytest.approx(expected[0], rel=1e-3)
-    # A step in a direction that errs by so much misses as much of the fall of the loss.
-    missed = plan.gradient_error * (expected[0] - expected[1])
-    assert found[1] == pytest.approx(expected[1], abs=missed)
+    assert found[1] == pytest.approx(expected[1], rel=2e-3)
     assert int(model.optimizer.skipped_steps) == 0
 
 

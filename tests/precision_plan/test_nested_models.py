@@ -164,3 +164,36 @@ def test_vitdet_trains_as_in_fp32():
         expected = float(in_fp32.train_on_batch(x, y))
         assert float(model.train_on_batch(x, y)) == pytest.approx(expected, rel=0.01)
     assert int(model.optimizer.skipped_steps) == 0
+
+
+class WithDropout(L.Layer):
+    """Adds large numbers to what its sublayers in FP16 return."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense, self.dropout = L.Dense(16, name="dense"), L.Dropout(0.5, seed=0)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x, training=False):
+        return 1e5 * x + self.dropout(self.dense(x), training=training)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_dropout_in_fp16_inside_code_in_fp32():
+    """Runs of the tools draw its mask in FP32: the code still receives one dtype."""
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((16,))
+    x = L.LayerNormalization(name="norm")(WithDropout(name="own")(inputs))
+    model = keras.Model(inputs, L.Dense(4, name="out")(x))
+    model.compile(keras_mp.wrap("sgd", loss_scale=1.0), "mse", jit_compile=False)
+    plan = keras_mp.plan_precision(model, X, Y)
+    assert plan.ways == {"own": "float32", "norm": "float32"} and not plan.notes
+    plan.apply(model)
+    assert keras_mp.find_overflow(model, X, Y) is None
+    model.fit(X, Y, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0

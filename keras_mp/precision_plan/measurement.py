@@ -1,0 +1,166 @@
+"""`Measurement`: runs of a model on some batches, in FP32 and with layers in modes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_mp.diagnostics.arguments import fp32_value, master_values
+from keras_mp.diagnostics.numerics import scale_below_overflow
+from keras_mp.diagnostics.statistics import TensorStatistics, total
+from keras_mp.diagnostics.subject import Backpropagation, run
+from keras_mp.diagnostics.updates import Difference
+from keras_mp.layers.conversion.trial import converted_in_modes
+from keras_mp.precision.modes import FLOAT32
+from keras_mp.precision_plan.layer_numbers import numbers_of
+from keras_mp.precision_plan.verification import gradients_of
+
+# The smallest that DynamicLossScale falls to by default.
+MIN_LOSS_SCALE = 2.0**-14
+
+
+class Measurement:
+    """Runs a model on batches. Nothing of the model is changed.
+
+    Args:
+        model: `keras.Model`, built and compiled.
+        data: sequence of batches.
+
+    Attributes:
+        model: `keras.Model`.
+        references: list of the `Backpropagation` of each batch in FP32.
+        numbers: dict from path to `LayerNumbers`.
+        smallest_loss_scale: float, from 2**-14 to 1.
+        loss_scale: float, at which `runs` differentiates.
+    """
+
+    def __init__(self, model: Any, data: Sequence[Any]) -> None:
+        self.model = model
+        self._data, self._masters = data, master_values(model)
+        with converted_in_modes(model, {}):  # whose classes tell which have products
+            self.references = [self._run(batch, dtype="float32") for batch in data]
+            self.numbers = numbers_of(model, self.references)
+        gradients = gradient_statistics(self.references)
+        self.smallest_loss_scale = smallest_loss_scale(gradients)
+        self.loss_scale = largest_loss_scale(gradients)
+
+    def runs(self, ways: Mapping[str, str]) -> list[Backpropagation]:
+        """Returns a run of each batch with layers in these ways, by their paths."""
+        with converted_in_modes(self.model, ways):
+            return [self._run(batch, self.loss_scale) for batch in self._data]
+
+    def errors(self, runs: Sequence[Backpropagation]) -> list[float]:
+        """Returns the relative error of all weight gradients, for each batch."""
+        pairs = zip(runs, self.references, strict=True)
+        return [relative_error(*pair) for pair in pairs]
+
+    def lower_loss_scale(self, ways: Mapping[str, str]) -> bool:
+        """Sets the largest loss scale at which all gradients are finite.
+
+        It is divided by 4 until they are, down to the smallest. Returns False, and
+        leaves it, if they are not finite there either.
+        """
+        before, self.loss_scale = self.loss_scale, self.smallest_loss_scale
+        if not self._is_finite(ways):
+            self.loss_scale = before
+            return False
+        scale = before / 4
+        while scale > self.smallest_loss_scale:
+            self.loss_scale = scale
+            if self._is_finite(ways):
+                return True
+            scale /= 4
+        self.loss_scale = self.smallest_loss_scale
+        return True
+
+    def error_alone(self, ways: Mapping[str, str], batch: int) -> float:
+        """Returns the error that layers bring into the gradients of FP32 layers.
+
+        Args:
+            ways: dict from path to way, of layers; all others compute in FP32.
+            batch: int, the number of the batch.
+        """
+        return relative_error(
+            self._in_fp32_but(ways, batch), self._in_fp32_but({}, batch)
+        )
+
+    def error_of_stored_weights(self, batch: int) -> float:
+        """Returns the error with all layers in FP32, from weights stored in FP16."""
+        return relative_error(self._in_fp32_but({}, batch), self.references[batch])
+
+    def fp32_noise(self, batch: int) -> float:
+        """Returns the relative error of the gradients that FP32 has by itself.
+
+        It is the difference to a run in which every weight is multiplied by 1 + 2**-24
+        or 1 - 2**-24, as FP32 may have rounded it.
+        """
+        generator = np.random.default_rng(0)
+        moved = {}
+        for variable in self.model.trainable_variables:
+            value = ops.convert_to_numpy(fp32_value(variable, self._masters))
+            signs = generator.choice([-1.0, 1.0], value.shape)
+            exact = value.astype(np.float64) * (1.0 + signs * 2.0**-24)
+            moved[id(variable)] = exact.astype(np.float32)
+        with converted_in_modes(self.model, {}):
+            found = run(self.model, self._data[batch], dtype="float32", masters=moved)
+        return relative_error(found, self.references[batch])
+
+    def _is_finite(self, ways: Mapping[str, str]) -> bool:
+        return all(map(math.isfinite, self.errors(self.runs(ways))))
+
+    def _in_fp32_but(self, ways: Mapping[str, str], batch: int) -> Backpropagation:
+        modes = dict.fromkeys(self.numbers, FLOAT32) | dict(ways)
+        with converted_in_modes(self.model, modes):
+            return self._run(self._data[batch], self.loss_scale)
+
+    def _run(
+        self, batch: Any, scale: float = 1.0, dtype: str | None = None
+    ) -> Backpropagation:
+        return run(self.model, batch, scale, dtype, self._masters)
+
+
+def relative_error(found: Backpropagation, reference: Backpropagation) -> float:
+    """Returns the relative error of all weight gradients of a run, as one vector."""
+    difference = Difference.between(gradients_of(found), gradients_of(reference))
+    return difference.relative_error
+
+
+def gradient_statistics(runs: Sequence[Backpropagation]) -> TensorStatistics | None:
+    """Returns the statistics of all gradients of runs; None if there are none."""
+    return total(
+        TensorStatistics.of(gradient)
+        for each in runs
+        for _, gradient in [*each.activation_gradients, *each.weight_gradients]
+    )
+
+
+def smallest_loss_scale(gradients: TensorStatistics | None) -> float:
+    """Returns the smallest loss scale with which FP16 keeps gradients.
+
+    It is a power of two from 2**-14 to 1: with it at most 1% of the gradients become 0
+    that do not with 1. One layer with large gradients is not to cost those of all
+    others.
+    """
+    if gradients is None:
+        return 1.0
+    allowed = 0.01 * (gradients.elements - gradients.zeros)
+    for exponent in range(int(math.log2(MIN_LOSS_SCALE)), 0):
+        if gradients.lost_at(exponent) - gradients.lost_at(0) <= allowed:
+            return 2.0**exponent
+    return 1.0
+
+
+def largest_loss_scale(gradients: TensorStatistics | None) -> float:
+    """Returns the largest loss scale that gradients in FP32 allow in FP16.
+
+    The one that `keras_mp.suggest_loss_scale` would choose, at least the smallest; and
+    1 if a gradient is not finite, or all are 0.
+    """
+    if gradients is None or gradients.largest is None:
+        return 1.0
+    if gradients.infinities or gradients.nans:
+        return 1.0
+    scale = scale_below_overflow(2.0 * gradients.largest)
+    return max(smallest_loss_scale(gradients), scale)

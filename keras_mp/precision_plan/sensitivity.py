@@ -1,0 +1,115 @@
+"""The layers whose rounding the gradients do not bear, found by running each alone.
+
+An error that a layer amplifies in its backward pass shows in the gradients of the
+layers before it, and all roundings before it are at fault. So no comparison of tensors
+tells which layer to widen: a run in which it is the only one in FP16 does.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from keras_mp.precision.model_index import LayerEntry, ModelIndex
+from keras_mp.precision.modes import FLOAT16, FLOAT32
+from keras_mp.precision_plan.decision import Choice, next_way
+from keras_mp.precision_plan.layer_numbers import LayerNumbers
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that are tried together.
+
+    Attributes:
+        paths: tuple of their paths.
+        parts: tuple of `Group`, what they are tried in where all together are too much:
+            the own code of a layer, and each layer inside it. Empty for one layer.
+    """
+
+    paths: tuple[str, ...]
+    parts: tuple["Group", ...] = ()
+
+
+def groups_of(index: ModelIndex, numbers: Mapping[str, LayerNumbers]) -> list[Group]:
+    """Returns the groups of a model: one for each outermost layer that is no graph.
+
+    Args:
+        index: of the model.
+        numbers: the `LayerNumbers` by path of the layers that were called.
+    """
+    seen: set[str] = set()
+
+    def groups(entry: LayerEntry) -> list[Group]:
+        if entry.path in seen:
+            return []
+        seen.add(entry.path)
+        own = [Group((entry.path,))] if entry.path in numbers else []
+        if entry.kind == "unit":  # it has one mode with all that is inside
+            return own
+        inner = [group for child in entry.children for group in groups(child)]
+        if entry.kind == "graph" or not inner:
+            return own + inner
+        parts = (*own, *inner)
+        return [Group(tuple(path for part in parts for path in part.paths), parts)]
+
+    root = next(iter(index.values()))
+    return groups(root)
+
+
+def widen_for_gradients(
+    groups: Iterable[Group],
+    numbers: Mapping[str, LayerNumbers],
+    choices: Mapping[str, Choice],
+    error_of: Callable[[Mapping[str, str]], float],
+    tolerance: float,
+) -> dict[str, Choice]:
+    """Returns choices with which the errors of all layers together are tolerable.
+
+    Errors of different layers add as squares. Of n layers each may have an error of
+    `tolerance / (2 sqrt(n))`, which is half of the tolerance for all; k layers that are
+    tried together may have `sqrt(k)` times that.
+
+    Args:
+        groups: those of the model.
+        numbers: dict from path to `LayerNumbers`.
+        choices: dict from path to `Choice`; other layers compute in FP16.
+        error_of: function of a dict from path to way, which returns the relative error
+            of the gradients with these layers in these ways, and all others in FP32.
+        tolerance: float.
+    """
+    found = dict(choices)
+    pending = list(groups)
+    share = tolerance / 2 / math.sqrt(sum(len(group.paths) for group in pending) or 1)
+
+    def way_of(path: str) -> str:
+        return found[path].way if path in found else FLOAT16
+
+    while pending:
+        group = pending.pop(0)
+        ways = {path: way_of(path) for path in group.paths}
+        error = 0.0 if set(ways.values()) == {FLOAT32} else error_of(ways)
+        if error <= share * math.sqrt(len(group.paths)):
+            continue
+        if group.parts:
+            pending[:0] = group.parts
+            continue
+        (path,) = group.paths
+        before, way = ways[path], ways[path]
+        reason = f"gradient error {error:.2%} from {before} in it alone"
+        while not error <= share:
+            way = next_way(numbers[path], way) or FLOAT32
+            error = 0.0 if way == FLOAT32 else error_of({path: way})
+        found[path] = Choice(way, reason)
+    return found
+
+
+def remembered(
+    error_of: Callable[[Mapping[str, str]], float],
+) -> Callable[[Mapping[str, str]], float]:
+    """Returns a function that measures the same ways once."""
+
+    @functools.cache
+    def measure(ways: frozenset[tuple[str, str]]) -> float:
+        return error_of(dict(ways))
+
+    return lambda ways: measure(frozenset(ways.items()))
