@@ -188,7 +188,9 @@ class LossScaleCallback(keras.callbacks.Callback):
             f"{' or '.join(overflows)}. The model's weights are as they were before "
             "these steps. Look for NaN or inf in the data and in the loss; try a lower "
             "learning rate or gradient clipping (global_clipnorm=1.0 on the inner "
-            "optimizer); with a constant loss scale, a smaller one."
+            "optimizer); with a constant loss scale, a smaller one; or train with "
+            "keras_mp.PrecisionPlanCallback(), which gives FP32 to layers that FP16 "
+            "does not suit."
         )
         if self.on_collapse == "raise":
             iterator = keras_internals.kept_iterator(self.model)

@@ -497,7 +497,8 @@ def test_a_collapse_is_raised_with_advice():
     assert "not finite in the last of them: only/kernel" in message or (
         "not finite in the last of them: sequential/only/kernel" in message
     )
-    for advice in ("data", "learning rate", "clipping", "global_clipnorm"):
+    clipping = ("clipping", "global_clipnorm")
+    for advice in ("data", "learning rate", *clipping, "PrecisionPlanCallback"):
         assert advice in message
     assert isinstance(caught.value, RuntimeError)
     assert weight_of(model) == 0.75
