@@ -111,7 +111,7 @@ def _own(_: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _in_float32(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
-    for layer in filter(_is_below_fp32, layers):
+    for layer in filter(is_below_fp32, layers):
         if is_quantized(layer):
             mode, _, _ = _policy_of(layer).name.rpartition("_from_")
             yield layer, f"{mode}_from_float32"
@@ -120,14 +120,14 @@ def _in_float32(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
-    is_fp32 = not any(_is_below_fp32(layer) for layer in layers)
+    is_fp32 = not any(is_below_fp32(layer) for layer in layers)
     changed = "float32" if is_fp32 else "bfloat16"
     for layer in layers:
         if layer.compute_dtype == changed and not is_quantized(layer):
             yield layer, ComputePolicy("float16", layer.variable_dtype)
 
 
-def _is_below_fp32(layer: Any) -> bool:
+def is_below_fp32(layer: Any) -> bool:
     """Tells whether FP32 would make a difference to what a layer computes."""
     is_of_products = isinstance(_policy_of(layer), Float16ProductsPolicy)
     return is_half(layer.compute_dtype) or is_of_products

@@ -1,7 +1,13 @@
 """How many multiply-adds the products of a model make, and how many of them in FP16."""
 
+import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from keras_mp.diagnostics.precision import is_below_fp32
+from keras_mp.precision.model_index import ModelIndex
 
 # What changes no number of its first input.
 _MOVES = frozenset(
@@ -17,7 +23,8 @@ def float16_share(model: Any, x: Any) -> float:
     """Returns the share of multiply-adds in the forward pass whose inputs are FP16.
 
     The graph of the model is traced and its matrix products are counted: those of
-    layers, and those in the code of layers; but not those in loops over time.
+    layers, and those in the code of layers; but not those in loops over time. A layer
+    in FP32 multiplies in FP32, whatever its inputs were before.
 
     Args:
         model: `keras.Model`, built.
@@ -28,12 +35,57 @@ def float16_share(model: Any, x: Any) -> float:
     """
     import tensorflow as tf
 
-    traced = tf.function(lambda: model(x, training=True), autograph=False)
+    with _calls_of(model) as calls:
+        traced = tf.function(lambda: model(x, training=True), autograph=False)
+        operations = traced.get_concrete_function().graph.get_operations()
+    in_fp32 = [False] * len(operations)
+    for begin, end, layer in sorted(calls, key=lambda call: call[0]):  # inner ones last
+        is_fp32 = layer.compute_dtype == "float32" and not is_below_fp32(layer)
+        in_fp32[begin:end] = [is_fp32] * (end - begin)
     counts = {True: 0, False: 0}
-    for operation in traced.get_concrete_function().graph.get_operations():
-        counts[_is_in_fp16(operation)] += _multiply_adds(operation)
+    for operation, is_fp32 in zip(operations, in_fp32, strict=True):
+        if count := _multiply_adds(operation):
+            factor = operation.inputs[0]
+            is_fp16 = factor.dtype.name == "float16"
+            counts[is_fp16 if is_fp32 else _casts_from_fp16(factor)] += count
     total = sum(counts.values())
     return counts[True] / total if total else 1.0
+
+
+@contextmanager
+def _calls_of(model: Any) -> Iterator[list[tuple[int, int, Any]]]:
+    """Lists the calls of layers that are traced inside a `with` block.
+
+    Each with the number of operations in the graph before and after it, and the layer.
+    """
+    import tensorflow as tf
+
+    calls: list[tuple[int, int, Any]] = []
+    layers = [e.layer for e in ModelIndex(model).values() if e.kind != "input"]
+    before = [(layer, vars(layer).get("call")) for layer in layers]
+
+    def listed(layer: Any) -> Any:
+        call = layer.call
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            begin = len(graph.get_operations())
+            outputs = call(*args, **kwargs)
+            calls.append((begin, len(graph.get_operations()), layer))
+            return outputs
+
+        return run
+
+    try:
+        for layer in layers:
+            vars(layer)["call"] = listed(layer)
+        yield calls
+    finally:
+        for layer, call in before:
+            vars(layer).pop("call", None)
+            if call is not None:
+                vars(layer)["call"] = call
 
 
 def _multiply_adds(operation: Any) -> int:
@@ -84,11 +136,8 @@ def _of_attention(operation: Any) -> int:
     return _elements(query[:3]) * (key[1] or 1) * of_a_pair
 
 
-def _is_in_fp16(operation: Any) -> bool:
-    """Tells whether the first factor of a product has only FP16 numbers."""
-    if not operation.inputs:
-        return False
-    tensor = operation.inputs[0]
+def _casts_from_fp16(tensor: Any) -> bool:
+    """Tells whether a factor is FP16, or was cast from FP16 and not changed since."""
     while tensor.dtype.name != "float16":
         maker = tensor.op
         if maker.type not in {*_MOVES, "Cast"} or not maker.inputs:

@@ -14,6 +14,7 @@ from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.subject import run
 from keras_mp.layers.conversion.convert import convert_layers
 from keras_mp.layers.conversion.trial import converted_in_modes
+from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import MODES
 from keras_mp.precision.scope import apply_modes, remove_modes
@@ -102,7 +103,8 @@ class PrecisionPlan:
 
         The model is converted as by `keras_mp.convert`; then the listed layers get
         other dtype policies, and a layer inside another one returns values in the
-        precision of that. Weights, names and the state of the optimizer stay. Where no
+        precision of that. Weights, names and the state of the optimizer stay, except
+        for a dynamic loss scale above `loss_scale`: it is lowered to that. Where no
         layer has a 16-bit policy, the other layers get `mixed_float16`. A plan that was
         applied before is forgotten; `keras_mp.to_keras` does that, too.
 
@@ -124,6 +126,10 @@ class PrecisionPlan:
         # What it leaves in FP16 was measured with the plan, and need not be told of.
         convert_layers(model)
         apply_modes(index, ways)
+        optimizer = getattr(model, "optimizer", None)
+        if isinstance(optimizer, FP32MasterOptimizer) and self.loss_scale is not None:
+            scale, lowest = optimizer.loss_scale, optimizer.loss_scale_rule.min_scale
+            scale.assign(max(lowest, min(float(scale), self.loss_scale)))
         return model
 
     def verify(

@@ -154,11 +154,10 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
             ) from error
         changed = [x for x in self.plan.layers if applied.get(x.path) != x.way]
         if changed:
+            optimizer = model.optimizer
+            optimizer.loss_scale.assign(optimizer.loss_scale_rule.initial_scale)
             self.plan.apply(model)
             model.make_train_function(force=True)
-            scale = model.optimizer.loss_scale
-            initial = model.optimizer.loss_scale_rule.initial_scale
-            scale.assign(min(initial, self.plan.loss_scale))
         warnings.warn(_message(streak, changed, self.plan), stacklevel=2)
 
 

@@ -67,6 +67,23 @@ def test_a_loss_scale_below_1():
     assert plan.gradient_error <= 0.02
 
 
+RULES = {
+    "dynamic": ("dynamic", 2.0**-4),
+    "dynamic, of a floor": (keras_mp.DynamicLossScale(min_scale=0.5), 0.5),
+    "dynamic, below": (keras_mp.DynamicLossScale(2.0**-6), 2.0**-6),
+    "constant": (128.0, 128.0),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_apply_lowers_a_dynamic_loss_scale(name):
+    rule, expected = RULES[name]
+    model = with_large_gradients(1.0)
+    model.compile(keras_mp.wrap("sgd", loss_scale=rule), "mse")
+    keras_mp.PrecisionPlan((), 1.0, 0.0, 4.0, (), 2.0**-4).apply(model)
+    assert float(model.optimizer.loss_scale) == expected
+
+
 def gradients(*magnitudes):
     return TensorStatistics.of(tf.constant(magnitudes, "float32"))
 

@@ -23,8 +23,9 @@ pytest.importorskip("keras_hub", reason="needs keras-hub")
 TRACED = ("Llama", "T5", "Gemma3", "GPT2", "OPT", "Bloom")
 # The products in the code of their attention, which is FP32, are FP32: T5's since it
 # adds -1e9 where a word is masked, DeBERTa's since its output has the outliers. Of them
-# are 9% and 15% of the multiply-adds of so small a model.
-SHARES = {"T5": 0.91, "DebertaV3": 0.84}
+# are 9% and 15% of the multiply-adds of so small a model. Whisper's second convolution
+# returns the outliers, and has no kernel with FP16 inputs and FP32 results.
+SHARES = {"T5": 0.91, "DebertaV3": 0.84, "Whisper": 0.94}
 # In FP16 it has a loss of NaN without outliers, too.
 NEVER_FINITE = ("T5",)
 
@@ -36,10 +37,8 @@ def case(name, *arguments, **options):
 
 
 def planned(model, x, y):
-    """Applies a plan, and begins with its loss scale. Returns it, and the model."""
+    """Applies a plan. Returns it, and the model."""
     plan = keras_mp.plan_precision(model, x, y)
-    scale = model.optimizer.loss_scale
-    scale.assign(min(float(scale), plan.loss_scale))
     return plan, plan.apply(model)
 
 

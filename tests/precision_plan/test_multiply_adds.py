@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_mp import layers
+from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision_plan.multiply_adds import float16_share
 
 
@@ -22,3 +23,50 @@ def test_those_of_an_attention(one_pass, monkeypatch):
     expected = in_fp16 / (in_fp16 + 5 * 4 * 2)
     found = float16_share(model, [numbers.astype("float16"), numbers.astype("float32")])
     assert found == pytest.approx(expected)
+
+
+class Code(keras.layers.Layer):
+    """Multiplies what its sublayer returns by itself: 5 x 5 x 3 multiply-adds."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(3, name="dense")  # 5 x 4 x 3
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        y = self.dense(x)
+        return keras.ops.matmul(y, keras.ops.transpose(y, (0, 2, 1)))
+
+    def compute_output_shape(self, shape):
+        return (*shape[:2], shape[1])
+
+
+CODE, DENSE = 5 * 5 * 3, 5 * 4 * 3
+# Name of the case: the modes of layers, and the multiply-adds in FP16.
+MODES = {
+    "all": ({}, CODE + DENSE),
+    "FP32 code multiplies in FP32 what was FP16": ({"code": "float32"}, DENSE),
+    "an FP32 layer, too": ({"code/dense": "float32"}, CODE),
+    "products in FP16": ({"code/dense": "float16_products"}, CODE + DENSE),
+    "products in FP16 inside of FP32 code": (
+        {"code": "float32", "code/dense": "float16_products"},
+        DENSE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_those_of_the_code_of_a_layer(name):
+    modes, expected = MODES[name]
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((5, 4))
+    model = keras.Model(inputs, Code(name="code")(inputs))
+    before = [vars(layer).copy() for layer in model._flatten_layers()]
+    with converted_in_modes(model, modes):
+        found = float16_share(model, np.ones((1, 5, 4), "float32"))
+    assert found == pytest.approx(expected / (CODE + DENSE))
+    for layer, attributes in zip(model._flatten_layers(), before, strict=True):
+        assert vars(layer).keys() == attributes.keys()
