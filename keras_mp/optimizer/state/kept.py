@@ -20,6 +20,16 @@ class Kept:
     averages: list[Any] = field(default_factory=list)
     sums: list[Any] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, optimizer: Any) -> "Kept":
+        """Returns what an optimizer that was built on all masters has made itself."""
+        averages, sums = [], []
+        if optimizer.use_ema:
+            averages = list(keras_internals.moving_averages(optimizer))
+        if optimizer.gradient_accumulation_steps:
+            sums = list(keras_internals.accumulated_gradients(optimizer))
+        return cls(averages, sums)
+
     @property
     def variables(self) -> list[Any]:
         """All of them."""

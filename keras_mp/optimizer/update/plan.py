@@ -8,6 +8,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.update.fused import FusedUpdate, chosen, fused_part
 from keras_mp.optimizer.update.fused_rules import (
@@ -55,6 +56,12 @@ def plan(
     if master_weights.are_compressed:
         step = (gradients, masters, scale, replicas, run)
         return _of_compressed_state(optimizer, master_weights, *step)
+    if replicas == 1 and has_options_around(optimizer):
+        update = _with_options(
+            optimizer, master_weights, gradients, masters, scale, run
+        )
+        if update is not None:
+            return [update]
     rule = rule_of_some(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
@@ -70,6 +77,33 @@ def plan(
 
     whole = (optimizer, rule, master_weights, gradients, masters, scale)
     return _divided(*whole, fused, by_the_optimizer)
+
+
+def _with_options(
+    optimizer: Any,
+    master_weights: MasterWeights,
+    gradients: Sequence[Any],
+    masters: Sequence[Any],
+    scale: Any,
+    run: Runner,
+) -> RuleWithOptions | None:
+    """Returns the update of FP32 masters by the kernel, with options around its rule.
+
+    None if the kernel does not take all variables: Keras updates them then.
+    """
+    rule = rule_of(optimizer, AROUND_A_RULE)
+    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    if rule is None or len(fused) < sum(gradient is not None for gradient in gradients):
+        return None
+    kept = Kept.of(optimizer)
+    if any(variable is None for variable in kept.variables):
+        return None
+    gradients, masters = keras_internals.without_missing_gradients(
+        optimizer, gradients, masters
+    )
+    return RuleWithOptions(
+        optimizer, master_weights, gradients, masters, scale, 1, run, rule, kept
+    )
 
 
 def _of_compressed_state(
@@ -108,8 +142,13 @@ def _of_compressed_state(
             )
     rest = (scale, replicas, run, rule)
     if has_options_around(optimizer) or clips_rows(optimizer, gradients):
-        check_what_is_kept(optimizer, master_weights)
-        return [RuleWithOptions(optimizer, master_weights, gradients, masters, *rest)]
+        kept = master_weights.kept
+        check_what_is_kept(optimizer, kept)
+        return [
+            RuleWithOptions(
+                optimizer, master_weights, gradients, masters, *rest, kept=kept
+            )
+        ]
     gradients = with_dense_rows(optimizer, rule, gradients)
 
     def in_plain_operations(gradients: list[Any], masters: list[Any]) -> StoredUpdate:

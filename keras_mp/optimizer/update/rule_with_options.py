@@ -1,4 +1,4 @@
-"""The update of compressed state with options that Keras implements around any rule."""
+"""A kernel's update with options that Keras implements around any optimizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.update.fused import (
     FusedUpdate,
     chosen,
@@ -39,18 +39,15 @@ def clips_rows(optimizer: Any, gradients: Sequence[Any]) -> bool:
     return bool(clips) and any(backend.is_sparse(gradient) for gradient in gradients)
 
 
-def check_what_is_kept(optimizer: Any, master_weights: MasterWeights) -> None:
+def check_what_is_kept(optimizer: Any, kept: Kept) -> None:
     """Refuses an option that was set after the optimizer was built.
 
     Raises:
         ValueError: there is no average, or no sum of gradients, to update.
     """
-    needed = {
-        "use_ema": master_weights.kept.averages,
-        "gradient_accumulation_steps": master_weights.kept.sums,
-    }
-    for name, kept in needed.items():
-        if getattr(optimizer, name) and not kept:
+    needed = {"use_ema": kept.averages, "gradient_accumulation_steps": kept.sums}
+    for name, variables in needed.items():
+        if getattr(optimizer, name) and not variables:
             raise ValueError(
                 "An optimizer makes the variables that an option needs when it is "
                 f"built. Received: {name}={getattr(optimizer, name)!r}, set after "
@@ -75,9 +72,11 @@ class RuleWithOptions(UnscaledUpdate):
 
     Attributes:
         rule: the `FusedRule` of the optimizer.
+        kept: `Kept` of all masters.
     """
 
     rule: FusedRule
+    kept: Kept
 
     def _update(self, gradients: Sequence[Any]) -> None:
         if self.optimizer.gradient_accumulation_steps:
@@ -93,7 +92,7 @@ class RuleWithOptions(UnscaledUpdate):
         steps = self.optimizer.gradient_accumulation_steps
         calls = keras_internals.applied_steps(self.optimizer) + 1
         is_last = ops.equal(calls % steps, 0)
-        sums = self.master_weights.kept.sums
+        sums = self.kept.sums
         own = [sums[self.master_weights.position(master)] for master in self.masters]
         gradients = [
             ops.cast(gradient, total.dtype)
@@ -182,5 +181,5 @@ class RuleWithOptions(UnscaledUpdate):
 
     @property
     def _masters_and_averages(self) -> list[tuple[Any, Any]]:
-        averages = self.master_weights.kept.averages
+        averages = self.kept.averages
         return list(zip(self.master_weights.all, averages, strict=True))

@@ -61,11 +61,14 @@ FUSED = {
 NOT_FUSED = {
     "subclass": lambda: MySGD(0.1),
     "ftrl_of_another_power": lambda: optimizers.Ftrl(0.1, learning_rate_power=-0.75),
-    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "weight-decay-of-a-tensor": lambda: optimizers.Adam(
         0.1, weight_decay=tf.constant(0.1)
     ),
     "step-of-an-instance": lambda: with_step_of_its_own(optimizers.SGD(0.1)),
+}
+# With options around any rule: gradients are un-scaled before the kernel.
+AROUND = {
+    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "ema": lambda: optimizers.SGD(0.1, use_ema=True),
     "accumulation": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
 }
@@ -93,7 +96,7 @@ def parts(optimizer, weights, gradients):
     ops = ops_of_a_step(optimizer, weights, gradients)
     names = {
         "KerasMp>UpdateVariables": "fused",
-        "KerasMp>UnscaleGradients": "inner",
+        "KerasMp>UnscaleGradients": "inner",  # or un-scaled for an option
     }
     found = [names[op] for op in ops if op in names]
     assert len(found) == len(set(found))
@@ -119,6 +122,18 @@ def test_the_optimizers_that_are_fused(name):
     assert parts(optimizer, weights, ones_like(weights)) == expected
 
 
+@pytest.mark.parametrize("name", AROUND)
+def test_options_around_a_rule_leave_it_to_the_kernel(name):
+    optimizer, weights = wrapped(AROUND[name])
+    expected = {"fused", "inner"}
+    assert parts(optimizer, weights, ones_like(weights)) == expected
+    # Keras updates all variables, if the kernel does not take one of them.
+    optimizer, weights = wrapped(AROUND[name])
+    weights[0].constraint = keras.constraints.NonNeg()
+    optimizer._master_weights.all[0].constraint = weights[0].constraint
+    assert parts(optimizer, weights, ones_like(weights)) == {"inner"}
+
+
 @pytest.mark.skipif(KERAS < (3, 13), reason="needs Keras 3.13")
 @pytest.mark.parametrize(
     ("shapes", "expected"),
@@ -141,21 +156,19 @@ class LaterAdam(optimizers.Adam):
         self.cautious = cautious
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"cautious": False}, {"fused"}),
-        ({"cautious": True}, {"inner"}),
-        # Options of the base class that only its own constructor names.
-        ({"amsgrad": True}, {"fused"}),
-        ({"use_ema": True}, {"inner"}),
-        ({"gradient_accumulation_steps": 2}, {"inner"}),
-    ],
-    ids=str,
-)
-def test_an_option_that_is_not_known_is_left_to_the_optimizer(
-    options, expected, monkeypatch
-):
+LATER_OPTIONS = {
+    "its own, not used": ({"cautious": False}, {"fused"}),
+    "its own": ({"cautious": True}, {"inner"}),
+    # Options of the base class that only its own constructor names.
+    "amsgrad": ({"amsgrad": True}, {"fused"}),
+    "use_ema": ({"use_ema": True}, {"fused", "inner"}),
+    "accumulation": ({"gradient_accumulation_steps": 2}, {"fused", "inner"}),
+}
+
+
+@pytest.mark.parametrize("name", LATER_OPTIONS)
+def test_an_option_that_is_not_known_is_left_to_the_optimizer(name, monkeypatch):
+    options, expected = LATER_OPTIONS[name]
     known = fused_rules._KNOWN[optimizers.Adam]
     monkeypatch.setitem(fused_rules._KNOWN, LaterAdam, known)
     optimizer, weights = wrapped(lambda: LaterAdam(0.1, **options))
