@@ -1,7 +1,9 @@
 """What an optimizer saves and loads: FP32 masters and slots, however it stores them.
 
-So a file that was saved with one form is loaded into any other. Keras's files have the
-variables of an optimizer as a list without names: shapes tell what they are.
+So a file that was saved with one form is loaded into any other. It has a master for
+every weight if any weight is stored in 16 bits: a weight in FP32 is its own. So a file
+also fits if other weights are stored in 16 bits. Keras's files have the variables of an
+optimizer as a list without names: shapes tell what they are.
 """
 
 import warnings
@@ -13,13 +15,11 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.dtypes import HALVES
 from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.rounding import differs
 from keras_mp.optimizer.state.kept import create_kept
-from keras_mp.optimizer.state.masters import (
-    RemainderMaster,
-    WeightAsMaster,
-    reference_of,
-)
+from keras_mp.optimizer.state.masters import StoredMaster, reference_of
 from keras_mp.optimizer.state.slots import EightBitSlot
 from keras_mp.optimizer.update.fused_rules import (
     AROUND_A_RULE,
@@ -52,12 +52,15 @@ class SavedState:
 
     Attributes:
         scaling: of the loss scale and the counters of steps.
-        masters: of the masters.
+        masters: of the masters of all weights; empty if none is stored in 16 bits.
+        masters_of_halves: those of weights stored in 16 bits, which a file of an
+            earlier version has alone.
         inner: of the inner optimizer.
     """
 
     scaling: list[Saved]
     masters: list[Saved]
+    masters_of_halves: list[Saved]
     inner: list[Saved]
 
     @property
@@ -86,8 +89,10 @@ class SavedState:
         scaling, masters = rest[:count], rest[count:]
         if _fit(self.scaling, scaling):
             found.append((self.scaling, scaling))
-            if _fit(self.masters, masters):
-                found.append((self.masters, masters))
+            for known in (self.masters, self.masters_of_halves):
+                if _fit(known, masters):
+                    found.append((known, masters))
+                    break
         else:
             warnings.warn(
                 f"The file is of an optimizer without keras_mp.wrap. "
@@ -135,31 +140,26 @@ def saved_state(
         optimizer: the inner optimizer.
         master_weights: `MasterWeights`.
     """
-    parts = {id(part) for part in master_weights.slot_variables}
-    remainders = {
-        id(master.remainder): master
-        for master in master_weights.stored
-        if isinstance(master, RemainderMaster)
-    }
+    of_masters = {id(variable) for variable in master_weights.own_variables}
+    scaling = [_of(each) for each in own if id(each) not in of_masters]
+    masters, masters_of_halves = [], []
     in_fp32 = {id(master) for _, master in master_weights.pairs}
-    scaling, masters = [], []
-    for each in own:
-        if id(each) in remainders:
-            masters.append(_of_master(remainders[id(each)]))
-        elif id(each) in in_fp32:
-            masters.append(_of(each))
-        elif id(each) not in parts:
-            scaling.append(_of(each))
-    masters += [
-        _of_master(each)
-        for each in master_weights.stored
-        if isinstance(each, WeightAsMaster)
-    ]
+    for master in {id(master): master for master in master_weights.all}.values():
+        if isinstance(master, StoredMaster):
+            masters_of_halves.append(_of_master(master))
+        elif id(master) in in_fp32:
+            masters_of_halves.append(_of(master))
+        else:
+            masters.append(_of_weight(master, master_weights.rounding))
+            continue
+        masters.append(masters_of_halves[-1])
+    if not masters_of_halves:
+        masters = []
     if master_weights.slots:
         inner = _of_inner(optimizer, master_weights)
     else:
         inner = [_of(each) for each in optimizer.variables]
-    return SavedState(scaling, masters, inner)
+    return SavedState(scaling, masters, masters_of_halves, inner)
 
 
 def _fit(entries: list[Saved], values: list[Any]) -> bool:
@@ -182,7 +182,26 @@ def _of(variable: Any) -> Saved:
     )
 
 
-def _of_master(master: RemainderMaster | WeightAsMaster) -> Saved:
+def _of_weight(weight: Any, rounding: str) -> Saved:
+    """Returns the entry of a weight that is its own master.
+
+    In the model that was saved it may have been stored in 16 bits. Then the weight was
+    loaded as these, and takes the master that it is a rounding of.
+    """
+
+    def assign(value: Any) -> None:
+        master, loaded = (ops.convert_to_tensor(x, "float32") for x in (value, weight))
+        for dtype in HALVES:
+            half = ops.cast(loaded, dtype)
+            is_exact = ops.all(ops.cast(half, "float32") == loaded)
+            if is_exact and not ops.any(differs(half, master, rounding)):
+                weight.assign(master)
+                return
+
+    return _of(weight)._replace(assign=assign)
+
+
+def _of_master(master: StoredMaster) -> Saved:
     return _of(master)._replace(read=lambda: master.value, assign=master.load)
 
 
