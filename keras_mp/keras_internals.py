@@ -72,6 +72,59 @@ def add_to_variables(optimizer: Any, variable: Any) -> None:
     optimizer._track_variable(variable)
 
 
+def remove_from_variables(optimizer: Any, variable: Any) -> None:
+    """Removes a variable from `optimizer.variables`, and so from files.
+
+    `Optimizer._variables` and `_tracker`: a new list, since TensorFlow saves no
+    checkpoint of an object that a list has lost an element of.
+    """
+    tracker = optimizer._tracker
+    rest = [each for each in optimizer._variables if each is not variable]
+    with untracked(optimizer):
+        optimizer._variables = rest
+    is_variable, _ = tracker.config["variables"]
+    tracker.config["variables"] = (is_variable, optimizer._variables)
+    tracker.stored_ids["variables"].discard(id(variable))
+
+
+def exchange_variable(optimizer: Any, old: Any, new: Any) -> None:
+    """Has a built optimizer update another variable, with the slots of a known one.
+
+    Does nothing if `old` is not known. The exclusion from weight decay moves along.
+    `Optimizer._trainable_variables` and what `build` makes of it,
+    `_trainable_variables_indices` and `_var_to_optimizer_idx` of a `MultiOptimizer`:
+    `build`, which is public, makes new slots.
+    """
+    old_key, new_key = optimizer._var_key(old), optimizer._var_key(new)
+    if old_key not in optimizer._trainable_variables_indices:
+        return
+    excludes = not uses_weight_decay(optimizer, old)
+    indices = optimizer._trainable_variables_indices
+    indices[new_key] = indices.pop(old_key)
+    if "_var_to_optimizer_idx" in vars(optimizer):
+        owners = optimizer._var_to_optimizer_idx
+        owners[new_key] = owners.pop(old_key)
+    variables = list(optimizer._trainable_variables)
+    variables[variable_index(optimizer, new)] = new
+    with untracked(optimizer):
+        optimizer._trainable_variables = variables
+    if excludes:
+        add_to_weight_decay_exclusions(optimizer, new)
+
+
+@contextmanager
+def untracked(optimizer: Any) -> Iterator[None]:
+    """Has Keras not take what an attribute is set to for state, in a `with` block.
+
+    `Optimizer._tracker`.
+    """
+    tracker = vars(optimizer).pop("_tracker")
+    try:
+        yield
+    finally:
+        vars(optimizer)["_tracker"] = tracker
+
+
 def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built with, `[]` before that.
 

@@ -146,6 +146,49 @@ def test_add_to_variables(variables):
     ]
 
 
+@contract(keras_internals.untracked)
+def test_untracked(variables):
+    optimizer = optimizers.SGD()
+    before = [id(v) for v in optimizer.variables]
+    with keras_internals.untracked(optimizer):
+        optimizer.list = variables
+    assert [id(v) for v in optimizer.variables] == before
+    optimizer.list = list(variables)
+    assert len(optimizer.variables) == len(before) + len(variables)
+
+
+@contract(keras_internals.remove_from_variables)
+def test_remove_from_variables(variables, tmp_path):
+    optimizer = optimizers.SGD(momentum=0.9)
+    optimizer.build(variables)
+    first, *rest = optimizer.variables
+    keras_internals.remove_from_variables(optimizer, first)
+    assert [id(v) for v in optimizer.variables] == [id(v) for v in rest]
+    tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "checkpoint")
+    keras_internals.add_to_variables(optimizer, first)
+    assert optimizer.variables[-1] is first
+
+
+@contract(keras_internals.exchange_variable)
+def test_exchange_variable(variables, tmp_path):
+    new = keras.Variable(np.ones(variables[0].shape), name="new")
+    optimizer = optimizers.SGD(1.0, momentum=0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=variables[:1])
+    optimizer.build(variables)
+    optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    state = [id(v) for v in optimizer.variables]
+    keras_internals.exchange_variable(optimizer, variables[0], new)
+    assert [id(v) for v in optimizer.variables] == state
+    now = [new, *variables[1:]]
+    found = keras_internals.trainable_variables(optimizer)
+    assert [id(v) for v in found] == [id(v) for v in now]
+    before = variables[0].numpy()
+    optimizer.apply([tf.zeros(v.shape) for v in now], now)
+    # 1 + 0.5 x -1, by the momentum of the step before, and without decay
+    assert np.all(new.numpy() == 0.5) and np.all(variables[0].numpy() == before)
+    tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "checkpoint")
+
+
 @contract(keras_internals.trainable_variables)
 def test_trainable_variables(variables):
     optimizer = optimizers.SGD()

@@ -220,6 +220,25 @@ class MasterWeights:
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
         return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
 
+    def exchanged(
+        self, variables: list[Any], new: Mapping[int, Any]
+    ) -> "MasterWeights":
+        """Returns the same with FP32 variables in place of some masters.
+
+        Args:
+            variables: list of all trainable variables, these among them.
+            new: dict from the `id` of a master to the variable.
+        """
+        masters = [new.get(id(master), master) for master in self.all]
+        slots = {
+            id(new[key]) if key in new else key: of_one
+            for key, of_one in self.slots.items()
+        }
+        fixed = (self.rounding, self.seed, self.strategy)
+        changed = MasterWeights(variables, masters, *fixed, slots)
+        changed.kept, changed._has_values = self.kept, self._has_values
+        return changed
+
     def initialize(self) -> None:
         """Copies the weights into the masters, once, when the weights have values."""
         weights = [weight for weight, _ in self.pairs]

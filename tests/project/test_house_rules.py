@@ -65,8 +65,10 @@ MAY_IMPORT = {
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
 MAY_IMPORT["keras_mp.optimizer.backend"].append("keras_mp.ops.kernels.dispatch")
-# What goes through every layer of a model goes through its regularizers.
+# What goes through every layer of a model goes through its regularizers, and has the
+# optimizer exchange the weights that it replaces.
 MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.regularizers")
+MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.optimizer.weight_exchange")
 # Diagnostics look at models and optimizers alike, and neither knows of them.
 MAY_IMPORT["keras_mp.diagnostics"] = [
     f"keras_mp.{name}"

@@ -24,6 +24,7 @@ from keras_mp.layers.conversion.counterparts import (
 from keras_mp.layers.conversion.wider_inputs import wider_inputs
 from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
 from keras_mp.layers.precision import FP32Weights
+from keras_mp.optimizer.weight_exchange import can_exchange_weights, exchange_weights
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.scope import remove_modes
 from keras_mp.regularizers import regularize_layers, restore_regularizers
@@ -69,7 +70,8 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     Raises:
         TypeError: `model` is not a layer.
         ValueError: the 16-bit weights of a normalization must be replaced, but an
-            optimizer already has state for them.
+            optimizer that is not wrapped, or one on several replicas, already has
+            state for them.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -118,14 +120,17 @@ def convert_layers(model: keras.Layer) -> None:
         for layer, cls in changes
         if issubclass(cls, FP32Weights) and (halves := _half_weights(layer))
     ]
+    optimizers = []
     if any(half.trainable for _, halves in replaced for half in halves):
-        _check_optimizers(layers)
+        optimizers = _optimizers_with_state(layers)
     for layer, cls in changes:
         change_class(layer, cls)
     for layer, halves in replaced:
         if isinstance(layer, keras.layers.Normalization):
             _warn_of_rounded_statistics(layer)
-        _store_in_fp32(layer, halves)
+        new = _store_in_fp32(layer, halves)
+        for optimizer in optimizers:
+            exchange_weights(optimizer, new)
     for layer, dtype in wider_inputs(model):
         keras_internals.set_input_dtype(layer, dtype)
     regularize_layers(ModelIndex(model).layers)
@@ -230,16 +235,27 @@ def _half_weights(layer: Any) -> list[Any]:
     ]
 
 
-def _check_optimizers(layers: list[Any]) -> None:
+def _optimizers_with_state(layers: list[Any]) -> list[Any]:
+    """Returns the built optimizers of models, which can exchange their weights.
+
+    Raises:
+        ValueError: one cannot.
+    """
+    found = {}
     for layer in layers:
         for name, value in _attribute_values(layer):
-            if isinstance(value, keras.optimizers.Optimizer) and value.built:
+            if not isinstance(value, keras.optimizers.Optimizer) or not value.built:
+                continue
+            if not can_exchange_weights(value):
                 raise ValueError(
-                    "Normalizations of a 16-bit policy get FP32 weights, for which "
-                    "an optimizer that is built has no state. Received: "
-                    f"{layer.name!r}, whose {name!r} is built. Convert before the "
-                    "first step; or `compile` with a new optimizer, then convert."
+                    "Normalizations of a 16-bit policy get FP32 weights. A wrapped "
+                    "optimizer that is built gives them its state, on one replica. "
+                    f"Received: {layer.name!r}, whose {name!r} is a built "
+                    f"{type(value).__name__}. Convert before the first step; or "
+                    "`compile` with a new optimizer, then convert."
                 )
+            found[id(value)] = value
+    return list(found.values())
 
 
 def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -264,8 +280,13 @@ def _warn_of_rounded_statistics(layer: keras.layers.Normalization) -> None:
         )
 
 
-def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
-    """Replaces 16-bit weights of a layer by FP32 copies at the same positions."""
+def _store_in_fp32(layer: Any, halves: list[Any]) -> dict[int, Any]:
+    """Replaces 16-bit weights of a layer by FP32 copies at the same positions.
+
+    Returns:
+        Dict from the `id` of a weight to its copy.
+    """
+    copies = {}
     own = keras_internals.own_variables(layer)
     with keras_internals.unlocked(layer):
         for old, _ in own:
@@ -278,10 +299,12 @@ def _store_in_fp32(layer: Any, halves: list[Any]) -> None:
             new.trainable = is_trained
             keras_internals.add_variable(layer, new)
             if is_half:
+                copies[id(old)] = new
                 names = [name for name, value in vars(layer).items() if value is old]
                 for name in names:
                     setattr(layer, name, new)
             new.trainable = old.trainable
+    return copies
 
 
 def _fp32_copy(old: Any) -> Any:
