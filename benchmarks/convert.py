@@ -163,7 +163,9 @@ def row(name, rounds):
             for y, exact in zip(outputs[version], outputs["FP32"], strict=True)
         )
 
-    left = ", ".join(sorted({f"`{cls}`" for cls, _ in report.left})) or "nothing"
+    left = (
+        ", ".join(sorted({f"`{cls}`" for cls, _ in report.not_converted})) or "nothing"
+    )
     return (
         f"| {name} | {sum(report.converted.values())} | {left} | "
         f"{error('Keras'):.1e} | {error('ours'):.1e} | {times['FP32']:.0f} | "

@@ -3,7 +3,7 @@
 `python benchmarks/plan.py` prints a Markdown table: a small Llama and a small T5 of
 keras-hub and a convolutional network, each with a residual stream that reaches 40,000
 in two channels, in FP32, in FP16, with the plan that `plan_precision` makes, and with
-`Float16ProductsPolicy`. A step is `train_on_batch` of the compiled model outside of
+`Float16MatmulPolicy`. A step is `train_on_batch` of the compiled model outside of
 XLA, its time the median of many; in each round the variants step one after the other,
 so that what else the machine does slows all of them. Held are the bytes between the
 forward and the backward pass of a graph, as held_bytes.py counts them. Names as
@@ -31,15 +31,15 @@ import keras_mp
 OUTLIER = 4e4
 WORDS, WIDTH, LENGTH, BATCH = 2000, 256, 128, 8
 SIZES = {"vocabulary_size": WORDS, "hidden_dim": WIDTH, "intermediate_dim": 4 * WIDTH}
-PRODUCTS = keras_mp.Float16ProductsPolicy()
-SCALED = keras_mp.Float16ProductsPolicy(scaled=True)
+PRODUCTS = keras_mp.Float16MatmulPolicy()
+SCALED = keras_mp.Float16MatmulPolicy(scaled=True)
 # The dtype policy, and whether a plan is applied.
 VARIANTS = {
     "FP32": ("float32", False),
     "float16": ("float16", False),
     "float16, plan": ("float16", True),
-    "Float16ProductsPolicy": (PRODUCTS, False),
-    "Float16ProductsPolicy, scaled": (SCALED, False),
+    "Float16MatmulPolicy": (PRODUCTS, False),
+    "Float16MatmulPolicy, scaled": (SCALED, False),
 }
 
 

@@ -24,7 +24,7 @@ from keras_mp.layers import (
     convert,
     to_keras,
 )
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.loss_scale import (
     ConstantLossScale,
     DynamicLossScale,
@@ -53,7 +53,7 @@ __all__ = [
     "DynamicLossScale",
     "FP32MasterOptimizer",
     "FP32Regularizer",
-    "Float16ProductsPolicy",
+    "Float16MatmulPolicy",
     "Int8State",
     "LossScale",
     "LossScaleCallback",

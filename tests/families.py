@@ -56,7 +56,7 @@ def assert_family(make, inputs, left=()):
     keras_mp.convert(model, verbose=True)
     assert [id(v) for v in model.variables] == [id(v) for v in variables]
     report = keras_mp.conversion_report(model)
-    assert {name for name, _ in report.left} == set(left)
+    assert {name for name, _ in report.not_converted} == set(left)
     names = [
         layer.name for layer in model._flatten_layers() if type(layer).__name__ in left
     ]

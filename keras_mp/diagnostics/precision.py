@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import ComputePolicy
 from keras_mp.precision.scope import returning_float32
@@ -22,7 +22,7 @@ _ONE_THREAD = threading.RLock()
 def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
     """Has all layers of a model compute in another precision inside a `with` block.
 
-    In FP32, layers of 16-bit policies and of `Float16ProductsPolicy` compute in FP32.
+    In FP32, layers of 16-bit policies and of `Float16MatmulPolicy` compute in FP32.
     In FP16, layers of bfloat16 policies compute in FP16, and where no layer has one of
     these policies all do, but for quantized layers. Weights stay as they are. No other
     thread may run the model meanwhile.
@@ -129,7 +129,7 @@ def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 def is_below_fp32(layer: Any) -> bool:
     """Tells whether FP32 would make a difference to what a layer computes."""
-    is_of_products = isinstance(_policy_of(layer), Float16ProductsPolicy)
+    is_of_products = isinstance(_policy_of(layer), Float16MatmulPolicy)
     return is_half(layer.compute_dtype) or is_of_products
 
 

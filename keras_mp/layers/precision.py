@@ -10,7 +10,7 @@ from keras import activations, ops
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 
 _FUSED = (
     (activations.relu, "relu"),
@@ -38,10 +38,10 @@ def uses_ops(layer: keras.Layer, *inputs: Any) -> bool:
 def multiplies(layer: keras.Layer, *inputs: Any) -> bool:
     """Tells whether a layer multiplies these inputs with `keras_mp.ops`.
 
-    As for `uses_ops`; or the dtype policy is `Float16ProductsPolicy`, and the inputs
+    As for `uses_ops`; or the dtype policy is `Float16MatmulPolicy`, and the inputs
     are FP32.
     """
-    if _products_policy(layer) is None:
+    if _matmul_policy(layer) is None:
         return uses_ops(layer, *inputs)
     if keras.backend.backend() != "tensorflow":
         _warn_of_backend(keras.backend.backend())
@@ -54,7 +54,7 @@ def multiply(
 ) -> Any:
     """Returns a product of matrices in the precision that a layer multiplies in.
 
-    With `Float16ProductsPolicy` it is `float16_products`, with any other `fp16_gemm`.
+    With `Float16MatmulPolicy` it is `float16_matmul`, with any other `fp16_gemm`.
 
     Args:
         layer: for its dtype policy.
@@ -63,19 +63,19 @@ def multiply(
         output_dtype: None, for the compute dtype, or `"float32"`.
         **options: arguments that both functions have.
     """
-    policy = _products_policy(layer)
+    policy = _matmul_policy(layer)
     if policy is None:
         return gemm(a, b, output_dtype=output_dtype, **options)
-    from keras_mp.ops.float16_products import float16_products
+    from keras_mp.ops.float16_matmul import float16_matmul
 
-    return float16_products(a, b, scaled=policy.scaled, **options)
+    return float16_matmul(a, b, scaled=policy.scaled, **options)
 
 
-def _products_policy(layer: keras.Layer) -> Float16ProductsPolicy | None:
+def _matmul_policy(layer: keras.Layer) -> Float16MatmulPolicy | None:
     policy = layer.dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         policy = policy[layer.path]
-    return policy if isinstance(policy, Float16ProductsPolicy) else None
+    return policy if isinstance(policy, Float16MatmulPolicy) else None
 
 
 @functools.cache
@@ -165,7 +165,7 @@ class _InFP32(keras.layers.Layer):
 
     def __init__(self) -> None:
         # Keras casts what is read where this differs from what is stored.
-        policy = Float16ProductsPolicy(variable_dtype="float16")
+        policy = Float16MatmulPolicy(variable_dtype="float16")
         super().__init__(dtype=policy, name="read_in_fp32")
 
     def call(self, read: Callable[[], Any]) -> Any:

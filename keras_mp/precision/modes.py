@@ -4,14 +4,14 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 
 FLOAT16 = "float16"
-PRODUCTS = "float16_products"
-SCALED_PRODUCTS = "scaled_float16_products"
+MATMUL = "float16_matmul"
+SCALED_MATMUL = "scaled_float16_matmul"
 FLOAT32 = "float32"
 # From the cheapest to the one that allows the widest range of numbers.
-MODES = (FLOAT16, PRODUCTS, SCALED_PRODUCTS, FLOAT32)
+MODES = (FLOAT16, MATMUL, SCALED_MATMUL, FLOAT32)
 
 
 class ComputePolicy(keras.DTypePolicy):
@@ -104,8 +104,8 @@ class PrecisionPolicy(keras.dtype_policies.DTypePolicyMap):
 
 
 def _policy(mode: str, variable_dtype: str) -> keras.DTypePolicy:
-    if mode in (PRODUCTS, SCALED_PRODUCTS):
-        return Float16ProductsPolicy(mode == SCALED_PRODUCTS, variable_dtype)
+    if mode in (MATMUL, SCALED_MATMUL):
+        return Float16MatmulPolicy(mode == SCALED_MATMUL, variable_dtype)
     if mode == FLOAT16:
         is_mixed = variable_dtype == "float32"
         return keras.DTypePolicy("mixed_float16" if is_mixed else "float16")

@@ -1,4 +1,4 @@
-"""The rule: from the largest numbers of each layer to the way it is computed."""
+"""The rule: from the largest numbers of each layer to the mode that it computes in."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from keras_mp.precision.modes import (
     FLOAT16,
     FLOAT32,
+    MATMUL,
     MODES,
-    PRODUCTS,
-    SCALED_PRODUCTS,
+    SCALED_MATMUL,
 )
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
@@ -17,21 +17,21 @@ FP16_MAX = 65_504.0
 
 @dataclass(frozen=True)
 class Choice:
-    """The way of a layer, and why.
+    """The mode of a layer, and why.
 
     Attributes:
-        way: str, one of `keras_mp.precision.modes.MODES`.
+        mode: str, one of `keras_mp.precision.modes.MODES`.
         reason: str, with the number that asked for it.
     """
 
-    way: str
+    mode: str
     reason: str
 
 
 def decide(
     numbers: Iterable[LayerNumbers], margin: float, loss_scale: float
 ) -> dict[str, Choice]:
-    """Returns the cheapest way of each layer that its numbers allow, but for FP16.
+    """Returns the cheapest mode of each layer that its numbers allow, but for FP16.
 
     FP16 holds values of at most `65504 / margin`. A layer that is given or returns
     something larger computes in FP32, and so do the layers with code of their own that
@@ -47,60 +47,60 @@ def decide(
     choices: dict[str, Choice] = {}
     for each in known.values():
         if reason := _too_large(each, margin, loss_scale):
-            way = _least_way(each, margin, loss_scale)
-            raise_way(choices, known, each.path, way, reason)
+            mode = _least_mode(each, margin, loss_scale)
+            widen(choices, known, each.path, mode, reason)
     return choices
 
 
-def raise_way(
+def widen(
     choices: dict[str, Choice],
     numbers: Mapping[str, LayerNumbers],
     path: str,
-    way: str,
+    mode: str,
     reason: str,
 ) -> None:
-    """Gives a layer a way, and FP32 to what computes with its results.
+    """Gives a layer a mode, and FP32 to what computes with its results.
 
     Args:
         choices: dict from path to `Choice`, which is changed.
         numbers: the `LayerNumbers` of the model by path.
         path: of the layer.
-        way: str, the way.
+        mode: str, the mode.
         reason: str.
     """
-    choices[path] = Choice(way, reason)
+    choices[path] = Choice(mode, reason)
     for outer in numbers[path].around:
         if outer in numbers and outer not in choices:
-            code = PRODUCTS if numbers[outer].has_products else FLOAT32
+            code = MATMUL if numbers[outer].has_matmul else FLOAT32
             choices[outer] = Choice(code, f"around {path}")
 
 
-def keep_at_least(choices: dict[str, Choice], ways: Mapping[str, str]) -> None:
-    """Gives layers the ways that they had before, where those are further from FP16.
+def at_least(choices: dict[str, Choice], modes: Mapping[str, str]) -> None:
+    """Gives layers the modes that they had before, where those are further from FP16.
 
     Args:
         choices: dict from path to `Choice`, which is changed.
-        ways: dict from path to way.
+        modes: dict from path to mode.
     """
-    for path, way in ways.items():
-        chosen = choices[path].way if path in choices else FLOAT16
-        if MODES.index(way) > MODES.index(chosen):
-            choices[path] = Choice(way, "as before")
+    for path, mode in modes.items():
+        chosen = choices[path].mode if path in choices else FLOAT16
+        if MODES.index(mode) > MODES.index(chosen):
+            choices[path] = Choice(mode, "as before")
 
 
-def next_way(each: LayerNumbers, way: str) -> str | None:
-    """Returns the next way for a layer whose numbers one does not hold, or None."""
-    ladder = [*MODES] if each.has_products else [FLOAT16, FLOAT32]
-    later = ladder[ladder.index(way) + 1 :]
+def next_mode(each: LayerNumbers, mode: str) -> str | None:
+    """Returns the next mode for a layer whose numbers one does not hold, or None."""
+    ladder = [*MODES] if each.has_matmul else [FLOAT16, FLOAT32]
+    later = ladder[ladder.index(mode) + 1 :]
     return later[0] if later else None
 
 
-def _least_way(each: LayerNumbers, margin: float, loss_scale: float) -> str:
-    """Returns the cheapest way but FP16 that the numbers of a layer allow."""
-    if not each.has_products:
+def _least_mode(each: LayerNumbers, margin: float, loss_scale: float) -> str:
+    """Returns the cheapest mode but FP16 that the numbers of a layer allow."""
+    if not each.has_matmul:
         return FLOAT32
     multiplied = max(each.inputs, each.matrices, each.gradients * loss_scale)
-    return SCALED_PRODUCTS if multiplied * margin > FP16_MAX else PRODUCTS
+    return SCALED_MATMUL if multiplied * margin > FP16_MAX else MATMUL
 
 
 def _too_large(each: LayerNumbers, margin: float, loss_scale: float) -> str:

@@ -21,7 +21,7 @@ class LayerNumbers:
         path: str.
         around: tuple of the paths of the layers whose own code computes with what this
             one returns.
-        has_products: bool, whether it can multiply in FP16 with FP32 results, and has
+        has_matmul: bool, whether it can multiply in FP16 with FP32 results, and has
             not FP32 from its author.
         casts_inputs: bool, whether Keras casts what it is given to what it computes in.
         inputs: float, the largest magnitude of what it is given.
@@ -35,7 +35,7 @@ class LayerNumbers:
 
     path: str
     around: tuple[str, ...] = ()
-    has_products: bool = False
+    has_matmul: bool = False
     casts_inputs: bool = True
     inputs: float = 0.0
     outputs: float = 0.0

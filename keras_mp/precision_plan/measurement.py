@@ -46,9 +46,9 @@ class Measurement:
         self.smallest_loss_scale = smallest_loss_scale(gradients)
         self.loss_scale = largest_loss_scale(gradients)
 
-    def runs(self, ways: Mapping[str, str]) -> list[Backpropagation]:
-        """Returns a run of each batch with layers in these ways, by their paths."""
-        with converted_in_modes(self.model, ways):
+    def runs(self, modes: Mapping[str, str]) -> list[Backpropagation]:
+        """Returns a run of each batch with layers in these modes, by their paths."""
+        with converted_in_modes(self.model, modes):
             return [self._run(batch, self.loss_scale) for batch in self._data]
 
     def errors(self, runs: Sequence[Backpropagation]) -> list[float]:
@@ -56,34 +56,34 @@ class Measurement:
         pairs = zip(runs, self.references, strict=True)
         return [relative_error(*pair) for pair in pairs]
 
-    def lower_loss_scale(self, ways: Mapping[str, str]) -> bool:
+    def lower_loss_scale(self, modes: Mapping[str, str]) -> bool:
         """Sets the largest loss scale at which all gradients are finite.
 
         It is divided by 4 until they are, down to the smallest. Returns False, and
         leaves it, if they are not finite there either.
         """
         before, self.loss_scale = self.loss_scale, self.smallest_loss_scale
-        if not self._is_finite(ways):
+        if not self._is_finite(modes):
             self.loss_scale = before
             return False
         scale = before / 4
         while scale > self.smallest_loss_scale:
             self.loss_scale = scale
-            if self._is_finite(ways):
+            if self._is_finite(modes):
                 return True
             scale /= 4
         self.loss_scale = self.smallest_loss_scale
         return True
 
-    def error_alone(self, ways: Mapping[str, str], batch: int) -> float:
+    def error_alone(self, modes: Mapping[str, str], batch: int) -> float:
         """Returns the error that layers bring into the gradients of FP32 layers.
 
         Args:
-            ways: dict from path to way, of layers; all others compute in FP32.
+            modes: dict from path to mode, of layers; all others compute in FP32.
             batch: int, the number of the batch.
         """
         return relative_error(
-            self._in_fp32_but(ways, batch), self._in_fp32_but({}, batch)
+            self._in_fp32_but(modes, batch), self._in_fp32_but({}, batch)
         )
 
     def error_of_stored_weights(self, batch: int) -> float:
@@ -107,11 +107,11 @@ class Measurement:
             found = run(self.model, self._data[batch], dtype="float32", masters=moved)
         return relative_error(found, self.references[batch])
 
-    def _is_finite(self, ways: Mapping[str, str]) -> bool:
-        return all(map(math.isfinite, self.errors(self.runs(ways))))
+    def _is_finite(self, modes: Mapping[str, str]) -> bool:
+        return all(map(math.isfinite, self.errors(self.runs(modes))))
 
-    def _in_fp32_but(self, ways: Mapping[str, str], batch: int) -> Backpropagation:
-        modes = dict.fromkeys(self.numbers, FLOAT32) | dict(ways)
+    def _in_fp32_but(self, modes: Mapping[str, str], batch: int) -> Backpropagation:
+        modes = dict.fromkeys(self.numbers, FLOAT32) | dict(modes)
         with converted_in_modes(self.model, modes):
             return self._run(self._data[batch], self.loss_scale)
 

@@ -20,10 +20,10 @@ from keras_mp.precision.modes import FLOAT16, FLOAT32
 from keras_mp.precision.scope import modes_of
 from keras_mp.precision_plan.decision import (
     Choice,
+    at_least,
     decide,
-    keep_at_least,
-    next_way,
-    raise_way,
+    next_mode,
+    widen,
 )
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 from keras_mp.precision_plan.measurement import Measurement
@@ -44,7 +44,7 @@ def plan_precision(
     margin: float = 4.0,
     tolerance: float = 0.02,
     batches: int = 4,
-    extend: bool = False,
+    keep_applied: bool = False,
 ) -> PrecisionPlan:
     """Finds the layers of a model that need more than FP16, from their values.
 
@@ -72,8 +72,8 @@ def plan_precision(
             one vector, that is accepted. Three times the error that FP32 has by itself
             is accepted, too. Defaults to 0.02.
         batches: int, how many batches of a dataset are run. Defaults to 4.
-        extend: bool, default False: whether a layer keeps at least the way that a plan
-            applied to the model before has given it.
+        keep_applied: bool, default False: whether a layer keeps at least the precision
+            that a plan applied to the model before has given it.
 
     Returns:
         `PrecisionPlan`. Printed, it is a table of the layers that leave FP16.
@@ -90,7 +90,7 @@ def plan_precision(
     >>> keras.config.set_dtype_policy("mixed_float16")
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     >>> model.compile(keras_mp.wrap("sgd"), loss="mse")
-    >>> keras_mp.plan_precision(model, np.ones((2, 4)), np.ones((2, 1))).ways
+    >>> keras_mp.plan_precision(model, np.ones((2, 4)), np.ones((2, 1))).precisions
     {}
 
     Reference: Mixed Precision Training, section 3.3.
@@ -110,8 +110,8 @@ def plan_precision(
     _check_losses(measured.references)
     smallest = measured.smallest_loss_scale
     choices = decide(measured.numbers.values(), margin, smallest)
-    if extend:
-        keep_at_least(choices, modes_of(ModelIndex(model)))
+    if keep_applied:
+        at_least(choices, modes_of(ModelIndex(model)))
     plan = _keep_finite(measured, choices)
     if not plan.notes and not plan.error <= tolerance:
         plan = _keep_accurate(measured, plan, tolerance)
@@ -119,7 +119,7 @@ def plan_precision(
     if notes:
         divisors = (find_divisor(each.calls) for each in measured.references)
         notes += [advice_on(each) for each in dict.fromkeys(divisors) if each]
-    with converted_in_modes(model, _ways_of(plan.choices)):
+    with converted_in_modes(model, _modes_of(plan.choices)):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(
         tuple(_in_order(plan.choices, measured.numbers)),
@@ -158,8 +158,8 @@ def _keep_finite(measured: Measurement, choices: Mapping[str, Choice]) -> _Trial
     """Widens layers until all that they compute is finite, then lowers the scale."""
     choices = dict(choices)
     while True:
-        ways = _ways_of(choices)
-        runs = measured.runs(ways)
+        modes = _modes_of(choices)
+        runs = measured.runs(modes)
         overflows = [in_forward_pass(measured.model, each) for each in runs]
         overflow = next((each for each in overflows if each), None)
         if overflow:
@@ -174,8 +174,8 @@ def _keep_finite(measured: Measurement, choices: Mapping[str, Choice]) -> _Trial
                 _widen(measured.numbers, choices, path, reason)
         else:
             errors = measured.errors(runs)
-            if not math.isfinite(max(errors)) and measured.lower_loss_scale(ways):
-                errors = measured.errors(measured.runs(ways))
+            if not math.isfinite(max(errors)) and measured.lower_loss_scale(modes):
+                errors = measured.errors(measured.runs(modes))
             return _Trial(choices, errors)
 
 
@@ -199,7 +199,7 @@ def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _T
     stored = measured.error_of_stored_weights(worst)
     if stored < bound:
         groups = groups_of(ModelIndex(measured.model), measured.numbers)
-        error_alone = remembered(lambda ways: measured.error_alone(ways, worst))
+        error_alone = remembered(lambda modes: measured.error_alone(modes, worst))
         for divisor in (1, 2, 4):
             if trial.error <= bound:
                 break
@@ -216,8 +216,8 @@ def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _T
     return replace(trial, notes=trial.notes + notes, fp32_noise=noise)
 
 
-def _ways_of(choices: Mapping[str, Choice]) -> dict[str, str]:
-    return {path: choice.way for path, choice in choices.items()}
+def _modes_of(choices: Mapping[str, Choice]) -> dict[str, str]:
+    return {path: choice.mode for path, choice in choices.items()}
 
 
 def _given_fp32(
@@ -232,7 +232,7 @@ def _given_fp32(
     found: dict[str, None] = {}
     for call in itertools.chain.from_iterable(each.calls for each in runs):
         each = numbers.get(call.path)
-        if each is None or each.casts_inputs or not each.has_products:
+        if each is None or each.casts_inputs or not each.has_matmul:
             continue
         is_wide = any(x.dtype.name == "float32" for x in call.inputs)
         if is_wide and each.path not in choices:
@@ -246,7 +246,7 @@ def _widen(
     path: str,
     reason: str,
 ) -> bool:
-    """Gives the next way to a layer, or to those inside and around it.
+    """Gives the next mode to a layer, or to those inside and around it.
 
     Returns False where they have no further one.
     """
@@ -254,10 +254,10 @@ def _widen(
         path = path.rpartition("/")[0]
     if path not in numbers:  # an operation, or the loss: of the last layer
         path = [*numbers][-1]
-    way = choices[path].way if path in choices else FLOAT16
-    further = next_way(numbers[path], way)
+    mode = choices[path].mode if path in choices else FLOAT16
+    further = next_mode(numbers[path], mode)
     if further is not None:
-        raise_way(choices, numbers, path, further, reason)
+        widen(choices, numbers, path, further, reason)
         return True
     near = [
         each
@@ -266,8 +266,8 @@ def _widen(
     ]
     left = [each for each in near if each.path not in choices]
     for each in left:
-        further = next_way(each, FLOAT16) or FLOAT32
-        raise_way(choices, numbers, each.path, further, reason)
+        further = next_mode(each, FLOAT16) or FLOAT32
+        widen(choices, numbers, each.path, further, reason)
     return bool(left)
 
 
@@ -278,7 +278,9 @@ def _in_order(
     for path in dict.fromkeys([*numbers, *choices]):
         if path in choices:
             elements = numbers[path].elements if path in numbers else 0
-            yield LayerPlan(path, choices[path].way, choices[path].reason, 2 * elements)
+            yield LayerPlan(
+                path, choices[path].mode, choices[path].reason, 2 * elements
+            )
 
 
 def _batches(x: Any, y: Any, sample_weight: Any) -> Iterator[tuple[Any, Any, Any]]:

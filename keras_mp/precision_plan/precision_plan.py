@@ -1,4 +1,4 @@
-"""`PrecisionPlan`: the way in which each layer of a model computes."""
+"""`PrecisionPlan`: the precision that each layer of a model computes in."""
 
 import dataclasses
 import json
@@ -21,43 +21,44 @@ from keras_mp.precision.scope import apply_modes, remove_modes
 from keras_mp.precision_plan.measurement import gradient_statistics, largest_loss_scale
 from keras_mp.precision_plan.verification import Verification
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The way of one layer, and its price.
+    """The precision of one layer, and its price.
 
     Attributes:
         path: str, of the layer in the model.
-        way: str, `"float16_products"`, `"scaled_float16_products"` or `"float32"`.
+        precision: str, `"float16_matmul"`, `"scaled_float16_matmul"` or `"float32"`.
         reason: str, the measured number that asked for it.
-        bytes: int, by how much what it returns is larger than in FP16, for a batch.
+        extra_bytes: int, by how much its results grow from those in FP16, for a batch.
     """
 
     path: str
-    way: str
+    precision: str
     reason: str
-    bytes: int
+    extra_bytes: int
 
 
 @dataclass(frozen=True)
 class PrecisionPlan:
     """Which layers of a model need more than FP16, and what each computes in.
 
-    A layer computes in one of four ways. The plan lists those that do not compute in
-    FP16:
+    A layer computes in one of four precisions. The plan lists the layers that do not
+    compute in FP16:
 
     - `"float16"`: as its dtype policy says.
-    - `"float16_products"`: the inputs of its matrix products are rounded to FP16, and
+    - `"float16_matmul"`: the inputs of its matrix products are rounded to FP16, and
       everything else is FP32, the results of the products too.
-    - `"scaled_float16_products"`: as that, and what is multiplied is divided by a power
+    - `"scaled_float16_matmul"`: as that, and what is multiplied is divided by a power
       of two first, so that it neither overflows nor vanishes.
     - `"float32"`.
 
     Attributes:
         layers: tuple of `LayerPlan`, in the order of computation, with the attributes
-            `path`, `way`, `reason` and `bytes`, by how much its results grow.
+            `path`, `precision`, `reason` and `extra_bytes`, by how much its results
+            grow.
         float16_share: float, the share of multiply-adds whose inputs are FP16.
         gradient_error: float, the relative error of all weight gradients with the plan,
             taken as one vector, as it was measured.
@@ -77,7 +78,7 @@ class PrecisionPlan:
     ...     keras.layers.Rescaling(1e5, name="too_large")])
     >>> model.compile(keras_mp.wrap("sgd"), loss="mse")
     >>> plan = keras_mp.plan_precision(model, np.ones((8, 4)), np.ones((8, 2)))
-    >>> plan.ways["too_large"]
+    >>> plan.precisions["too_large"]
     'float32'
     >>> float(np.max(plan.apply(model)(np.ones((8, 4)))))
     400000.0
@@ -94,9 +95,9 @@ class PrecisionPlan:
     fp32_noise: float | None = None
 
     @property
-    def ways(self) -> dict[str, str]:
-        """The way of each layer that is listed, by its path."""
-        return {layer.path: layer.way for layer in self.layers}
+    def precisions(self) -> dict[str, str]:
+        """The precision of each layer that is listed, by its path."""
+        return {layer.path: layer.precision for layer in self.layers}
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Has the layers of a model compute as planned, in place.
@@ -120,12 +121,12 @@ class PrecisionPlan:
         Raises:
             ValueError: a listed layer is not in the model.
         """
-        ways = self._ways_in(model)
+        modes = self._precisions_in(model)
         index = ModelIndex(model)
         remove_modes(index)
         # What it leaves in FP16 was measured with the plan, and need not be told of.
         convert_layers(model)
-        apply_modes(index, ways)
+        apply_modes(index, modes)
         optimizer = getattr(model, "optimizer", None)
         if isinstance(optimizer, FP32MasterOptimizer) and self.loss_scale is not None:
             scale, lowest = optimizer.loss_scale, optimizer.loss_scale_rule.min_scale
@@ -156,7 +157,7 @@ class PrecisionPlan:
             fp32 = run(model, batch, dtype="float32", masters=masters)
             scale = self.loss_scale or largest_loss_scale(gradient_statistics([fp32]))
             fp16 = run(model, batch, scale, masters=masters)
-        with converted_in_modes(model, self._ways_in(model)):
+        with converted_in_modes(model, self._precisions_in(model)):
             planned = run(model, batch, scale, masters=masters)
         return Verification.of(fp32, fp16, planned)
 
@@ -194,11 +195,13 @@ class PrecisionPlan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "PrecisionPlan":
         """Returns the plan that `to_dict` described."""
+        if data["format"] == 1:
+            data = _in_second_format(data)
         if data["format"] != _FORMAT:
             raise ValueError(f"a plan of format {data['format']!r}, not {_FORMAT}")
         layers = tuple(LayerPlan(**layer) for layer in data["layers"])
-        if unknown := {layer.way for layer in layers} - set(MODES):
-            raise ValueError(f"unknown ways {sorted(unknown)}")
+        if unknown := {layer.precision for layer in layers} - set(MODES):
+            raise ValueError(f"unknown precisions {sorted(unknown)}")
         return cls(
             layers,
             float(data["float16_share"]),
@@ -224,7 +227,12 @@ class PrecisionPlan:
             [
                 row.format("layer", "computes in", "price", "because of"),
                 *(
-                    row.format(each.path, each.way, _size(each.bytes), each.reason)
+                    row.format(
+                        each.path,
+                        each.precision,
+                        _size(each.extra_bytes),
+                        each.reason,
+                    )
                     for each in self.layers
                 ),
                 f"all other layers compute in FP16; {share}; {error}",
@@ -232,8 +240,8 @@ class PrecisionPlan:
             ]
         )
 
-    def _ways_in(self, model: keras.Model) -> dict[str, str]:
-        """Returns `ways`, all of which are in the model."""
+    def _precisions_in(self, model: keras.Model) -> dict[str, str]:
+        """Returns `precisions`, all of which are in the model."""
         index = ModelIndex(model)
         missing = [layer.path for layer in self.layers if layer.path not in index]
         if missing:
@@ -243,7 +251,21 @@ class PrecisionPlan:
                 "this one, keras_mp.plan_precision(model, x, y); or, if it was loaded, "
                 "have the `get_config` of your own layers return their `name`."
             )
-        return self.ways
+        return self.precisions
+
+
+def _in_second_format(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan of the first format, which had other names, in the second."""
+    layers = [
+        {
+            "path": layer["path"],
+            "precision": layer["way"].replace("float16_products", "float16_matmul"),
+            "reason": layer["reason"],
+            "extra_bytes": layer["bytes"],
+        }
+        for layer in data["layers"]
+    ]
+    return {**data, "format": 2, "layers": layers}
 
 
 def _size(number: float) -> str:

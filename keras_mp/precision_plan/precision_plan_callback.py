@@ -58,7 +58,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
     >>> x, y = np.ones((4, 4)), np.ones((4, 2))
     >>> with warnings.catch_warnings(action="ignore"):    # they tell what has changed
     ...     history = model.fit(x, y, epochs=6, callbacks=[callback], verbose=0)
-    >>> callback.plan.ways["too_large"], int(model.optimizer.skipped_steps)
+    >>> callback.plan.precisions["too_large"], int(model.optimizer.skipped_steps)
     ('float32', 2)
 
     Reference: Mixed Precision Training, section 3.3.
@@ -108,7 +108,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
             raise RuntimeError(
                 "PrecisionPlanCallback measures on a batch of `fit` or "
                 f"`train_on_batch`. Received: {streak} skipped steps in a loop without "
-                "either. Call keras_mp.plan_precision(model, x, y, extend=True)"
+                "either. Call keras_mp.plan_precision(model, x, y, keep_applied=True)"
                 ".apply(model) there, and trace your step again."
             )
         keras_internals.look_at_next_batch(
@@ -142,7 +142,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 weight,
                 margin=self.margin,
                 tolerance=self.tolerance,
-                extend=True,
+                keep_applied=True,
             )
         except Exception as error:  # of the model, of the batch, of a custom step
             raise RuntimeError(
@@ -152,7 +152,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 "Look at the data; a model with a `train_step` of its own needs a "
                 "`compute_loss` of it, too."
             ) from error
-        changed = [x for x in self.plan.layers if applied.get(x.path) != x.way]
+        changed = [x for x in self.plan.layers if applied.get(x.path) != x.precision]
         if changed:
             optimizer = model.optimizer
             optimizer.loss_scale.assign(optimizer.loss_scale_rule.initial_scale)
@@ -170,7 +170,9 @@ def _message(streak: int, changed: list[LayerPlan], plan: PrecisionPlan) -> str:
             "inf in the batches before, and try a lower learning rate or gradient "
             "clipping."
         )
-    layers = "; ".join(f"{each.path} ({each.way}: {each.reason})" for each in changed)
+    layers = "; ".join(
+        f"{each.path} ({each.precision}: {each.reason})" for each in changed
+    )
     return (
         f"{begin} and applied; {plan.float16_share:.1%} of the multiply-adds have FP16 "
         f"inputs. What has changed: {layers}."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
 from keras_mp.precision.modes import FLOAT16, FLOAT32
-from keras_mp.precision_plan.decision import Choice, next_way
+from keras_mp.precision_plan.decision import Choice, next_mode
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 
@@ -73,43 +73,43 @@ def widen_for_gradients(
         groups: those of the model.
         numbers: dict from path to `LayerNumbers`.
         choices: dict from path to `Choice`; other layers compute in FP16.
-        error_of: function of a dict from path to way, which returns the relative error
-            of the gradients with these layers in these ways, and all others in FP32.
+        error_of: function of a dict from path to mode, which returns the relative error
+            of the gradients with these layers in these modes, and all others in FP32.
         tolerance: float.
     """
     found = dict(choices)
     pending = list(groups)
     share = tolerance / 2 / math.sqrt(sum(len(group.paths) for group in pending) or 1)
 
-    def way_of(path: str) -> str:
-        return found[path].way if path in found else FLOAT16
+    def mode_of(path: str) -> str:
+        return found[path].mode if path in found else FLOAT16
 
     while pending:
         group = pending.pop(0)
-        ways = {path: way_of(path) for path in group.paths}
-        error = 0.0 if set(ways.values()) == {FLOAT32} else error_of(ways)
+        modes = {path: mode_of(path) for path in group.paths}
+        error = 0.0 if set(modes.values()) == {FLOAT32} else error_of(modes)
         if error <= share * math.sqrt(len(group.paths)):
             continue
         if group.parts:
             pending[:0] = group.parts
             continue
         (path,) = group.paths
-        before, way = ways[path], ways[path]
+        before, mode = modes[path], modes[path]
         reason = f"gradient error {error:.2%} from {before} in it alone"
         while not error <= share:
-            way = next_way(numbers[path], way) or FLOAT32
-            error = 0.0 if way == FLOAT32 else error_of({path: way})
-        found[path] = Choice(way, reason)
+            mode = next_mode(numbers[path], mode) or FLOAT32
+            error = 0.0 if mode == FLOAT32 else error_of({path: mode})
+        found[path] = Choice(mode, reason)
     return found
 
 
 def remembered(
     error_of: Callable[[Mapping[str, str]], float],
 ) -> Callable[[Mapping[str, str]], float]:
-    """Returns a function that measures the same ways once."""
+    """Returns a function that measures the same modes once."""
 
     @functools.cache
-    def measure(ways: frozenset[tuple[str, str]]) -> float:
-        return error_of(dict(ways))
+    def measure(modes: frozenset[tuple[str, str]]) -> float:
+        return error_of(dict(modes))
 
-    return lambda ways: measure(frozenset(ways.items()))
+    return lambda modes: measure(frozenset(modes.items()))

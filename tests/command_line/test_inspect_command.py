@@ -88,7 +88,7 @@ def test_a_plan_is_printed_and_written(capsys):
     np.savez("batch.npz", x=X, y=Y)
     assert inspect("--plan", "plan.json") == 1  # FP16 has not the range
     plan = keras_mp.PrecisionPlan.load("plan.json")
-    assert plan.ways["too_large"] == "float32"
+    assert plan.precisions["too_large"] == "float32"
     assert capsys.readouterr().out.endswith(f"\n{plan}\nwrote plan.json\n")
     assert inspect("--plan", "plan.json") == 2  # it exists
 

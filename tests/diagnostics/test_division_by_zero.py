@@ -130,4 +130,4 @@ def test_a_converted_model_has_a_gradient_of_0_there(policy):
     assert keras_mp.find_overflow(model, X, Y, loss_scale=2.0**10) is None
     assert keras_mp.suggest_loss_scale(model, [(X, Y)]).initial_scale > 1
     if policy != "float32":
-        assert keras_mp.plan_precision(model, X, Y).ways == {}
+        assert keras_mp.plan_precision(model, X, Y).precisions == {}

@@ -37,12 +37,12 @@ COMPUTE = {
         ["float16", "float32"],
     ),
     "of-products": (
-        [keras_mp.Float16ProductsPolicy()] * 2,
+        [keras_mp.Float16MatmulPolicy()] * 2,
         ["float32"] * 2,
         ["float32"] * 2,
     ),
     "of-products-stored-in-fp16": (
-        [keras_mp.Float16ProductsPolicy(variable_dtype="float16"), "bfloat16"],
+        [keras_mp.Float16MatmulPolicy(variable_dtype="float16"), "bfloat16"],
         ["float32"] * 2,
         ["float32", "float16"],
     ),
@@ -64,7 +64,7 @@ def test_every_layer_computes_in_the_precision_of_the_run(name):
 
 
 def test_products_of_fp16_are_run_as_they_are_in_fp16():
-    policy = keras_mp.Float16ProductsPolicy()
+    policy = keras_mp.Float16MatmulPolicy()
     dense = mp_layers.Dense(1, "linear", False, "ones", dtype=policy)
     model = sequential(dense)
     x = np.full((2, 4), 1 + 2.0**-12, "float32")

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from older_versions import needs
 
-from keras_mp import Float16ProductsPolicy, layers
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp import Float16MatmulPolicy, layers
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half of the spacing above 1
 # What FP32 adds to 16-bit roundings: sums have at most 40 terms here, each with a
@@ -701,7 +701,7 @@ def test_16_bits_are_close_to_float64(name, policy, mode):
             assert_close(a, b, roundings, UNIT[half], what)
 
 
-PRODUCTS = {"plain": Float16ProductsPolicy(), "scaled": Float16ProductsPolicy(True)}
+PRODUCTS = {"plain": Float16MatmulPolicy(), "scaled": Float16MatmulPolicy(True)}
 PRODUCT_RUNS = {
     f"{name}-{policy}-{mode}": (name, policy, mode)
     for name, case in CASES.items()
@@ -715,7 +715,7 @@ PRODUCT_RUNS = {
 @pytest.mark.parametrize(
     ("name", "policy", "mode"), PRODUCT_RUNS.values(), ids=PRODUCT_RUNS
 )
-def test_float16_products_are_close_to_float64(name, policy, mode):
+def test_float16_matmul_are_close_to_float64(name, policy, mode):
     case = CASES[name]
     expected, weights = expected_of(name, "float16")
     ours = case.make(layers, PRODUCTS[policy])

@@ -251,11 +251,11 @@ def test_modes_of_a_copy_are_removed_and_applied_again(
 
 def test_a_layer_in_a_graph_is_loaded_with_its_mode(tmp_path):
     model = built(lazy, "mixed_float16")
-    apply_modes(ModelIndex(model), {"dense": "float16_products"})
+    apply_modes(ModelIndex(model), {"dense": "float16_matmul"})
     other = loaded(model, tmp_path)
     policy = other.layers[0].dtype_policy
-    assert policy == PrecisionPolicy("float16_products", "mixed_float16", "float32")
-    assert modes_of(ModelIndex(other)) == {"dense": "float16_products"}
+    assert policy == PrecisionPolicy("float16_matmul", "mixed_float16", "float32")
+    assert modes_of(ModelIndex(other)) == {"dense": "float16_matmul"}
     assert_equal(values(other), values(model))
 
 
@@ -338,7 +338,7 @@ class OwnerOf(keras.Model):
         return x + self.out(self.own(x))
 
 
-@pytest.mark.parametrize("mode", ["float16_products", "float32"])
+@pytest.mark.parametrize("mode", ["float16_matmul", "float32"])
 def test_what_was_quantized_after_its_mode_keeps_its_policy(mode):
     """Its int8 kernel under `mixed_float16` would be wrong, without a word."""
     model = built(of_blocks, "mixed_float16")
@@ -358,6 +358,6 @@ def test_policies_are_compared_hashed_and_printed():
     policy = PrecisionPolicy("float32", "mixed_float16", "float32")
     same = keras.dtype_policies.deserialize(keras.dtype_policies.serialize(policy))
     assert policy == same and hash(policy) == hash(same) and policy
-    assert policy != PrecisionPolicy("float16_products", "mixed_float16", "float32")
+    assert policy != PrecisionPolicy("float16_matmul", "mixed_float16", "float32")
     assert policy != keras.DTypePolicy("float32")
     assert "mode='float32'" in repr(policy) and "mixed_float16" in repr(policy)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.precision_plan.decision import decide, next_way
+from keras_mp.precision_plan.decision import decide, next_mode
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 LARGE = 20_000.0  # times the margin of 4 it is beyond 65,504
@@ -15,31 +15,31 @@ def layer(path, around=(), **numbers):
 
 
 def product(path, around=(), **numbers):
-    return LayerNumbers(path, around, has_products=True, **numbers)
+    return LayerNumbers(path, around, has_matmul=True, **numbers)
 
 
-# Name of the case: the layers, and the ways of those that leave FP16.
+# Name of the case: the layers, and the modes of those that leave FP16.
 CASES = {
     "nothing": ([product("a", inputs=FINE), layer("b", outputs=FINE)], {}),
-    "what is returned": ([product("a", outputs=LARGE)], {"a": "float16_products"}),
-    "what is given": ([product("a", inputs=LARGE)], {"a": "scaled_float16_products"}),
+    "what is returned": ([product("a", outputs=LARGE)], {"a": "float16_matmul"}),
+    "what is given": ([product("a", inputs=LARGE)], {"a": "scaled_float16_matmul"}),
     "a matrix": (
         [product("a", weights=LARGE, matrices=LARGE)],
-        {"a": "scaled_float16_products"},
+        {"a": "scaled_float16_matmul"},
     ),
-    "a bias": ([product("a", weights=LARGE)], {"a": "float16_products"}),
+    "a bias": ([product("a", weights=LARGE)], {"a": "float16_matmul"}),
     "a gradient that a small loss scale mends": (
         [product("a", gradients=FINE * SCALED), layer("b", gradients=LARGE)],
         {},
     ),
     "a gradient": (
         [product("a", gradients=LARGE * SCALED), layer("b", gradients=LARGE * SCALED)],
-        {"a": "scaled_float16_products", "b": "float32"},
+        {"a": "scaled_float16_matmul", "b": "float32"},
     ),
     "no products": ([layer("a", outputs=LARGE)], {"a": "float32"}),
     "the code around, and not what is beside": (
         [product("b/a", ("b",), outputs=LARGE), layer("b/c", ("b",)), layer("b")],
-        {"b/a": "float16_products", "b": "float32"},
+        {"b/a": "float16_matmul", "b": "float32"},
     ),
     "nothing inside": (
         [product("b/a", ("b",)), layer("b", outputs=LARGE)],
@@ -47,11 +47,11 @@ CASES = {
     ),
     "the code around that multiplies": (
         [layer("b/a", ("b",), outputs=LARGE), product("b")],
-        {"b/a": "float32", "b": "float16_products"},
+        {"b/a": "float32", "b": "float16_matmul"},
     ),
     "a model around them is no code": (
         [product("a", outputs=LARGE), product("b")],
-        {"a": "float16_products"},
+        {"a": "float16_matmul"},
     ),
     "both blocks around a shared layer": (
         [layer("b/a", ("b", "c"), inputs=LARGE), layer("b"), layer("c")],
@@ -64,7 +64,7 @@ CASES = {
 def test_ways_that_follow_from_numbers(name):
     numbers, expected = CASES[name]
     choices = decide(numbers, margin=4.0, loss_scale=1 / SCALED)
-    assert {path: choice.way for path, choice in choices.items()} == expected
+    assert {path: choice.mode for path, choice in choices.items()} == expected
 
 
 def test_a_reason_has_its_number():
@@ -76,6 +76,9 @@ def test_a_reason_has_its_number():
 
 def test_the_order_of_ways():
     ladder, plain = product("a"), layer("b")
-    ways = ["float16", "float16_products", "scaled_float16_products", "float32", None]
-    assert [next_way(ladder, way) for way in ways[:-1]] == ways[1:]
-    assert [next_way(plain, way) for way in ("float16", "float32")] == ["float32", None]
+    modes = ["float16", "float16_matmul", "scaled_float16_matmul", "float32", None]
+    assert [next_mode(ladder, mode) for mode in modes[:-1]] == modes[1:]
+    assert [next_mode(plain, mode) for mode in ("float16", "float32")] == [
+        "float32",
+        None,
+    ]

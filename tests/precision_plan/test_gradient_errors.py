@@ -49,7 +49,7 @@ def test_a_smaller_loss_scale_comes_before_fp32(factor):
     model, y = with_large_gradients(factor), 200.0 * X[:, :4]
     scale = keras_mp.suggest_loss_scale(model, [(X, y)]).initial_scale
     plan = keras_mp.plan_precision(model, X, y)
-    assert plan.ways == {} and plan.float16_share == 1.0 and not plan.notes
+    assert plan.precisions == {} and plan.float16_share == 1.0 and not plan.notes
     assert plan.gradient_error <= 0.02
     assert scale / (4 * factor) <= plan.loss_scale < scale
     assert f"loss scale up to {plan.loss_scale:g}" in str(plan)
@@ -63,7 +63,7 @@ def test_a_loss_scale_below_1():
     """The gradients are larger than FP16 holds, before they are scaled."""
     model = with_large_gradients(1.0)
     plan = keras_mp.plan_precision(model, X, 1e6 * X[:, :4])
-    assert plan.ways == {} and 2.0**-14 <= plan.loss_scale < 1.0
+    assert plan.precisions == {} and 2.0**-14 <= plan.loss_scale < 1.0
     assert plan.gradient_error <= 0.02
 
 
@@ -127,7 +127,7 @@ def test_the_layer_that_overflows_at_every_loss_scale_alone_leaves_fp16():
     model = keras.Model(inputs, L.Dense(4, name="b")(x))
     model.compile(keras_mp.wrap("sgd"), "mse")
     plan = keras_mp.plan_precision(model, X, X[:, :4])
-    assert plan.ways == {"own": "float32"} and plan.gradient_error <= 0.02
+    assert plan.precisions == {"own": "float32"} and plan.gradient_error <= 0.02
     assert plan.loss_scale > 1.0  # the one before: a lower one did not help
 
 
@@ -181,8 +181,8 @@ def test_the_layers_before_one_that_amplifies_errors_leave_fp16(seed):
     assert plan.verify(model, IDS, y).after.gradient_error == plan.gradient_error
     assert 0.0 < plan.fp32_noise < 0.01
     # Nothing is rounded before the scores of the first block, and what is behind stays.
-    assert plan.ways["first/qkv"] == plan.ways["words"] == "float32"
-    assert not {"first/out", "second/out", "norm", "logits"} & plan.ways.keys()
+    assert plan.precisions["first/qkv"] == plan.precisions["words"] == "float32"
+    assert not {"first/out", "second/out", "norm", "logits"} & plan.precisions.keys()
     reason = {each.path: each.reason for each in plan.layers}["first/qkv"]
     assert "from float16 in it alone" in reason
 
@@ -211,7 +211,7 @@ def with_chaos(times):
 
 def test_no_layer_leaves_fp16_for_an_error_that_fp32_has_itself():
     plan = keras_mp.plan_precision(with_chaos(30), X, X[:, :4])
-    assert plan.ways == {} and plan.fp32_noise > 0.02
+    assert plan.precisions == {} and plan.fp32_noise > 0.02
     assert 0.02 < plan.gradient_error <= 3 * plan.fp32_noise
     (note,) = plan.notes
     assert note.startswith(f"FP32 has a gradient error of {plan.fp32_noise:.2%} by it")
@@ -221,7 +221,7 @@ def test_no_layer_leaves_fp16_for_an_error_that_fp32_has_itself():
 def test_the_tolerance_is_at_least_three_times_the_error_of_fp32():
     plan = keras_mp.plan_precision(with_chaos(8), X, X[:, :4], tolerance=1e-6)
     assert plan.fp32_noise > 1e-6 and plan.gradient_error <= 3 * plan.fp32_noise
-    assert plan.ways["chaotic"] == plan.ways["a"] == "float32"
+    assert plan.precisions["chaotic"] == plan.precisions["a"] == "float32"
     (note,) = plan.notes
     assert note.endswith(f"{3 * plan.fp32_noise:.2%} is tolerated instead of 0.00%")
 
@@ -233,7 +233,7 @@ def test_an_error_of_stored_weights_is_named():
     model.compile(keras_mp.wrap(keras.optimizers.SGD(1e-2)), "mse")
     model.fit(X, X[:, :4], verbose=0)  # the masters have digits below those of FP16
     plan = keras_mp.plan_precision(model, X, X[:, :4], tolerance=1e-5)
-    assert plan.ways == {}
+    assert plan.precisions == {}
     assert 1e-5 < plan.gradient_error < 2.0**-11 * 4
     assert "weights stored as they are, it is 0.0" in plan.notes[-1]
 

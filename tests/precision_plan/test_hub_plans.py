@@ -87,7 +87,7 @@ def test_other_overflows(name):
     expected = losses(reference, x, y, eager=True)
     model = compiled(family, outliers, "mixed_float16", **options)
     plan, model = planned(model, x, y)
-    assert plan.ways and plan.float16_share >= 0.95
+    assert plan.precisions and plan.float16_share >= 0.95
     assert plan.gradient_error <= 0.02 and not plan.notes
     np.testing.assert_allclose(losses(model, x, y, eager=True), expected, rtol=1e-3)
     assert int(model.optimizer.skipped_steps) == 0
@@ -134,4 +134,4 @@ def test_a_model_without_outliers_gets_an_empty_plan(name):
     model = compiled(name, 0.0, "mixed_float16")
     plan = keras_mp.plan_precision(model, *batch(name))
     assert plan.gradient_error <= 0.02 and not plan.notes
-    assert bool(plan.ways) == (name in NEVER_FINITE)
+    assert bool(plan.precisions) == (name in NEVER_FINITE)

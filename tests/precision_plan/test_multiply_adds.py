@@ -50,9 +50,9 @@ MODES = {
     "all": ({}, CODE + DENSE),
     "FP32 code multiplies in FP32 what was FP16": ({"code": "float32"}, DENSE),
     "an FP32 layer, too": ({"code/dense": "float32"}, CODE),
-    "products in FP16": ({"code/dense": "float16_products"}, CODE + DENSE),
+    "products in FP16": ({"code/dense": "float16_matmul"}, CODE + DENSE),
     "products in FP16 inside of FP32 code": (
-        {"code": "float32", "code/dense": "float16_products"},
+        {"code": "float32", "code/dense": "float16_matmul"},
         DENSE,
     ),
 }

@@ -112,9 +112,9 @@ def test_a_plan_holds_where_a_model_inside_overflows(make, policy, inner):
     found = keras_mp.find_overflow(model, X, Y)
     assert found is not None and found.where == "forward"
     plan = keras_mp.plan_precision(model, X, Y)
-    assert plan.ways and not plan.notes
+    assert plan.precisions and not plan.notes
     # What is FP32 in the model does not become less by a plan.
-    assert plan.ways.get(model.layers[-1].name, "float32") == "float32"
+    assert plan.precisions.get(model.layers[-1].name, "float32") == "float32"
     check = plan.verify(model, X, Y)
     assert check.after.gradient_error <= 0.02
     assert plan.apply(model) is model
@@ -192,7 +192,7 @@ def test_dropout_in_fp16_inside_code_in_fp32():
     model = keras.Model(inputs, L.Dense(4, name="out")(x))
     model.compile(keras_mp.wrap("sgd", loss_scale=1.0), "mse", jit_compile=False)
     plan = keras_mp.plan_precision(model, X, Y)
-    assert plan.ways == {"own": "float32", "norm": "float32"} and not plan.notes
+    assert plan.precisions == {"own": "float32", "norm": "float32"} and not plan.notes
     plan.apply(model)
     assert keras_mp.find_overflow(model, X, Y) is None
     model.fit(X, Y, verbose=0)

@@ -85,7 +85,7 @@ def policy(request):
 @pytest.mark.slow_except("mixed_float16")
 def test_a_model_that_fp16_suits_gets_an_empty_plan(policy):
     plan = keras_mp.plan_precision(compiled(language_model()), WORDS, NEXT)
-    assert plan.ways == {} and plan.float16_share == 1.0
+    assert plan.precisions == {} and plan.float16_share == 1.0
     assert plan.gradient_error < 0.02 and "FP16 throughout" in str(plan)
 
 
@@ -95,11 +95,13 @@ def test_outliers_in_the_residual_stream(policy):
     before = state_of(model)
     plan = keras_mp.plan_precision(model, WORDS, NEXT)
     assert state_of(model) == before
-    ways = plan.ways
-    assert ways["first"] == ways["second"] == ways["words"] == "float32"
-    assert ways["first/down"] == "float16_products"
+    precisions = plan.precisions
+    assert (
+        precisions["first"] == precisions["second"] == precisions["words"] == "float32"
+    )
+    assert precisions["first/down"] == "float16_matmul"
     # What they are given and return is small.
-    assert "first/up" not in ways and "first/attention" not in ways
+    assert "first/up" not in precisions and "first/attention" not in precisions
     assert plan.float16_share == 1.0
 
     found = plan.verify(model, WORDS, NEXT)
@@ -139,7 +141,7 @@ def test_a_plan_is_undone_by_another_one_and_by_to_keras():
     plan = keras_mp.plan_precision(model, WORDS, NEXT)
     plan.apply(model)
     assert state_of(model) != before
-    assert keras_mp.plan_precision(model, WORDS, NEXT).ways == plan.ways
+    assert keras_mp.plan_precision(model, WORDS, NEXT).precisions == plan.precisions
     empty = keras_mp.PrecisionPlan((), 1.0, 0.0, 4.0)
     assert state_of(empty.apply(model)) == before
     keras_mp.to_keras(plan.apply(model))
@@ -160,7 +162,7 @@ def test_layers_that_share_a_map_of_policies():
     before = state_of(model)
     plan = keras_mp.plan_precision(model, x, x)
     assert state_of(model) == before and len(policies) == 0
-    assert plan.ways == {"large": "float32", "norm": "float32"}
+    assert plan.precisions == {"large": "float32", "norm": "float32"}
     assert np.all(np.isfinite(plan.apply(model)(x)))
     assert layers[0].compute_dtype == "float16"
     keras_mp.to_keras(model)
@@ -183,10 +185,12 @@ DAMAGED = {
     "no JSON": "{",
     "a list": "[]",
     "another format": json.dumps({"format": 7}),
-    "an unknown way": json.dumps(
+    "an unknown precision": json.dumps(
         {
-            "format": 1,
-            "layers": [{"path": "a", "way": "int3", "reason": "", "bytes": 0}],
+            "format": 2,
+            "layers": [
+                {"path": "a", "precision": "int3", "reason": "", "extra_bytes": 0}
+            ],
             "float16_share": 1.0,
             "gradient_error": 0.0,
             "margin": 4.0,
@@ -202,6 +206,25 @@ def test_a_damaged_plan_is_named(name, tmp_path):
     path.write_text(DAMAGED[name])
     with pytest.raises(ValueError, match=r"(?s)A plan is a file.*plan\.json"):
         keras_mp.PrecisionPlan.load(path)
+
+
+def test_a_plan_of_the_first_format_is_loaded(tmp_path):
+    layers = [
+        {"path": "a", "way": "float16_products", "reason": "because", "bytes": 8},
+        {"path": "b", "way": "scaled_float16_products", "reason": "", "bytes": 0},
+        {"path": "c", "way": "float32", "reason": "", "bytes": 0},
+    ]
+    numbers = {"float16_share": 0.5, "gradient_error": 0.0, "margin": 4.0}
+    data = {"format": 1, "layers": layers, **numbers, "notes": []}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    plan = keras_mp.PrecisionPlan.load(tmp_path / "plan.json")
+    assert plan.precisions == {
+        "a": "float16_matmul",
+        "b": "scaled_float16_matmul",
+        "c": "float32",
+    }
+    assert plan.layers[0].extra_bytes == 8 and plan.layers[0].reason == "because"
+    assert plan.loss_scale is None and plan.fp32_noise is None
 
 
 class Scores(keras.layers.Layer):
@@ -259,7 +282,7 @@ def test_overflows_inside_of_code_of_ones_own(name):
     model.compile(keras_mp.wrap("sgd"), "mse")
     x = np.random.default_rng(0).normal(size=(8, 5, 4)).astype("float32")
     plan = keras_mp.plan_precision(model, x, x[..., :1])
-    assert plan.ways["own"] == "float32" and not plan.notes
+    assert plan.precisions["own"] == "float32" and not plan.notes
     found = plan.verify(model, x, x[..., :1])
     assert found.after.gradient_error <= 0.02
     # Four layers in FP16, each rounded to 2^-11, and the square of their result.
@@ -271,7 +294,7 @@ IN_FP32 = {"norm": "float32"}
 
 
 @pytest.mark.parametrize(
-    ("name", "mean", "ways"),
+    ("name", "mean", "precisions"),
     [
         ("BatchNormalization", 0.0, {}),
         # An older one rounds what the model is given before it is cast to FP32.
@@ -280,7 +303,7 @@ IN_FP32 = {"norm": "float32"}
         ("GroupNormalization", 3e4, IN_FP32),
     ],
 )
-def test_normalizations_whose_weights_are_stored_in_fp16(name, mean, ways):
+def test_normalizations_whose_weights_are_stored_in_fp16(name, mean, precisions):
     """Keras stores them so under `float16`, until the plan is applied."""
     keras.config.set_dtype_policy("float16")
     options = {"groups": 2} if name == "GroupNormalization" else {}
@@ -291,7 +314,7 @@ def test_normalizations_whose_weights_are_stored_in_fp16(name, mean, ways):
     before = state_of(model)
     x = np.random.default_rng(0).normal(mean, 1.0, (8, 3, 3, 4))
     plan = keras_mp.plan_precision(model, x, np.ones((8, 1)))
-    assert plan.ways == ways and not plan.notes
+    assert plan.precisions == precisions and not plan.notes
     assert state_of(model) == before
     plan.apply(model).fit(x, np.ones((8, 1)), verbose=0)
     assert int(model.optimizer.skipped_steps) == 0
@@ -311,14 +334,14 @@ def test_a_sequential_model_that_was_built_when_it_was_called(policy, tmp_path):
     before = [state_of(model), inner(1e6 * x).dtype, inner.autocast]
     plan = keras_mp.plan_precision(model, x, x)
     assert [state_of(model), inner(1e6 * x).dtype, inner.autocast] == before
-    assert plan.ways == {"large": "float32", "inner/norm": "float32"}
+    assert plan.precisions == {"large": "float32", "inner/norm": "float32"}
     assert not plan.notes
     found = plan.verify(model, x, x)
     assert found.after.gradient_error <= 0.02
     assert found.after.loss == pytest.approx(found.loss, rel=1e-3)
     plan.apply(model).fit(x, x, verbose=0)
     assert int(model.optimizer.skipped_steps) == 0
-    assert keras_mp.plan_precision(model, x, x).ways == plan.ways
+    assert keras_mp.plan_precision(model, x, x).precisions == plan.precisions
     expected = model(x)
     assert np.all(np.isfinite(expected))
     model.save(tmp_path / "model.keras")
@@ -336,7 +359,7 @@ def test_the_cell_of_a_recurrent_layer_computes_as_that_does(policy):
     model.compile(keras_mp.wrap("sgd", loss_scale=1.0), "mse", jit_compile=False)
     x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("float32")
     plan = keras_mp.plan_precision(model, x, x[:, 0, :1])
-    assert plan.ways == {"large": "float32", "gru": "float32"} and not plan.notes
+    assert plan.precisions == {"large": "float32", "gru": "float32"} and not plan.notes
     gru = plan.apply(model).get_layer("gru")
     assert gru.compute_dtype == gru.cell.compute_dtype == "float32"
     assert model.get_layer("dense").compute_dtype == "float16"
@@ -350,8 +373,8 @@ def test_several_batches_are_measured():
     model.compile(keras_mp.wrap("sgd"), "mse")
     x = np.array([[1.0], [1.0], [3e4]], "float32")
     data = tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(1)
-    assert not keras_mp.plan_precision(model, data, batches=2).ways
-    assert "dense" in keras_mp.plan_precision(model, data, batches=3).ways
+    assert not keras_mp.plan_precision(model, data, batches=2).precisions
+    assert "dense" in keras_mp.plan_precision(model, data, batches=3).precisions
 
 
 def bfloat16():
@@ -422,7 +445,7 @@ def test_orders_of_what_changes_a_model(order):
     assert int(model.optimizer.skipped_steps) == 0
 
 
-PRODUCTS = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+PRODUCTS = keras_mp.Float16MatmulPolicy(variable_dtype="float16")
 
 
 @pytest.mark.parametrize("inner", ["float16", PRODUCTS], ids=["float16", "products"])

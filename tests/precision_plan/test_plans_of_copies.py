@@ -73,7 +73,7 @@ def test_a_plan_is_applied_to_a_copy(make, tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     planned = model()
     plan = keras_mp.plan_precision(planned, X, Y)
-    assert plan.ways == {
+    assert plan.precisions == {
         path: "float32"
         for block in ("residual", "residual_1")
         for path in (block, f"{block}/rescaling", f"{block}/layer_normalization")
@@ -82,7 +82,7 @@ def test_a_plan_is_applied_to_a_copy(make, tmp_path):
     assert not np.all(np.isfinite(other(X)))
     expected = plan.apply(planned)(X)
     np.testing.assert_array_equal(plan.apply(other)(X), expected)
-    assert keras_mp.plan_precision(other, X, Y).ways == plan.ways
+    assert keras_mp.plan_precision(other, X, Y).precisions == plan.precisions
 
 
 def graph():
@@ -110,13 +110,13 @@ def test_the_plan_of_a_copy_is_undone(make_model, make, undo, tmp_path):
     planned = undo(make_model())
     before, expected = policies(planned), planned(X)
     plan = keras_mp.plan_precision(planned, X, Y)
-    assert plan.ways
+    assert plan.precisions
     plan.apply(planned)
     other = make(planned, tmp_path)
     for each in (undo(other), undo(planned)):
         assert policies(each) == before
         np.testing.assert_array_equal(each(X), expected)
-        assert keras_mp.plan_precision(each, X, Y).ways == plan.ways
+        assert keras_mp.plan_precision(each, X, Y).precisions == plan.precisions
 
 
 def test_a_layer_that_loses_its_name_in_a_file_is_missed(tmp_path):
@@ -124,7 +124,7 @@ def test_a_layer_that_loses_its_name_in_a_file_is_missed(tmp_path):
     inputs = keras.Input((4,), name="x")
     planned = compiled(keras.Model(inputs, L.Dense(1)(Residual(name="a")(inputs))))
     plan = keras_mp.plan_precision(planned, X, Y)
-    assert "a" in plan.ways
+    assert "a" in plan.precisions
     other = loaded(planned, tmp_path)
     with pytest.raises(ValueError, match=r"(?s)without the layers \['a/.*`name`"):
         plan.apply(other)

@@ -101,7 +101,11 @@ def test_a_run_that_outgrows_fp16_goes_on(mode):
     skipped = int(model.optimizer.skipped_steps)
     # The scale begins anew, so that it is read `PATIENCE` steps apart, and no more.
     assert PATIENCE <= skipped < 2 * PATIENCE + 2
-    assert callback.plan.ways["growing"] == callback.plan.ways["norm"] == "float32"
+    assert (
+        callback.plan.precisions["growing"]
+        == callback.plan.precisions["norm"]
+        == "float32"
+    )
     assert callback.plan.float16_share == 1.0
     assert float(model.optimizer.loss_scale) == SCALE
 
@@ -143,12 +147,12 @@ def test_train_on_batch_in_a_loop_of_ones_own():
 def test_a_plan_that_was_applied_is_extended():
     keras.config.set_dtype_policy("mixed_float16")
     model, callback = growing_model(jit_compile=False), planned()
-    before = {"before": "float16_products", "logits": "float32"}
-    layers = tuple(LayerPlan(path, way, "by hand", 0) for path, way in before.items())
+    before = {"before": "float16_matmul", "logits": "float32"}
+    layers = tuple(LayerPlan(path, mode, "by hand", 0) for path, mode in before.items())
     keras_mp.PrecisionPlan(layers, 1.0, 0.0, 4.0).apply(model)
     fit(model, callbacks=[callback])
     assert int(model.optimizer.skipped_steps) < 2 * PATIENCE
-    assert callback.plan.ways.items() > before.items()
+    assert callback.plan.precisions.items() > before.items()
     reasons = {layer.path: layer.reason for layer in callback.plan.layers}
     assert reasons["logits"] == "as before"
     keras_mp.to_keras(model)

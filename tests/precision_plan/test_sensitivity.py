@@ -19,8 +19,8 @@ L = keras.layers
 TOLERANCE = 0.02  # of four layers each may have 0.005, and two together 0.00707
 COST = {
     "float16": 1.0,
-    "float16_products": 0.5,
-    "scaled_float16_products": 0.25,
+    "float16_matmul": 0.5,
+    "scaled_float16_matmul": 0.25,
 }
 # The code of b around b/a and b/c, which can multiply; d stands beside it.
 GROUPS = (
@@ -28,16 +28,16 @@ GROUPS = (
     Group(("d",)),
 )
 NUMBERS = {
-    path: LayerNumbers(path, has_products=path.startswith("b/"))
+    path: LayerNumbers(path, has_matmul=path.startswith("b/"))
     for path in GROUPS[0].paths
 } | {"d": LayerNumbers("d")}
 
 
 def measured(errors):
-    """Returns a function of ways: the errors of layers add as squares."""
+    """Returns a function of modes: the errors of layers add as squares."""
 
-    def error_of(ways):
-        narrow = {path: way for path, way in ways.items() if way != "float32"}
+    def error_of(modes):
+        narrow = {path: mode for path, mode in modes.items() if mode != "float32"}
         return math.hypot(*(errors.get(p, 0.0) * COST[w] for p, w in narrow.items()))
 
     return error_of
@@ -49,11 +49,11 @@ CASES = {
     "as much as each may have": (dict.fromkeys(NUMBERS, 0.005), {}),
     "one layer": ({"d": 0.006}, {"d": "float32"}),
     "one inside a group": ({"b": 0.1}, {"b": "float32"}),
-    "products are enough": ({"b/a": 0.0099}, {"b/a": "float16_products"}),
-    "scaled products are": ({"b/a": 0.0199}, {"b/a": "scaled_float16_products"}),
+    "products are enough": ({"b/a": 0.0099}, {"b/a": "float16_matmul"}),
+    "scaled products are": ({"b/a": 0.0199}, {"b/a": "scaled_float16_matmul"}),
     "FP32 is": ({"b/a": 0.0201}, {"b/a": "float32"}),
     "one that is not finite": ({"b/c": math.inf}, {"b/c": "float32"}),
-    "not those beside it": ({"b/a": 0.008, "b/c": 0.004}, {"b/a": "float16_products"}),
+    "not those beside it": ({"b/a": 0.008, "b/c": 0.004}, {"b/a": "float16_matmul"}),
 }
 
 
@@ -62,16 +62,16 @@ def test_layers_that_leave_fp16(name):
     errors, expected = CASES[name]
     error_of = measured(errors)
     found = widen_for_gradients(GROUPS, NUMBERS, {}, error_of, TOLERANCE)
-    assert {path: choice.way for path, choice in found.items()} == expected
-    ways = dict.fromkeys(NUMBERS, "float16") | expected
-    assert error_of(ways) <= TOLERANCE / 2
+    assert {path: choice.mode for path, choice in found.items()} == expected
+    modes = dict.fromkeys(NUMBERS, "float16") | expected
+    assert error_of(modes) <= TOLERANCE / 2
 
 
 def test_a_group_within_its_share_is_tried_once():
     tried = []
 
-    def error_of(ways):
-        tried.append(dict(ways))
+    def error_of(modes):
+        tried.append(dict(modes))
         return 0.0
 
     widen_for_gradients(GROUPS, NUMBERS, {}, error_of, TOLERANCE)
@@ -83,26 +83,26 @@ def test_a_group_within_its_share_is_tried_once():
 
 def test_choices_stay_and_are_tried_as_they_are():
     before = {path: Choice("float32", "range") for path in ("b", "d")}
-    before["b/a"] = Choice("float16_products", "range")
+    before["b/a"] = Choice("float16_matmul", "range")
     tried = []
 
-    def error_of(ways):
-        tried.append(dict(ways))
-        return measured({"b/a": 0.02})(ways)
+    def error_of(modes):
+        tried.append(dict(modes))
+        return measured({"b/a": 0.02})(modes)
 
     found = widen_for_gradients(GROUPS, NUMBERS, before, error_of, TOLERANCE)
     assert found["b"] == before["b"] and found["d"] == before["d"]
     assert found["b/a"] == Choice(
-        "scaled_float16_products",
-        "gradient error 1.00% from float16_products in it alone",
+        "scaled_float16_matmul",
+        "gradient error 1.00% from float16_matmul in it alone",
     )
     assert {"d": "float32"} not in tried  # it brings no error in
-    assert before["b/a"].way == "float16_products"
+    assert before["b/a"].mode == "float16_matmul"
 
 
 def test_what_was_measured_is_remembered():
     tried = []
-    error_of = remembered(lambda ways: tried.append(ways) or 0.5)
+    error_of = remembered(lambda modes: tried.append(modes) or 0.5)
     assert error_of({"a": "float16", "b": "float32"}) == 0.5
     assert error_of({"b": "float32", "a": "float16"}) == 0.5
     assert error_of({"a": "float16"}) == 0.5

@@ -18,8 +18,8 @@ def test_the_logits_are_an_fp16_product_where_the_norm_before_is_fp32():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras_mp.wrap("sgd"), loss)
     plan = keras_mp.plan_precision(model, WORDS, WORDS)
-    assert plan.ways == {
-        "words": "float16_products",
+    assert plan.precisions == {
+        "words": "float16_matmul",
         "large": "float32",
         "norm": "float32",
     }
@@ -36,7 +36,10 @@ def test_a_norm_in_fp32_does_not_round_to_the_fp16_of_its_input():
     model.compile(keras_mp.wrap("sgd"), "mse")
     x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     plan = keras_mp.plan_precision(model, x, x)
-    assert plan.ways["large"] == plan.ways["norm"] == "float32" and not plan.notes
+    assert (
+        plan.precisions["large"] == plan.precisions["norm"] == "float32"
+        and not plan.notes
+    )
     assert np.all(np.isfinite(plan.apply(model)(x)))
     keras_mp.to_keras(model)
     assert not any(norm.autocast for norm in norms)

@@ -36,7 +36,7 @@ CHAINS = (
         ("ops.checks", "ops.gradients"),
         ("ops.kernels",),
         ("ops",),
-        ("layers.float16_products_policy",),
+        ("layers.float16_matmul_policy",),
         ("precision",),
         ("layers.precision",),
         ("layers.core",),

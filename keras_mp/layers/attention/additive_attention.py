@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.attention.base_attention import apply_scores
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     multiplies,
     read_without_autocast,

@@ -13,7 +13,7 @@ from keras_mp.layers.attention.one_pass import (
     attend_without_heads,
     can_attend_without_heads,
 )
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     multiplies,
     multiply,

@@ -15,7 +15,7 @@ from keras_mp.layers.attention.one_pass import (
 )
 from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies
 
 

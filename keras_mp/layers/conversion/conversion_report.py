@@ -1,4 +1,4 @@
-"""`conversion_report`: the layers that `convert` converted, and those it left."""
+"""`conversion_report`: the layers that `convert` converted, and those it did not."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import keras
 from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.counterparts import (
     COUNTERPARTS,
-    LEFT,
+    NOT_CONVERTED,
     counterpart,
     is_converted,
     overridden,
@@ -27,34 +27,40 @@ class ConversionReport:
 
     Args:
         converted: number of layers of each class of `keras_mp.layers`.
-        nothing_to_convert: number of layers of each class without 16-bit matrix
+        unaffected: number of layers of each class without 16-bit matrix
             products and sums, including layers that compute in FP32.
-        left: number of layers and operations that compute 16-bit matrix products or
-            sums as Keras does, by `(class, reason)`.
+        not_converted: number of layers and operations that compute 16-bit matrix
+            products or sums as Keras does, by `(class, reason)`.
 
     Example:
 
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> print(keras_mp.conversion_report(keras_mp.convert(model)))
     converted: Dense
-    nothing to convert: -
-    left: -
+    unaffected: -
+    not converted: -
     """
 
     converted: Counter[str] = field(default_factory=Counter)
-    nothing_to_convert: Counter[str] = field(default_factory=Counter)
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unaffected: Counter[str] = field(default_factory=Counter)
+    not_converted: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        left = Counter({f"{name} ({why})": n for (name, why), n in self.left.items()})
         return "\n".join(
-            f"{title}: {_format_counts(counts)}"
-            for title, counts in (
-                ("converted", self.converted),
-                ("nothing to convert", self.nothing_to_convert),
-                ("left", left),
-            )
+            [
+                f"converted: {_format_counts(self.converted)}",
+                f"unaffected: {_format_counts(self.unaffected)}",
+                f"not converted: {self.reasons}",
+            ]
         )
+
+    @property
+    def reasons(self) -> str:
+        """What is not converted, each with the reason in brackets; `-` for nothing."""
+        described = {
+            f"{name} ({why})": n for (name, why), n in self.not_converted.items()
+        }
+        return _format_counts(Counter(described))
 
 
 def _format_counts(counts: Counter[str]) -> str:
@@ -67,7 +73,7 @@ def _format_counts(counts: Counter[str]) -> str:
 def conversion_report(model: keras.Layer) -> ConversionReport:
     """Reports which layers of a model are converted, which are not, and why.
 
-    A layer is listed as left if its compute dtype is FP16 or bfloat16 and it is a Keras
+    A layer is not converted if its compute dtype is FP16 or bfloat16 and it is a Keras
     layer with a counterpart in keras_mp, a Keras layer without one that computes
     matrix products or sums, or a layer of your own whose `call` refers to one of them.
     The code of such a layer is analysed, not run. If it mentions float32, it may cast
@@ -85,8 +91,8 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
     >>> model = keras.Sequential([keras.Input((3,)), layer])
     >>> print(keras_mp.conversion_report(model))
     converted: -
-    nothing to convert: -
-    left: Dense (not converted: call `keras_mp.convert`)
+    unaffected: -
+    not converted: Dense (not converted: call `keras_mp.convert`)
 
     Reference: Mixed Precision Training, section 3.3.
     """
@@ -95,13 +101,15 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
         name = type(layer).__name__
         if is_converted(type(layer)):
             report.converted[name] += 1
-        elif reason := _reason_left(layer):
-            report.left[name, reason] += 1
+        elif reason := _why_not_converted(layer):
+            report.not_converted[name, reason] += 1
         elif not isinstance(layer, keras.Model | keras.layers.InputLayer):
-            report.nothing_to_convert[name] += 1
+            report.unaffected[name] += 1
     for operation in ModelIndex(model).operations.values():
         if _is_product_or_sum(operation):
-            report.left[type(operation).__name__, "an operation, not a layer"] += 1
+            report.not_converted[
+                type(operation).__name__, "an operation, not a layer"
+            ] += 1
     return report
 
 
@@ -126,7 +134,7 @@ def _replaces_its_cell(recurrent: LayerEntry | None) -> bool:
     return isinstance(layer, _WITH_CELLS) and has_cell_of_keras(layer)
 
 
-def _reason_left(layer: Any) -> str:
+def _why_not_converted(layer: Any) -> str:
     """Returns why a layer computes products or sums as Keras; empty if it has none."""
     if not is_half(layer.compute_dtype):
         return ""
@@ -142,7 +150,7 @@ def _reason_left(layer: Any) -> str:
     if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
         if "call" in vars(layer):
             return f"a {cls.__name__} whose `call` was replaced"
-        return LEFT.get(cls.__name__, "")
+        return NOT_CONVERTED.get(cls.__name__, "")
     names, casts = products_and_sums(layer)
     if not names:
         return ""

@@ -22,7 +22,7 @@ from keras_mp.layers.conversion.counterparts import (
     replaced_methods,
 )
 from keras_mp.layers.conversion.wider_inputs import wider_inputs
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.layers.precision import FP32Weights
 from keras_mp.optimizer.weight_exchange import can_exchange_weights, exchange_weights
 from keras_mp.precision.model_index import ModelIndex
@@ -86,11 +86,11 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     report = conversion_report(model)
     if verbose:
         print(report)
-    elif report.left:
+    elif report.not_converted:
         warnings.warn(
             "What `convert` leaves computes matrix products and sums in 16 bits, as "
             "Keras does. "
-            f"Received: {model.name!r}, with {str(report).rpartition('left: ')[2]}. "
+            f"Received: {model.name!r}, with {report.reasons}. "
             "Give such a layer dtype='float32', or write it with `keras_mp.layers` and "
             "`keras_mp.ops`; `convert(model, verbose=True)` prints all, and does not "
             "warn.",
@@ -141,7 +141,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
 
     The inverse of `convert` and of `PrecisionPlan.apply`, in place: weights, names and
-    all other state stay. Layers with a `Float16ProductsPolicy` get `float32`, or
+    all other state stay. Layers with a `Float16MatmulPolicy` get `float32`, or
     `float16` if their weights are stored in that, also inside a `DTypePolicyMap`. A
     model saved or exported then loads without keras_mp: no regularizer is a
     `keras_mp.FP32Regularizer` any more. Normalizations keep their FP32 weights under
@@ -195,8 +195,8 @@ def to_keras(model: keras.Layer) -> keras.Layer:
 
 
 def _policy_of_keras(policy: Any) -> Any:
-    """Returns a policy without any `Float16ProductsPolicy`."""
-    if isinstance(policy, Float16ProductsPolicy):
+    """Returns a policy without any `Float16MatmulPolicy`."""
+    if isinstance(policy, Float16MatmulPolicy):
         # A layer of Keras that computes in FP32 does not read FP16 weights.
         return keras.DTypePolicy(policy.variable_dtype)
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):

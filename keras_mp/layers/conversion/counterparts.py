@@ -130,7 +130,7 @@ if keras_internals.has("AdaptiveAveragePooling1D"):
 _OTHER_CODE = "it runs code that is not Keras's"
 _AUGMENTATION = "it sums pixels in its dtype: give an augmentation dtype='float32'"
 _PREPROCESSING = "it sums in its dtype: give preprocessing dtype='float32'"
-LEFT = {
+NOT_CONVERTED = {
     "AugMix": _AUGMENTATION,
     "ContrastLimitedAdaptiveHistogramEqualization": _AUGMENTATION,
     "Equalization": _AUGMENTATION,

@@ -12,7 +12,7 @@ from keras_mp.layers.core.dense import Dense
 from keras_mp.layers.core.einsum_dense import EinsumDense
 from keras_mp.layers.merging.dot import Dot
 
-# The layers that do as `Float16ProductsPolicy` says.
+# The layers that do as `Float16MatmulPolicy` says.
 WITH_PRODUCTS: tuple[type, ...] = (
     AdditiveAttention,
     Attention,

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_mp.dtypes import is_half
 from keras_mp.layers.convolutional.empty_inputs import convolve_filled, least_sizes
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,
@@ -103,7 +103,7 @@ class FP32Conv(KeepsPolicy, BaseFP32Conv):
     """Mixin for Conv1D to Conv3D.
 
     A convolution with kernel size 1 and stride 1 is computed as a matrix product, also
-    with `Float16ProductsPolicy`, and one with a group for each channel as a depthwise
+    with `Float16MatmulPolicy`, and one with a group for each channel as a depthwise
     convolution.
     """
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     fused_activation,

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.core.contraction import contract, is_matmul, parse
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.core.embedding import refuse_rounded_ids
-from keras_mp.layers.float16_products_policy import KeepsPolicy
+from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies, multiply, read_without_autocast
 
 

@@ -11,7 +11,7 @@ from older_versions import needs
 import keras_mp
 from keras_mp import layers
 from keras_mp.layers.conversion import counterparts
-from keras_mp.layers.conversion.counterparts import COUNTERPARTS, LEFT
+from keras_mp.layers.conversion.counterparts import COUNTERPARTS, NOT_CONVERTED
 
 
 def outputs(model, x):
@@ -906,17 +906,17 @@ def test_the_report(capsys):
     model = keras.Model(inputs, Products(dtype="float32")(x))
     report = keras_mp.conversion_report(model)
     assert report.converted == {}
-    assert report.left["Dense", "not converted: call `keras_mp.convert`"] == 1
+    assert report.not_converted["Dense", "not converted: call `keras_mp.convert`"] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         keras_mp.convert(model, verbose=True)
     report = keras_mp.conversion_report(model)
     assert report.converted == {"Dense": 2, "Softmax": 2}
-    assert report.nothing_to_convert == {"Dropout": 1, "Products": 1}
-    assert report.left == {
+    assert report.unaffected == {"Dropout": 1, "Products": 1}
+    assert report.not_converted == {
         ("Products", "its own code calls `einsum`, `matmul`"): 1,
         ("Lambda", "its own code calls `mean`, and casts to float32 somewhere"): 1,
-        ("RandomContrast", LEFT["RandomContrast"]): 1,
+        ("RandomContrast", NOT_CONVERTED["RandomContrast"]): 1,
         ("Matmul", "an operation, not a layer"): 1,
         ("Softmax", "an operation, not a layer"): 1,
     }

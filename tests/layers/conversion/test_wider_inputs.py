@@ -105,7 +105,7 @@ def test_float_ids_are_looked_up_too(name):
 def test_plans_and_inspect_look_at_the_same_rows(policy):
     model = converted(sequential, policy)
     plan = keras_mp.plan_precision(model, WORDS, TARGETS)
-    assert plan.ways == {} and not plan.notes
+    assert plan.precisions == {} and not plan.notes
     assert plan.verify(model, WORDS, TARGETS).after.gradient_error <= 0.02
     # Two layers whose results are rounded to 2**-11, and the square of the error.
     assert keras_mp.inspect(model, WORDS, TARGETS).loss_error < 8 * 2.0**-11
@@ -116,7 +116,7 @@ def test_ids_are_no_values_that_a_plan_looks_at():
     inputs = keras.Input((3,))
     model = compiled(keras.Model(inputs, L.Dense(1)(L.Flatten()(embedding()(inputs)))))
     plan = keras_mp.plan_precision(model, WORDS.astype("float32"), TARGETS)
-    assert plan.ways == {} and not plan.notes
+    assert plan.precisions == {} and not plan.notes
 
 
 def test_a_file_keeps_the_ids_whole(tmp_path):
@@ -134,7 +134,7 @@ def test_plan_precision_mends_a_model_of_keras(policy):
     model.build((None, 3))
     compiled(model)
     plan = keras_mp.plan_precision(model, WORDS, TARGETS)
-    assert plan.ways == {} and not plan.notes
+    assert plan.precisions == {} and not plan.notes
     before = [layer.dtype for layer in model._flatten_layers()]
     assert model._flatten_layers()[1].dtype == "float16" and "int32" not in before
     plan.apply(model)

@@ -55,7 +55,7 @@ def test_a_subclass_with_its_own_call_refuses_them_too():
     layer = Doubled(3000, 1, "ones", dtype="float16")
     model = keras.Sequential([keras.Input((1,), dtype="int32"), layer])
     report = keras_mp.conversion_report(keras_mp.convert(model))
-    assert report.converted == {"Doubled": 1} and not report.left
+    assert report.converted == {"Doubled": 1} and not report.not_converted
     assert model(np.array([[2049]])).numpy() == 2
     with pytest.raises(ValueError, match="ids in float16"):
         layer(np.ones(1, "float16"))

@@ -170,7 +170,7 @@ def test_diagnostics_of_a_model_of_keras_are_those_of_fp32():
 def test_a_plan_is_not_wider_for_large_features():
     model, x, y = model_of("mixed_float16")
     plan = keras_mp.plan_precision(model, x, y)
-    assert plan.ways == {} and not plan.notes
+    assert plan.precisions == {} and not plan.notes
     assert np.all(np.isfinite(plan.apply(model).predict(x, verbose=0)))
 
 

@@ -218,8 +218,8 @@ def test_it_is_converted_with_its_cell():
     keras_mp.convert(model)
     assert str(keras_mp.conversion_report(model)).splitlines() == [
         "converted: ConvLSTM2D",
-        "nothing to convert: -",
-        "left: -",
+        "unaffected: -",
+        "not converted: -",
     ]
     np.testing.assert_array_equal(model(x), expected(x))
     assert type(keras_mp.to_keras(model).layers[0]) is keras.layers.ConvLSTM2D

@@ -1,4 +1,4 @@
-"""`float16_products`: FP32 matrices, multiplied in FP16 with FP32 results."""
+"""`float16_matmul`: FP32 matrices, multiplied in FP16 with FP32 results."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ _TOP = 14
 _SHIFT, _ONE, _NOT_FINITE = 23, 127, 255
 
 
-def float16_products(
+def float16_matmul(
     a: Any,
     b: Any,
     transpose_a: bool = False,

@@ -1,4 +1,4 @@
-"""`Float16ProductsPolicy`: FP32 everywhere, but FP16 goes into matrix products."""
+"""`Float16MatmulPolicy`: FP32 everywhere, but FP16 goes into matrix products."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import keras
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Float16ProductsPolicy(keras.DTypePolicy):
+class Float16MatmulPolicy(keras.DTypePolicy):
     """Computes in FP32, and multiplies matrices of FP16 numbers with FP32 results.
 
     That is what tensor cores compute at the speed of FP16. A layer of `keras_mp.layers`
@@ -41,7 +41,7 @@ class Float16ProductsPolicy(keras.DTypePolicy):
 
     Example:
 
-    >>> policy = keras_mp.Float16ProductsPolicy()
+    >>> policy = keras_mp.Float16MatmulPolicy()
     >>> layer = keras_mp.layers.Dense(1, kernel_initializer="ones", dtype=policy)
     >>> layer(np.full((1, 4), 3e4, "float32")).numpy()    # an FP16 result would be inf
     array([[120000.]], dtype=float32)
@@ -72,7 +72,7 @@ class Float16ProductsPolicy(keras.DTypePolicy):
         return {"scaled": self._scaled, "variable_dtype": self._stored}
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Float16ProductsPolicy):
+        if not isinstance(other, Float16MatmulPolicy):
             return False
         return other.get_config() == self.get_config()
 
@@ -81,13 +81,13 @@ class Float16ProductsPolicy(keras.DTypePolicy):
 
     def __repr__(self) -> str:
         return (
-            f"<Float16ProductsPolicy scaled={self._scaled} "
+            f"<Float16MatmulPolicy scaled={self._scaled} "
             f"variable_dtype={self._stored!r}>"
         )
 
 
 class KeepsPolicy:
-    """Mixin for a layer that has a `Float16ProductsPolicy` when it is loaded, too.
+    """Mixin for a layer that has a `Float16MatmulPolicy` when it is loaded, too.
 
     Keras hands the name of a policy to the constructor, and nothing else of it.
     """
@@ -97,6 +97,6 @@ class KeepsPolicy:
         layer = super().from_config(config)  # type: ignore[misc]
         if isinstance(config.get("dtype"), dict):
             policy = keras.dtype_policies.deserialize(config["dtype"])
-            if isinstance(policy, Float16ProductsPolicy):
+            if isinstance(policy, Float16MatmulPolicy):
                 layer.dtype_policy = policy
         return layer

@@ -1,11 +1,11 @@
-"""float16_products: values and gradients against float64, on every route."""
+"""float16_matmul: values and gradients against float64, on every route."""
 
 import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops.float16_products import float16_products
+from keras_mp.ops.float16_matmul import float16_matmul
 
 PLAIN_AND_SCALED = pytest.mark.parametrize(
     "scaled", [False, True], ids=["plain", "scaled"]
@@ -29,7 +29,7 @@ def differentiate(run, arguments, upstream, **options):
     def compute(upstream, a, b):
         with tf.GradientTape() as tape:
             tape.watch([a, b])
-            y = float16_products(a, b, **options)
+            y = float16_matmul(a, b, **options)
         return y, *tape.gradient(y, [a, b], upstream)
 
     compute = run(compute, autograph=False)
@@ -144,7 +144,7 @@ def every_route(route, library):
 @PLAIN_AND_SCALED
 def test_the_sizes_that_are_known_stay_known(scaled):
     spec = [tf.TensorSpec([None, 7, 17], "float32"), tf.TensorSpec([17, 5], "float32")]
-    product = tf.function(lambda a, b: float16_products(a, b, scaled=scaled), spec)
+    product = tf.function(lambda a, b: float16_matmul(a, b, scaled=scaled), spec)
     shape = product.get_concrete_function().output_shapes
     assert shape.as_list() == [None, 7, 5]
 
@@ -266,7 +266,7 @@ def test_bias_and_activation_are_fp32(route, activation, scaled):
     def compute(a, b, bias):
         with tf.GradientTape() as tape:
             tape.watch(bias)
-            y = float16_products(a, b, bias=bias, activation=activation, scaled=scaled)
+            y = float16_matmul(a, b, bias=bias, activation=activation, scaled=scaled)
         return y, tape.gradient(y, bias)
 
     run = route(compute, autograph=False)
@@ -303,7 +303,7 @@ def test_a_tensor_times_itself_gets_both_gradients(route, scaled):
     def compute(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = float16_products(x, x, transpose_b=True, scaled=scaled)
+            y = float16_matmul(x, x, transpose_b=True, scaled=scaled)
         return tape.gradient(y, x)
 
     found = route(compute, autograph=False)(tf.constant([[1.0, 2.0]]))
@@ -316,7 +316,7 @@ def second_order(a, b, u, v, scaled):
         outer.watch([a, b, u])
         with tf.GradientTape() as inner:
             inner.watch(a)
-            y = float16_products(a, b, scaled=scaled)
+            y = float16_matmul(a, b, scaled=scaled)
         total = tf.reduce_sum(v * inner.gradient(y, a, u))
     return outer.gradient(total, [b, u])
 
@@ -348,8 +348,8 @@ def test_second_order_is_scaled_too(route):
 @PLAIN_AND_SCALED
 def test_a_vectorized_map_is_that_of_each_element(scaled):
     a, b = tf.constant(draw(1, 3, 2, 7)), tf.constant(draw(2, 7, 5))
-    mapped = tf.vectorized_map(lambda x: float16_products(x, b, scaled=scaled), a)
-    expected = tf.stack([float16_products(x, b, scaled=scaled) for x in a])
+    mapped = tf.vectorized_map(lambda x: float16_matmul(x, b, scaled=scaled), a)
+    expected = tf.stack([float16_matmul(x, b, scaled=scaled) for x in a])
     np.testing.assert_array_equal(mapped, expected)
 
 
@@ -369,7 +369,7 @@ def test_a_graph_keeps_factors_in_fp16_for_the_backward_pass():
     def step(x, w):
         with tf.GradientTape() as tape:
             tape.watch([x, w])
-            y = float16_products(tf.sin(x), w)
+            y = float16_matmul(tf.sin(x), w)
         upstream.append(tf.ones_like(y))
         return tape.gradient(y, w, upstream[0])
 

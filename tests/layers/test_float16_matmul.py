@@ -1,4 +1,4 @@
-"""Layers under `Float16ProductsPolicy`: FP16 into products, FP32 out of them.
+"""Layers under `Float16MatmulPolicy`: FP16 into products, FP32 out of them.
 
 tests/layers/test_contract.py compares them with float64.
 """
@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.ops import float16_products
+from keras_mp.ops import float16_matmul
 
 L = keras_mp.layers
-PLAIN, SCALED = (keras_mp.Float16ProductsPolicy(scaled) for scaled in (False, True))
+PLAIN, SCALED = (keras_mp.Float16MatmulPolicy(scaled) for scaled in (False, True))
 POLICIES = {"plain": PLAIN, "scaled": SCALED}
 EACH_POLICY = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 # FP16 rounds it to 1.
@@ -94,13 +94,13 @@ PRODUCTS = {
 @pytest.fixture
 def products(monkeypatch):
     """The dtypes of the factors of each product, as they are multiplied."""
-    found, multiply = [], float16_products.fp16_gemm
+    found, multiply = [], float16_matmul.fp16_gemm
 
     def record(a, b, *args, **kwargs):
         found.append((a.dtype.name, b.dtype.name))
         return multiply(a, b, *args, **kwargs)
 
-    monkeypatch.setattr(float16_products, "fp16_gemm", record)
+    monkeypatch.setattr(float16_matmul, "fp16_gemm", record)
     return found
 
 
@@ -346,7 +346,7 @@ def test_the_policy_of_a_built_layer_can_be_set(stored, policy):
 
 
 def test_weights_that_are_stored_in_fp16_stay_so_in_a_file(tmp_path):
-    policy = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+    policy = keras_mp.Float16MatmulPolicy(variable_dtype="float16")
     model = keras.Sequential([keras.Input((1,)), L.Dense(1, dtype=policy)])
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -410,7 +410,7 @@ def test_to_keras_takes_policies_out_of_maps(tmp_path):
 
 
 def test_to_keras_reads_weights_that_are_stored_in_fp16():
-    policy = keras_mp.Float16ProductsPolicy(variable_dtype="float16")
+    policy = keras_mp.Float16MatmulPolicy(variable_dtype="float16")
     layer = keras.layers.Conv1D(1, 1, **ONES, dtype=policy)
     model = keras.Sequential([keras.Input((1, 1)), layer])
     assert keras_mp.to_keras(model)(np.ones((1, 1, 1))).dtype == "float16"
@@ -418,11 +418,11 @@ def test_to_keras_reads_weights_that_are_stored_in_fp16():
 
 def test_another_dtype_of_weights_is_refused():
     with pytest.raises(ValueError, match=r"`variable_dtype` must be.*bfloat16"):
-        keras_mp.Float16ProductsPolicy(variable_dtype="bfloat16")
+        keras_mp.Float16MatmulPolicy(variable_dtype="bfloat16")
 
 
 def test_policies_are_compared_by_what_they_say():
-    policy = keras_mp.Float16ProductsPolicy
+    policy = keras_mp.Float16MatmulPolicy
     assert policy() == policy(False, "float32") != policy(scaled=True)
     assert policy() != keras.DTypePolicy("float32") != policy()
     assert policy.from_config(SCALED.get_config()) == SCALED
