@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
@@ -81,8 +82,8 @@ def plan_precision(
     Raises:
         TypeError: `model` is not a `keras.Model`.
         ValueError: it is not built, not compiled, or has no trainable weights; it has
-            layers in bfloat16; the loss is not finite in FP32; an argument is out of
-            its range.
+            layers in bfloat16; the loss is not finite in FP32, or a weight is not; an
+            argument is out of its range.
         RuntimeError: Keras is on another backend than TensorFlow.
 
     Example:
@@ -107,7 +108,7 @@ def plan_precision(
             "the dataset itself, not an iterator that is exhausted."
         )
     measured = Measurement(model, data)
-    _check_losses(measured.references)
+    _check_losses(model, measured.references)
     smallest = measured.smallest_loss_scale
     choices = decide(measured.numbers.values(), margin, smallest)
     if keep_applied:
@@ -317,11 +318,23 @@ def _check_policies(model: Any) -> None:
         )
 
 
-def _check_losses(runs: list[Backpropagation]) -> None:
-    for each in runs:
-        if not np.isfinite(each.loss):
-            raise ValueError(
-                "The loss must be finite in FP32. Received: "
-                f"{float(each.loss)}. No precision helps: look at the data, the "
-                "learning rate and the loss."
-            )
+def _check_losses(model: Any, runs: list[Backpropagation]) -> None:
+    losses = [float(each.loss) for each in runs]
+    found = next((loss for loss in losses if not math.isfinite(loss)), None)
+    if found is None:
+        return
+    for path, entry in ModelIndex(model).items():
+        for variable, _ in keras_internals.own_variables(entry.layer):
+            value = keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
+            if not np.all(np.isfinite(value)):
+                raise ValueError(
+                    "The weights must be finite. Received: a loss of "
+                    f"{found} in FP32, and a value in '{path}/{variable.name}', "
+                    f"stored in {variable.dtype}, that is not. FP16 ends at 65,504, "
+                    "and what was larger is lost: load it again, or `adapt` again, "
+                    "under the policy mixed_float16, which stores weights in FP32."
+                )
+    raise ValueError(
+        f"The loss must be finite in FP32. Received: {found}. No precision helps: look "
+        "at the data, the learning rate and the loss."
+    )

@@ -397,6 +397,23 @@ def test_misuse_is_explained(case):
         keras_mp.plan_precision(model, WORDS, NEXT, **arguments)
 
 
+def test_a_weight_beyond_fp16_is_named():
+    keras.config.set_dtype_policy("float16")
+    model = compiled(language_model())
+    kernel = model.get_layer("first").up.kernel
+    kernel.assign(np.full(kernel.shape, np.float16(np.inf)))
+    message = r"a value in 'first/up/kernel', stored in float16, .*mixed_float16"
+    with pytest.raises(ValueError, match=message):
+        keras_mp.plan_precision(model, WORDS, NEXT)
+
+
+def test_a_loss_that_is_not_finite():
+    model = compiled(language_model())
+    model.compile(keras_mp.wrap("sgd"), lambda y, p: keras.ops.mean(p) / 0.0)
+    with pytest.raises(ValueError, match="No precision helps: look at the data"):
+        keras_mp.plan_precision(model, WORDS, NEXT)
+
+
 def test_a_dataset_without_batches():
     model = compiled(language_model())
     empty = tf.data.Dataset.from_tensor_slices((WORDS, NEXT)).batch(4).take(0)
