@@ -17,6 +17,7 @@ from keras_mp.diagnostics.arguments import (
 )
 from keras_mp.diagnostics.numerics import Entry, Numerics
 from keras_mp.diagnostics.observation import floating_tensors
+from keras_mp.diagnostics.precision import notes_on_cached_tensors
 from keras_mp.diagnostics.statistics import TensorStatistics
 from keras_mp.diagnostics.subject import Backpropagation, overrides, run, weight_paths
 from keras_mp.diagnostics.updates import Difference, updates_of
@@ -132,6 +133,7 @@ def _notes(model: Any, in_fp32: Backpropagation, report: Numerics) -> Iterator[s
     """Yields what the report does not see, or sees otherwise than training does."""
     if overrides(model, "train_step"):
         yield "the model's own `train_step` is not run, only `compute_loss`"
+    yield from notes_on_cached_tensors(model)
     for path in in_fp32.unseen:
         yield f"{path!r} is not shown: its class has `__slots__`"
     if in_fp32.random and report.needs_fp32():

@@ -101,6 +101,34 @@ def _statistics_made_again(layers: list[Any]) -> Iterator[None]:
             layer.mean, layer.variance = mean, variance
 
 
+def notes_on_cached_tensors(model: Any) -> list[str]:
+    """Returns a note on each 16-bit tensor that a layer has made before it runs.
+
+    A run in FP32 has its rounding, too. A Normalization makes its statistics again.
+
+    Args:
+        model: `keras.Model`.
+    """
+    return [
+        f"{path!r} keeps a {dtype} tensor, its attribute {name!r}: in FP32 it has that "
+        "rounding, too. Give the layer dtype='float32', or make the tensor in `call`"
+        for path, entry in ModelIndex(model).items()
+        if not isinstance(entry.layer, keras.layers.Normalization)
+        for name, dtype in _cached_halves(entry.layer)
+    ]
+
+
+def _cached_halves(layer: Any) -> Iterator[tuple[str, str]]:
+    for name, value in vars(layer).items():
+        inside = value.values() if isinstance(value, dict) else value
+        several = isinstance(value, dict | list | tuple)
+        for each in inside if several else [value]:
+            if keras.ops.is_tensor(each) and not isinstance(each, keras.Variable):
+                dtype = keras.backend.standardize_dtype(each.dtype)
+                if is_half(dtype):
+                    yield name, dtype
+
+
 def is_quantized(layer: Any) -> bool:
     """Tells whether a layer was quantized."""
     return layer.quantization_mode is not None

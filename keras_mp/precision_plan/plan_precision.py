@@ -14,6 +14,7 @@ from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.arguments import as_batch, check_model
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
+from keras_mp.diagnostics.precision import notes_on_cached_tensors
 from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.model_index import ModelIndex
@@ -127,7 +128,7 @@ def plan_precision(
         share,
         plan.error,
         margin,
-        tuple(notes),
+        (*notes, *notes_on_cached_tensors(model)),
         measured.loss_scale,
         plan.fp32_noise,
     )

@@ -249,3 +249,36 @@ def test_layers_that_a_plan_rounds_return_fp32_in_fp32():
             found = run(model, as_batch(X, Y, None), dtype=dtype)
             outputs = [tensor for call in found.calls for tensor in call.outputs]
             assert {tensor.dtype.name for tensor in outputs} == {dtype}
+
+
+class WithTable(keras.layers.Layer):
+    """Makes a table in its compute dtype when it is built."""
+
+    def build(self, shape):
+        self.table = keras.ops.cast(keras.ops.arange(shape[-1]) / 3, self.compute_dtype)
+        self.tables = {"of both": self.table}
+        self.built = True
+
+    def call(self, x):
+        return x * keras.ops.cast(self.table, x.dtype)
+
+
+CACHES = {"mixed_float16": 2, "mixed_bfloat16": 2, "float32": 0}
+
+
+@pytest.mark.parametrize("policy", CACHES)
+def test_a_tensor_that_a_layer_has_made_before_is_named(policy):
+    keras.config.set_dtype_policy(policy)
+    norm = keras.layers.Normalization(mean=0.0, variance=1.0)
+    layers = [norm, WithTable(name="own"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile("sgd", "mse")
+    x = np.ones((2, 3), "float32")
+    notes = [n for n in keras_mp.inspect(model, x, x[:, :1]).notes if "'own'" in n]
+    assert len(notes) == CACHES[policy]
+    if policy == "mixed_float16":
+        assert notes[0].startswith(
+            "'own' keeps a float16 tensor, its attribute 'table'"
+        )
+        plan = keras_mp.plan_precision(model, x, x[:, :1])
+        assert list(plan.notes) == notes
