@@ -5,7 +5,7 @@ import typing as _typing
 
 import keras as _keras
 
-from keras_mp import layers
+from keras_mp import layers, losses, metrics
 from keras_mp.callbacks import (
     LossScaleCallback,
     LossScaleCollapseError,
@@ -72,6 +72,8 @@ __all__ = [
     "find_overflow",
     "inspect",
     "layers",
+    "losses",
+    "metrics",
     "ops",
     "plan_precision",
     "regularize_in_fp32",

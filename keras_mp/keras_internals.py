@@ -593,6 +593,22 @@ def attach_logits(probabilities: Any, logits: Any) -> None:
     probabilities._keras_logits = logits
 
 
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that a layer gave its output, or None.
+
+    The attribute `_keras_mask` of a tensor, which Keras's losses and metrics read.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def attach_mask(tensor: Any, mask: Any) -> None:
+    """Has Keras's losses leave out what a mask leaves out.
+
+    The attribute `_keras_mask` of a tensor.
+    """
+    tensor._keras_mask = mask
+
+
 # Layers whose class `convert` changes.
 
 

@@ -172,6 +172,19 @@ def attach_logits():
     yield loss.numpy().tolist(), [200.0]
 
 
+def mask_of():
+    outputs = keras.layers.Masking()(tf.constant([[[0.0], [1.0]]]))
+    yield keras_internals.mask_of(outputs).numpy().tolist(), [[False, True]]
+    yield keras_internals.mask_of(tf.constant(0.0)), None
+
+
+def attach_mask():
+    y_pred = tf.constant([[1.0], [3.0]])
+    keras_internals.attach_mask(y_pred, tf.constant([False, True]))
+    loss = keras.losses.MeanAbsoluteError()(tf.zeros([2, 1]), y_pred)
+    yield loss.numpy(), 3.0
+
+
 def direct_sublayers():
     inner = keras.layers.Dense(1)
     wrapper = keras.layers.TimeDistributed(inner)
@@ -305,6 +318,8 @@ CONTRACTS = (
     uses_renorm,
     renorm_correction,
     attach_logits,
+    mask_of,
+    attach_mask,
     direct_sublayers,
     receivers,
     own_variables,

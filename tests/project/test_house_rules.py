@@ -38,7 +38,7 @@ CHAINS = (
         ("ops",),
         ("layers.float16_matmul_policy",),
         ("precision",),
-        ("layers.precision",),
+        ("layers.precision", "layers.linear_logits"),
         ("layers.core",),
         (
             "layers.activations",
@@ -51,6 +51,7 @@ CHAINS = (
         ("layers.rnn",),
         ("layers.conversion",),
         ("layers", "registration"),
+        ("losses", "metrics"),
     ),
 )
 MAY_IMPORT = {

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
+from keras_mp.layers.linear_logits import attach
 from keras_mp.layers.precision import (
     activate,
     fused_activation,
@@ -39,16 +40,14 @@ class Dense(KeepsPolicy, keras.layers.Dense):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if not multiplies(self, inputs):
-            return super().call(inputs, training=training)
+            outputs = super().call(inputs, training=training)
+            return attach(self, outputs, inputs, self.kernel, self.bias)
         activation = fused_activation(self.activation)
-        outputs = multiply(
-            self,
-            inputs,
-            read_kernel(self),
-            bias=read_without_autocast(self.bias),
-            activation=activation,
-        )
-        return outputs if activation else activate(self.activation, outputs)
+        kernel, bias = read_kernel(self), read_without_autocast(self.bias)
+        outputs = multiply(self, inputs, kernel, bias=bias, activation=activation)
+        if not activation:
+            outputs = activate(self.activation, outputs)
+        return attach(self, outputs, inputs, kernel, bias)
 
     def quantize(
         self, mode: Any = None, type_check: bool = True, **options: Any

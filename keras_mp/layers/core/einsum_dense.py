@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp.layers.core.contraction import contract, is_matmul, parse
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
+from keras_mp.layers.linear_logits import attach
 from keras_mp.layers.precision import (
     activate,
     activate_and_round,
@@ -40,9 +41,15 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
     """
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not multiplies(self, inputs):
-            return super().call(inputs, training=training)
         a, b, output = parse(self.equation, len(inputs.shape))
+        is_head = _is_head(a, b, output, self.bias_axes)
+        if not multiplies(self, inputs):
+            outputs = super().call(inputs, training=training)
+            if not is_head:
+                return outputs
+            return attach(
+                self, outputs, inputs, self.kernel, self.bias, b[0] == output[-1]
+            )
         if not is_matmul(a, b, output):
             return super().call(inputs, training=training)
         kernel = read_kernel(self)
@@ -52,7 +59,11 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
             outputs = contract(
                 self, a, b, output, inputs, kernel, bias, activation=activation
             )
-            return outputs if activation else activate(self.activation, outputs)
+            if not activation:
+                outputs = activate(self.activation, outputs)
+            if not is_head:
+                return outputs
+            return attach(self, outputs, inputs, kernel, bias, b[0] == output[-1])
         outputs = contract(self, a, b, output, inputs, kernel, output_dtype="float32")
         return activate_and_round(
             outputs + ops.cast(bias, "float32"), self.activation, self.compute_dtype
@@ -64,3 +75,11 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
         # Keras's type check refuses subclasses. A quantized layer computes as Keras's.
         is_subclass = type_check and type(self) is not EinsumDense
         super().quantize(mode, type_check=is_subclass, **options)
+
+
+def _is_head(a: str, b: str, output: str, bias_axes: str | None) -> bool:
+    """Tells whether each row of the inputs is multiplied by one matrix, as in Dense."""
+    if len(b) != 2 or not is_matmul(a, b, output):
+        return False
+    is_dense = a[:-1] == output[:-1] and {a[-1], output[-1]} == set(b)
+    return is_dense and bias_axes in (None, output[-1])

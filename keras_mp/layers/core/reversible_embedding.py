@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp.layers.core.embedding import refuse_rounded_ids
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
+from keras_mp.layers.linear_logits import attach
 from keras_mp.layers.precision import multiplies, multiply, read_without_autocast
 
 
@@ -34,17 +35,20 @@ class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
     def call(self, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
             refuse_rounded_ids(self, inputs)
+            return super().call(inputs)
+        tied, cap = self.tie_weights, self.logit_soft_cap
         same_dtype = self.reverse_dtype in (None, self.compute_dtype)
-        if not (reverse and same_dtype and multiplies(self, inputs)):
-            return super().call(inputs, reverse=reverse)
-        tied = self.tie_weights
+        if not (same_dtype and multiplies(self, inputs)):
+            logits = super().call(inputs, reverse=True)
+            inputs = ops.cast(inputs, self.reverse_dtype or self.compute_dtype)
+            kernel = self.embeddings if tied else self.reverse_embeddings
+            kernel = ops.cast(kernel, inputs.dtype)
+            return attach(self, logits, inputs, kernel, None, tied, cap)
         kernel = read_without_autocast(
             lambda: self.embeddings if tied else self.reverse_embeddings
         )
-        cap = self.logit_soft_cap
-        if cap is None:
-            return multiply(self, inputs, kernel, transpose_b=tied)
-        logits = multiply(
-            self, inputs, kernel, transpose_b=tied, output_dtype="float32"
-        )
-        return ops.cast(cap * ops.tanh(logits / cap), self.compute_dtype)
+        dtype = None if cap is None else "float32"
+        logits = multiply(self, inputs, kernel, transpose_b=tied, output_dtype=dtype)
+        if cap is not None:
+            logits = ops.cast(cap * ops.tanh(logits / cap), self.compute_dtype)
+        return attach(self, logits, inputs, kernel, None, tied, cap)
