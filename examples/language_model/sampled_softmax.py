@@ -7,6 +7,8 @@ import keras
 from keras import layers, ops
 from language_model.product import product
 
+import keras_mp
+
 
 @keras.saving.register_keras_serializable(package="language_model")
 class SampledSoftmax(layers.Layer):
@@ -57,20 +59,16 @@ class SampledSoftmax(layers.Layer):
         """
         features, targets = inputs
         if not training:
-            # One time step at a time: the logits of all of them are gigabytes.
-            steps = (ops.swapaxes(each, 0, 1) for each in (features, targets))
-            entropy = ops.map(lambda step: self._full(*step), tuple(steps))
-            return ops.swapaxes(entropy, 0, 1)
+            # Which never holds all the logits: they are gigabytes.
+            return keras_mp.ops.linear_cross_entropy(
+                features, self.kernel, targets, self.bias, transpose=True
+            )
         flat = ops.reshape(features, (-1, features.shape[-1]))
         entropy = self._sampled(flat, ops.reshape(targets, (-1,)))
         return ops.reshape(entropy, ops.shape(targets))
 
     def compute_output_spec(self, inputs: Any, training: bool = False) -> Any:
         return keras.KerasTensor(inputs[1].shape, dtype="float32")
-
-    def _full(self, features: Any, targets: Any) -> Any:
-        logits = product(features, self.kernel, self.bias, transpose_b=True)
-        return ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
 
     def _sampled(self, features: Any, targets: Any) -> Any:
         u = keras.random.uniform((self.sampled,), dtype="float32", seed=self.random)
