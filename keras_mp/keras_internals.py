@@ -601,6 +601,18 @@ def mask_of(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
+def in_scratch_graph() -> bool:
+    """Tells whether Keras calls this code for the shapes of its results alone.
+
+    On TensorFlow it does so in a `FuncGraph` named `scratch_graph`, with placeholders
+    that no layer made: before `fit` with a strategy, of losses and metrics.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    return getattr(graph, "name", "").startswith("scratch_graph")
+
+
 def attach_mask(tensor: Any, mask: Any) -> None:
     """Has Keras's losses leave out what a mask leaves out.
 

@@ -408,6 +408,26 @@ def test_class_weights_are_those_of_keras():
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
+def test_replicas_train_as_with_keras_and_nothing_warns():
+    replicas = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    inputs, labels = numbers(8, SIZE), np.arange(8)
+    values = []
+    for module in (keras_mp.losses, keras.losses):
+        keras.utils.set_random_seed(0)
+        with replicas.scope():
+            layers = [keras.Input((SIZE,)), keras.layers.Dense(WORDS)]
+            model = keras_mp.convert(keras.Sequential(layers))
+            loss = module.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(
+                keras_mp.wrap("sgd"), loss, metrics=[OURS[0]()], jit_compile=False
+            )
+        history = model.fit(
+            inputs, labels, batch_size=4, epochs=2, shuffle=False, verbose=0
+        )
+        values.append([*history.history["loss"], *history.history["perplexity"]])
+    np.testing.assert_allclose(*values, rtol=1e-5)
+
+
 def test_perplexity_leaves_out_what_is_ignored_and_masked(labels):
     labels[0, :2] = -1
     metric = keras_mp.metrics.Perplexity(ignore_class=-1)

@@ -178,6 +178,24 @@ def mask_of():
     yield keras_internals.mask_of(tf.constant(0.0)), None
 
 
+def in_scratch_graph():
+    found = []
+
+    def function(x):
+        found.append(keras_internals.in_scratch_graph())
+        return x
+
+    class Calls(keras.layers.Layer):
+        def call(self, x):
+            return function(x)
+
+    layer = Calls()
+    layer(keras.Input((1,)))
+    layer(tf.ones([1, 1]))
+    tf.function(function)(tf.ones([1]))
+    yield found, [True, False, False]
+
+
 def attach_mask():
     y_pred = tf.constant([[1.0], [3.0]])
     keras_internals.attach_mask(y_pred, tf.constant([False, True]))
@@ -319,6 +337,7 @@ CONTRACTS = (
     renorm_correction,
     attach_logits,
     mask_of,
+    in_scratch_graph,
     attach_mask,
     direct_sublayers,
     receivers,
