@@ -596,9 +596,13 @@ def attach_logits(probabilities: Any, logits: Any) -> None:
 def mask_of(tensor: Any) -> Any:
     """Returns the mask that a layer gave its output, or None.
 
-    The attribute `_keras_mask` of a tensor, which Keras's losses and metrics read.
+    The attribute `_keras_mask` of a tensor, which Keras's losses and metrics read, and
+    which only the outputs of layers have.
     """
-    return getattr(tensor, "_keras_mask", None)
+    try:
+        return tensor._keras_mask
+    except AttributeError:
+        return None
 
 
 def in_scratch_graph() -> bool:
@@ -609,8 +613,11 @@ def in_scratch_graph() -> bool:
     """
     import tensorflow as tf
 
-    graph = tf.compat.v1.get_default_graph()
-    return getattr(graph, "name", "").startswith("scratch_graph")
+    try:
+        name = tf.compat.v1.get_default_graph().name
+    except AttributeError:  # only the graph of a function has one
+        return False
+    return str(name).startswith("scratch_graph")
 
 
 def attach_mask(tensor: Any, mask: Any) -> None:

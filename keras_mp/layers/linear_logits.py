@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import activations
 
-from keras_mp.layers.float16_products_policy import Float16ProductsPolicy
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def attach(
     import tensorflow as tf
 
     dtype = keras.backend.standardize_dtype(inputs.dtype)
-    is_narrowed = isinstance(layer.dtype_policy, Float16ProductsPolicy)
+    is_narrowed = isinstance(layer.dtype_policy, Float16MatmulPolicy)
     if isinstance(inputs, tf.SparseTensor) or is_narrowed:
         return logits
     kernel = tf.convert_to_tensor(kernel)

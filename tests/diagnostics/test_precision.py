@@ -58,7 +58,7 @@ def test_every_layer_computes_in_the_precision_of_the_run(name):
             with computing_in(model, dtype):
                 assert [layer.compute_dtype for layer in model.layers] == expected
                 if dtype == "float32":
-                    assert "Float16Products" not in repr(model.layers[0].dtype_policy)
+                    assert "Float16Matmul" not in repr(model.layers[0].dtype_policy)
             found = run(model, as_batch(X, Y, None), dtype=dtype)
         assert [call.outputs[0].dtype.name for call in found.calls[:2]] == expected
 
