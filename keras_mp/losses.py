@@ -73,7 +73,14 @@ class SparseCategoricalCrossentropy(
     Where there is no such layer, or an activation between it and the loss, the loss is
     that of Keras, and warns once. A label outside the vocabulary makes the loss NaN.
 
-    Args: those of `keras.losses.SparseCategoricalCrossentropy`.
+    Args:
+        from_logits: bool, default False. Without True the loss is that of Keras.
+        ignore_class: int, the label of rows that do not count, or None (default).
+        reduction: str or None, as in Keras. Defaults to `"sum_over_batch_size"`.
+        axis: int, default -1, that of the words. With another one the loss is that of
+            Keras.
+        name: str.
+        dtype: dtype of the result, default None for `keras.config.floatx()`.
 
     Example:
 
@@ -140,7 +147,15 @@ class CategoricalCrossentropy(_LinearLoss, keras.losses.CategoricalCrossentropy)
     large as the logits would be: integers are better where there is one word a row. The
     labels get no gradient.
 
-    Args: those of `keras.losses.CategoricalCrossentropy`.
+    Args:
+        from_logits: bool, default False. Without True the loss is that of Keras.
+        label_smoothing: float from 0 (default) to 1, the share of each label that is
+            spread over all words.
+        axis: int, default -1, that of the words. With another one the loss is that of
+            Keras.
+        reduction: str or None, as in Keras. Defaults to `"sum_over_batch_size"`.
+        name: str.
+        dtype: dtype of the result, default None for `keras.config.floatx()`.
 
     Example:
 
@@ -152,6 +167,17 @@ class CategoricalCrossentropy(_LinearLoss, keras.losses.CategoricalCrossentropy)
     Reference: Cut Your Losses in Large-Vocabulary Language Models (Wijmans et al.,
     2024).
     """
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "categorical_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(from_logits, label_smoothing, axis, reduction, name, dtype)
 
     def _rows(self, found: linear_logits.LinearLogits, y_true: Any) -> Any:
         from keras_mp.ops import linear_cross_entropy

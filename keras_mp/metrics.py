@@ -20,7 +20,9 @@ class SparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
     the logits, as that of Keras does. Logits are compared before they are rounded to 16
     bits.
 
-    Args: those of `keras.metrics.SparseCategoricalAccuracy`.
+    Args:
+        name: str, default `"sparse_categorical_accuracy"`.
+        dtype: dtype of the result, default None for `keras.config.floatx()`.
 
     Example:
 
@@ -33,6 +35,11 @@ class SparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
     >>> round(float(accuracy), 3)    # all logits are 0: the first word
     0.5
     """
+
+    def __init__(
+        self, name: str = "sparse_categorical_accuracy", dtype: Any = None
+    ) -> None:
+        super().__init__(name, dtype)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         found = _last_pass(y_pred)

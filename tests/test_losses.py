@@ -408,13 +408,12 @@ def test_class_weights_are_those_of_keras():
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
-def test_replicas_train_as_with_keras_and_nothing_warns():
-    replicas = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def test_replicas_train_as_with_keras_and_nothing_warns(strategy):
     inputs, labels = numbers(8, SIZE), np.arange(8)
     values = []
     for module in (keras_mp.losses, keras.losses):
         keras.utils.set_random_seed(0)
-        with replicas.scope():
+        with strategy.scope():
             layers = [keras.Input((SIZE,)), keras.layers.Dense(WORDS)]
             model = keras_mp.convert(keras.Sequential(layers))
             loss = module.SparseCategoricalCrossentropy(from_logits=True)

@@ -10,14 +10,17 @@ import keras_mp
 pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).resolve().parents[2] / "build" / "site"
-MODULES = (keras_mp, keras_mp.layers, keras_mp.ops)
+MODULES = (
+    keras_mp,
+    *(keras_mp.layers, keras_mp.losses, keras_mp.metrics, keras_mp.ops),
+)
 # By the path of the object, so that a name of two modules is one.
 PUBLIC = sorted(
     {
         f"{module.__name__}.{name}"
         for module in reversed(MODULES)
         for name in module.__all__
-        if f"{module.__name__}.{name}" not in ("keras_mp.layers", "keras_mp.ops")
+        if f"{module.__name__}.{name}" not in {each.__name__ for each in MODULES}
         and not (module is keras_mp.layers and name in keras_mp.__all__)
     }
 )
