@@ -26,6 +26,7 @@ set(op_sources
   tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
   tensorflow/histogram/exponent_histogram_cpu.cc
+  tensorflow/logits/logit_statistics_cpu.cc
   tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op_definitions.cc
   tensorflow/norm/row_norm_softmax_cpu.cc
@@ -43,6 +44,8 @@ set(xla_sources
   tensorflow/conv/depthwise_conv_xla_ffi.cc
   tensorflow/gemm/xla_op_kernel.cc
   tensorflow/histogram/exponent_histogram_xla.cc
+  tensorflow/logits/logit_statistics_xla.cc
+  tensorflow/logits/logit_statistics_xla_ffi.cc
   tensorflow/norm/batch_norm_xla.cc
   tensorflow/norm/row_norm_xla.cc
   tensorflow/norm/softmax_xla.cc

@@ -1,8 +1,8 @@
 """What a cross entropy needs of the logits of a linear layer, in blocks of words.
 
 The logits `z = cap(inputs @ kernel + bias)` are never all in memory. One pass over
-blocks of `BLOCK` words finds a few numbers for each row; the backward pass computes
-each block of logits again.
+words finds a few numbers for each row; the backward pass computes each block of logits
+again. For 16-bit tensors on a CPU native kernels do this, elsewhere TensorFlow.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras_mp.dtypes import is_half
 from keras_mp.ops.gemm import fp16_gemm
 from keras_mp.ops.gradients import defer_until_upstream, vjp
+from keras_mp.ops.kernels import native
+from keras_mp.ops.kernels.dispatch import has_cpu_kernels
 from keras_mp.ops.reductions import accumulator_dtype
 
 # Words of a block. The kernel of a block is cast, and the block of logits is FP32.
@@ -69,7 +71,7 @@ class Head:
         def compute(
             inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor
         ) -> tuple[Statistics, Any]:
-            given = _Blocks(self, targets, inputs, kernel, bias)
+            given = self._computation(inputs)(self, targets, inputs, kernel, bias)
             found = given.forward()
 
             @defer_until_upstream
@@ -98,7 +100,7 @@ class Head:
 
         @tf.custom_gradient
         def compute(*tensors: tf.Tensor) -> tuple[Any, Any]:
-            given = _Blocks(self, targets, *tensors[:3])
+            given = self._computation(inputs)(self, targets, *tensors[:3])
             slopes = given.backward(logsumexp, *tensors[3:])
 
             def gradient(*of_slopes: tf.Tensor) -> Any:
@@ -113,9 +115,60 @@ class Head:
 
         return compute(inputs, kernel, bias, *upstream)
 
+    def _computation(self, inputs: tf.Tensor) -> "type[_Kernels] | type[_Blocks]":
+        is_native = is_half(inputs.dtype.name) and has_cpu_kernels()
+        return _Kernels if is_native else _Blocks
+
+
+class _Kernels:
+    """The native kernels for one set of 16-bit tensors."""
+
+    def __init__(
+        self,
+        head: Head,
+        targets: tf.Tensor,
+        inputs: tf.Tensor,
+        kernel: tf.Tensor,
+        bias: tf.Tensor,
+    ) -> None:
+        self.bias = bias
+        self.arguments = {
+            "inputs": inputs,
+            "kernel": kernel,
+            "targets": targets,
+            "bias": [tf.cast(bias, tf.float32)] if bias.shape[0] else [],
+            "transpose": head.transpose,
+            "soft_cap": head.soft_cap or 0.0,
+        }
+
+    def forward(self) -> Statistics:
+        return Statistics(
+            *native.library().keras_mp_logit_statistics(**self.arguments)
+        )
+
+    def backward(
+        self,
+        logsumexp: tf.Tensor,
+        of_logsumexp: tf.Tensor,
+        of_target: tf.Tensor,
+        of_total: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        of_inputs, of_kernel, of_bias = (
+            native.library().keras_mp_logit_statistics_gradient(
+                **self.arguments,
+                logsumexp=logsumexp,
+                grad_logsumexp=of_logsumexp,
+                grad_target=of_target,
+                grad_total=of_total,
+            )
+        )
+        if not of_bias:
+            return of_inputs, of_kernel, tf.zeros_like(self.bias)
+        return of_inputs, of_kernel, tf.cast(of_bias[0], self.bias.dtype)
+
 
 class _Blocks:
-    """The formulas for one set of tensors."""
+    """The formulas in TensorFlow for one set of tensors."""
 
     def __init__(
         self,

@@ -8,6 +8,7 @@
 #include "cpu/conv/depthwise_conv_kernel.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/histogram/exponent_histogram_kernel.h"
+#include "cpu/logits/logit_row_kernel.h"
 #include "cpu/norm/batch_norm_kernel.h"
 #include "cpu/norm/row_norm_kernel.h"
 #include "cpu/norm/softmax_kernel.h"
@@ -26,6 +27,7 @@ struct Kernels {
   const DepthwiseConvKernel* depthwise_conv;
   const ExponentHistogramKernel* exponent_histogram;
   const AttentionKernel* attention;
+  const LogitRowKernel* logit_row;
 };
 
 // Null where the library was built without the instruction set.

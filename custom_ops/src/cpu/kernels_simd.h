@@ -8,6 +8,7 @@
 #include "cpu/gemm/gemm_kernel_simd.h"
 #include "cpu/histogram/exponent_histogram_kernel_simd.h"
 #include "cpu/kernels.h"
+#include "cpu/logits/logit_row_kernel_simd.h"
 #include "cpu/norm/batch_norm_kernel_simd.h"
 #include "cpu/norm/row_norm_kernel_simd.h"
 #include "cpu/norm/softmax_kernel_simd.h"
@@ -20,7 +21,7 @@ constexpr Kernels kKernels = {
     &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
     &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
     &kDepthwiseConvKernel<Simd>, &kExponentHistogramKernel<Simd>,
-    &kAttention<Simd>,
+    &kAttention<Simd>,     &kLogitRowKernel<Simd>,
 };
 
 }  // namespace keras_mp

@@ -16,12 +16,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-tensorflow::DataType TensorFlowTypeOf(ffi::DataType type) {
-  if (type == ffi::F16) return tensorflow::DT_HALF;
-  if (type == ffi::BF16) return tensorflow::DT_BFLOAT16;
-  return type == ffi::F32 ? tensorflow::DT_FLOAT : tensorflow::DT_INVALID;
-}
-
 bool HaveType(ffi::DataType type, std::initializer_list<ffi::AnyBuffer> buffers) {
   for (const ffi::AnyBuffer& buffer : buffers) {
     if (buffer.element_type() != type) return false;

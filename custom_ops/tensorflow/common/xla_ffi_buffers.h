@@ -7,6 +7,7 @@
 #include "common/xla_ffi.h"
 #include "keras_mp/data_type.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.pb.h"
 
 namespace keras_mp {
 
@@ -15,6 +16,13 @@ inline DataType TypeOf(const xla::ffi::AnyBuffer& buffer) {
   if (buffer.element_type() == xla::ffi::F16) return DataType::kHalf;
   if (buffer.element_type() == xla::ffi::BF16) return DataType::kBfloat16;
   return DataType::kFloat;
+}
+
+// DT_INVALID for any but these three.
+inline tensorflow::DataType TensorFlowTypeOf(xla::ffi::DataType type) {
+  if (type == xla::ffi::F16) return tensorflow::DT_HALF;
+  if (type == xla::ffi::BF16) return tensorflow::DT_BFLOAT16;
+  return type == xla::ffi::F32 ? tensorflow::DT_FLOAT : tensorflow::DT_INVALID;
 }
 
 inline tensorflow::TensorShape ShapeOf(const xla::ffi::AnyBuffer& buffer) {

@@ -20,7 +20,7 @@ using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
 
-absl::Status ShapeOf(const absl::StatusOr<xla::Shape>& shape, TensorShape* to) {
+absl::Status ToTensorShape(const absl::StatusOr<xla::Shape>& shape, TensorShape* to) {
   if (!shape.ok()) return shape.status();
   return tensorflow::XLAShapeToTensorShape(*shape, to);
 }
@@ -51,8 +51,8 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     TensorShape a_shape, b_shape;
-    OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(0), &a_shape));
-    OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(1), &b_shape));
+    OP_REQUIRES_OK(ctx, ToTensorShape(ctx->InputXlaShape(0), &a_shape));
+    OP_REQUIRES_OK(ctx, ToTensorShape(ctx->InputXlaShape(1), &b_shape));
     const auto misfit = [&](const char* rule) {
       return absl::InvalidArgumentError(
           absl::StrCat(rule, ". Received: a.shape=", a_shape.DebugString(),
@@ -64,7 +64,7 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES(ctx, inner == b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 1 : 2)),
                 misfit("the inner sizes of a and b must be equal"));
     TensorShape alpha_shape, bias_shape;
-    OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(2), &alpha_shape));
+    OP_REQUIRES_OK(ctx, ToTensorShape(ctx->InputXlaShape(2), &alpha_shape));
     OP_REQUIRES(ctx, alpha_shape.dims() == 0, misfit("alpha must be a scalar"));
     const TensorShape columns({b_shape.dim_size(b_shape.dims() - (transpose_b_ ? 2 : 1))});
     TensorShape batch;
@@ -74,7 +74,7 @@ class Fp16GemmXlaOp : public tensorflow::XlaOpKernel {
                           columns.dim_size(0), &batch));
     batch.RemoveLastDims(2);
     for (int i = 0; i < num_bias_; ++i) {
-      OP_REQUIRES_OK(ctx, ShapeOf(ctx->InputXlaShape(3 + i), &bias_shape));
+      OP_REQUIRES_OK(ctx, ToTensorShape(ctx->InputXlaShape(3 + i), &bias_shape));
       OP_REQUIRES(ctx, num_bias_ == 1 && bias_shape == columns,
                   misfit("there is at most one bias, of shape [N]"));
     }
