@@ -98,6 +98,7 @@ MODELS = {
     "Transformer": transformer,
     "GPT-2-256": functools.partial(gpt2, tokens=256, batch=8),
     "GPT-2-1024": functools.partial(gpt2, tokens=1024, batch=2),
+    "GPT-2-50257-words": functools.partial(gpt2, tokens=256, batch=4, words=50_257),
 }
 if importlib.util.find_spec("keras_hub"):
     MODELS["keras-hub-GPT-2"] = functools.partial(hub_gpt2, tokens=256, batch=8)

@@ -41,6 +41,9 @@ def compiled(make_parts, variant, xla=False):
     if is_ours:
         keras_mp.convert(model)
         optimizer = keras_mp.wrap(optimizer)
+        if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+            ours = keras_mp.losses.SparseCategoricalCrossentropy
+            loss = ours.from_config(loss.get_config())
     else:
         keras_mp.to_keras(model)  # the translator comes with layers of ours
         if policy == "mixed_float16":

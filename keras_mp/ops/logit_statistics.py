@@ -142,9 +142,7 @@ class _Kernels:
         }
 
     def forward(self) -> Statistics:
-        return Statistics(
-            *native.library().keras_mp_logit_statistics(**self.arguments)
-        )
+        return Statistics(*native.library().keras_mp_logit_statistics(**self.arguments))
 
     def backward(
         self,

@@ -34,6 +34,14 @@ def variables(count, dtype="float32"):
 
 
 CONV = {"strides": [1, 2], "dilations": [1, 1], "padding": "valid"}
+LOGITS = {
+    "inputs": half(2, 3),
+    "kernel": half(3, 5),
+    "targets": np.ones(2, "int32"),
+    "bias": [single(5)],
+    "transpose": False,
+    "soft_cap": 2.0,
+}
 POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
 
 
@@ -141,6 +149,14 @@ def calls():
             "scale": 0.5,
             "is_causal": True,
             "dropout": 0.25,
+        },
+        "logit_statistics": LOGITS,
+        "logit_statistics_gradient": {
+            **LOGITS,
+            "logsumexp": single(2),
+            "grad_logsumexp": single(2),
+            "grad_target": single(2),
+            "grad_total": single(2),
         },
         "sum": {"x": half(2, 3, 4)},
         "exponent_histogram": {"x": half(2, 3)},
@@ -300,6 +316,7 @@ GRADIENT = {
 }
 POOLS = {"window": {"with-2"}, "strides": {"with-2"}}
 SEEDS = {f"with-{change}" for change in ("negative", "too-large", "large-and-empty")}
+LABELS = {"negative", "too-large", "large-and-empty"}
 SCALES = {"as--1.0", "as-nan", "as-inf"}
 FITS = {
     "fp16_gemm": {
@@ -342,6 +359,8 @@ FITS = {
         "seed": SEEDS,
         "scale": SCALES,
     },
+    "logit_statistics": {"targets": LABELS, "bias": {"none", "too-few"}},
+    "logit_statistics_gradient": {"targets": LABELS, "bias": {"none", "too-few"}},
     "sum": {"x": SIZES},
     "exponent_histogram": {"x": {*SIZES, "one-rank-more", "scalar", "vector"}},
     "check_gradients": {"gradients": GRADIENT | {"too-few", "too-many"}},

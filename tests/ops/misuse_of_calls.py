@@ -20,6 +20,7 @@ DTYPES = {
 
 SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
 QUERY_KEY_VALUE = ["3x4x4x5xf16", "3x6x2x5xf16", "3x6x2x7xf16"]
+LOGITS = ["3x4xf16", "4x5xf16", "3xi32", "5xf32"]
 MATRIX, HALF_MATRIX = "3x4xf32", "3x4xf16"
 
 # Name: the types of the operands and of the results, the attributes, and the operand
@@ -121,10 +122,22 @@ CALLS = {
         "scale = 5.0e-01 : f32, is_causal = true",
         None,
     ),
+    "logit_statistics": (
+        LOGITS,
+        ["3xf32", "3xf32", "3xf32", "3xi32"],
+        "transpose = false, soft_cap = 2.0e+00 : f32",
+        None,
+    ),
+    "logit_statistics_gradient": (
+        [*LOGITS[:3], "3xf32", "3xf32", "3xf32", "3xf32", "5xf32"],
+        ["3x4xf16", "4x5xf16", "5xf32"],
+        "transpose = false, soft_cap = 2.0e+00 : f32",
+        None,
+    ),
 }
 
 # The last operand of these is optional.
-WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv"}
+WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv", "logit_statistics"}
 
 ATTRIBUTES = {
     "rule": ("rule = 1", "rule = 99"),
@@ -154,6 +167,9 @@ ATTRIBUTES = {
     "dropout-of-all": ("dropout = 2.5e-01", "dropout = 1.0"),
     "negative-dropout": ("dropout = 2.5e-01", "dropout = -2.5e-01"),
     "dropout-of-a-bool": ("dropout = 2.5e-01 : f32", "dropout = true"),
+    "transposed": ("transpose = false", "transpose = true"),
+    "negative-cap": ("soft_cap = 2.0e+00", "soft_cap = -2.0e+00"),
+    "cap-of-a-bool": ("soft_cap = 2.0e+00 : f32", "soft_cap = true"),
     "no-decays": ("decay = array<i64: 0>", "decay = array<i64>"),
 }
 
@@ -245,8 +261,9 @@ def mistakes(name):
                 yield f"operand {i} {other}", (changed, results, attributes)
     for i, text in enumerate(results):
         for other in other_types(text):
-            if len(results) == 1 and other.startswith("0x"):
-                continue  # XLA makes no call for it
+            makes_no_call = len(results) == 1 and other.startswith("0x")
+            if other == text or makes_no_call:
+                continue
             changed = [*results[:i], other, *results[i + 1 :]]
             yield f"result {i} {other}", (operands, changed, attributes)
     yield "no operands", ([], results, attributes)

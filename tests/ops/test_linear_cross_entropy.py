@@ -1,5 +1,10 @@
 """linear_cross_entropy: values and gradients beside float64, on every route."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import oracle
 import pytest
@@ -349,6 +354,45 @@ def test_no_tensor_has_a_number_for_each_logit(library):
     ]
     assert any(33 in shape for shape in shapes)
     assert not any({33, 4100} <= set(shape) for shape in shapes)
+
+
+# 2,048 rows of 65,536 words: their logits would be 512 MiB in FP32.
+MEMORY = """
+import re, sys
+import numpy as np, tensorflow as tf
+from keras_mp.ops import linear_cross_entropy
+
+@tf.function(jit_compile=sys.argv[1] == "xla")
+def slopes(inputs, kernel, labels):
+    with tf.GradientTape() as tape:
+        tape.watch([inputs, kernel])
+        loss = linear_cross_entropy(inputs, kernel, labels)
+    return tape.gradient(loss, [inputs, kernel])
+
+def run(rows, words):
+    labels = tf.zeros([rows], "int32")
+    slopes(tf.ones((rows, 8), "float16"), tf.ones((8, words), "float16"), labels)
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+before = run(64, 64)
+print((run(2048, 65536) - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_memory_is_that_of_a_block(mode):
+    """Its 4 MiB of logits and 2 of slopes, gradients, and workspaces of threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, mode],
+        env=os.environ | {"KERAS_MP_OPS": "native"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 48
 
 
 def ones(*shape, dtype="float16"):

@@ -3,6 +3,7 @@
 #ifndef KERAS_MP_TENSORFLOW_LOGITS_ARGUMENTS_H_
 #define KERAS_MP_TENSORFLOW_LOGITS_ARGUMENTS_H_
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -61,10 +62,10 @@ inline absl::Status MakeLogits(const LogitShapes& shapes, bool has_labels,
         shapes.biases.empty() ? "" : shapes.biases[0].DebugString(),
         ", transpose=", attributes.transpose));
   }
-  if (!(attributes.soft_cap >= 0)) {  // a NaN is not
-    return absl::InvalidArgumentError(
-        absl::StrCat("soft_cap must be above 0, or 0 for none. Received: soft_cap=",
-                     attributes.soft_cap));
+  if (!(attributes.soft_cap >= 0 && std::isfinite(attributes.soft_cap))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "soft_cap must be finite and above 0, or 0 for none. Received: soft_cap=",
+        attributes.soft_cap));
   }
   if (kernel_type != type && kernel_type != tensorflow::DT_FLOAT) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -305,6 +305,7 @@ void TestBadArguments() {
   EXPECT(refuses([](LinearLogits* l) { l->type = DataType::kFloat; }), "type");
   EXPECT(refuses([](LinearLogits* l) { l->kernel_type = DataType::kBfloat16; }), "kernel");
   EXPECT(refuses([](LinearLogits* l) { l->soft_cap = std::nanf(""); }), "cap");
+  EXPECT(refuses([](LinearLogits* l) { l->soft_cap = kInf; }), "cap");
   EXPECT(refuses([](LinearLogits* l) { l->labels = nullptr; }), "labels");
 }
 

@@ -61,6 +61,9 @@ calls = {
         scale=1.0,
         is_causal=False,
     ),
+    "logits": lambda: ops.keras_mp_logit_statistics(
+        inputs=x, kernel=x, targets=[0, 1], bias=[], transpose=False, soft_cap=0.0
+    ),
     "histogram": lambda: ops.keras_mp_exponent_histogram(x=x),
     "update": lambda: ops.keras_mp_unscale_gradients(
         scale=1.0, gradients=[x], count=1, compute_sum_of_squares=False

@@ -28,7 +28,7 @@ namespace keras_mp {
 namespace {
 
 // A block of logits stays in a cache of the third level, and its products are large.
-constexpr std::int64_t kBlockElements = std::int64_t{8} << 18;
+constexpr std::int64_t kBlockElements = std::int64_t{4} << 18;
 constexpr std::int64_t kFewestWords = 256, kMostWords = 4096;
 // An exponential takes as long as the conversion of so many numbers.
 constexpr std::int64_t kWorkOfALogit = 8;
@@ -44,8 +44,9 @@ Status Check(const LinearLogits& l, Isa isa) {
     return {StatusCode::kInvalidArgument,
             "inputs must be of 16 bits, and the kernel of their type or FP32"};
   }
-  if (!(l.soft_cap >= 0)) {  // a NaN is not
-    return {StatusCode::kInvalidArgument, "the cap must be above 0, or 0 for none"};
+  if (!(l.soft_cap >= 0 && std::isfinite(l.soft_cap))) {
+    return {StatusCode::kInvalidArgument,
+            "the cap must be finite and above 0, or 0 for none"};
   }
   if ((l.labels == nullptr) == (l.targets == nullptr) && l.rows > 0) {
     return {StatusCode::kInvalidArgument, "there must be labels or targets"};
