@@ -2,16 +2,16 @@
 
 `python benchmarks/training_step.py` prints a Markdown table: the translator of
 examples/translation, ResNet-50 and MobileNetV2 on small images, a small Transformer,
-decoders like GPT-2 with 256 and 1,024 tokens and 2,000 words, one with 50,257 words, and
-that of keras-hub if it is installed; each in FP32, in mixed precision as Keras has it,
-and in ours, where models of words have the loss that needs no logits. A second table has
-some of them compiled by XLA. A step is `train_on_batch` of the compiled model, its
-time the median of many; in each round the variants step one after the other, so that
-what else the machine does slows all of them. The first step, which traces and compiles,
-runs in a process of each variant alone. The memory is what three steps let that process
-grow by at its peak. A ratio of ours to FP32 is bold above its goal: 1.0, and for
-bfloat16 0.65 where the kernels have instructions for it. Names as arguments choose
-models; `--xla` compiles all their steps.
+decoders like GPT-2 with 256 and 1,024 tokens and 2,000 words, one with 50,257 words,
+and that of keras-hub if it is installed; each in FP32, in mixed precision as Keras has
+it, and in ours, where models of words have the loss that needs no logits. A second
+table has some of them compiled by XLA. A step is `train_on_batch` of the compiled
+model, its time the median of many; in each round the variants step one after the other,
+so that what else the machine does slows all of them. The first step, which traces and
+compiles, runs in a process of each variant alone. The memory is what three steps let
+that process grow by at its peak. A ratio of ours to FP32 is bold above its goal: 1.0,
+and for bfloat16 0.65 where the kernels have instructions for it. Names as arguments
+choose models; `--xla` compiles all their steps.
 """
 
 import os
