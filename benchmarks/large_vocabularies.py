@@ -74,7 +74,7 @@ def main():
     print(f"{machine()}\n")
     tokens = f"{arguments.texts} x {LENGTH} tokens"
     print(f"{tokens}, width {WIDTH}, Adam, {arguments.policy}.\n")
-    print("| words | XLA | setting | step, ms | of FP32 | MiB | of FP32 |")
+    print("| words | XLA | setting | step, ms | ms / FP32 | MiB | MiB / FP32 |")
     print("| ---: | --- | --- | ---: | ---: | ---: | ---: |")
     for words in arguments.words:
         for jit in (False, True):

@@ -1,7 +1,7 @@
 """Charts of the long tables of benchmarks/results: times over those of a baseline.
 
 Each chart has a row for each thing measured and a dot for each ratio, on a logarithmic
-axis. All ratios have one direction: below 1, left of the line, ours is faster.
+axis. All ratios have one direction: below 1, left of the line, ours takes less.
 """
 
 import math
@@ -92,6 +92,13 @@ def _exponent_histogram(path: Path) -> Iterator[Dot]:
         yield label, "over XLA", ours / number(row["XLA"])
 
 
+def _large_vocabularies(path: Path) -> Iterator[Dot]:
+    for row in tables(path)[0]:
+        label = f"{row['words']} words" + (", XLA" if row["XLA"] == "yes" else "")
+        if row["setting"] != "Keras, FP32":
+            yield label, row["setting"], number(row["MiB / FP32"])
+
+
 # By the name of the file: what is divided by what, and the dots.
 CHARTS: dict[str, tuple[str, Callable[[Path], Iterator[Dot]]]] = {
     "compile_time": ("Time to compile, over that of the Keras layer", _compile_time),
@@ -100,6 +107,10 @@ CHARTS: dict[str, tuple[str, Callable[[Path], Iterator[Dot]]]] = {
         _exponent_histogram,
     ),
     "gemm": ("Time of fp16_gemm, over that of tf.matmul", _gemm),
+    "large_vocabularies": (
+        "Memory of a training step, over that in FP32 with Keras's loss",
+        _large_vocabularies,
+    ),
     "layers": (
         "Time of the layer, over that of the Keras layer in the same policy",
         _layers,
@@ -157,5 +168,5 @@ def chart(path: Path) -> str:
         f'<figure class="chart"><svg viewBox="0 0 {WIDTH} {bottom + LINE}" role="img" '
         f'aria-label="{escape(caption)}">{"".join(parts)}</svg>'
         f"<figcaption>{escape(caption)}; lower is better. Left of the line at 1, ours "
-        "is faster.</figcaption></figure>"
+        "takes less.</figcaption></figure>"
     )
