@@ -1,0 +1,80 @@
+"""Plans for keras-hub's families of images whose embeddings are large.
+
+The stream of residuals begins with numbers up to a million. The norms that read it
+bring them back, so that FP32 trains such a model as any other.
+"""
+
+import keras
+import numpy as np
+import pytest
+from hub_models import CAPTIONED, HEADS, IMAGES, PATCHES, hub_models, make_backbone
+
+import keras_mp
+
+L = keras.layers
+STEPS, CLASSES = 30, 3
+LARGE = 1e5
+BLOCKS = HEADS | PATCHES
+SWIN = {
+    "image_shape": IMAGES.shape[1:],
+    "embed_dim": 8,
+    "depths": (1, 1),
+    "num_heads": (2, 2),
+    "window_size": 2,
+    "drop_path": 0.0,  # its draws differ in FP16
+}
+# Backbone: its arguments, or None for hub_models's; what is made large; and the share
+# of FP16. A convolution that returns large numbers is FP32.
+BACKBONES = {
+    "CLIP": (None, "position_embedding", 0.95),
+    "DINOV3": (BLOCKS | {"use_mask_token": False}, "patch", 0.45),
+    "DeiT": (BLOCKS, "position_embedding", 0.95),
+    "SigLIP": (None, "patch_embedding", 0.5),
+    "SwinTransformer": (SWIN, "patch_embedding", 0.8),
+    "ViT": (None, "position_embedding", 0.95),
+}
+
+
+def model(name, policy):
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    arguments, large, _ = BACKBONES[name]
+    if arguments is None:
+        backbone = make_backbone(name)
+    else:
+        backbone = getattr(hub_models(), f"{name}Backbone")(**arguments)
+    draw = np.random.default_rng(1)
+    for weight in backbone.weights:
+        if large in weight.path and "ids" not in weight.path:
+            weight.assign(LARGE * draw.normal(size=weight.shape))
+    y = backbone.output
+    if isinstance(y, dict):
+        y = y["vision_logits"]
+    else:
+        average = L.GlobalAveragePooling1D if len(y.shape) == 3 else None
+        y = (average or L.GlobalAveragePooling2D)()(y)
+        y = L.Dense(CLASSES, dtype="float32", name="head")(L.LayerNormalization()(y))
+    each = keras.Model(backbone.input, y)
+    optimizer = keras_mp.wrap(keras.optimizers.Adam(1e-3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    each.compile(optimizer, loss, jit_compile=False)
+    return each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKBONES)
+def test_large_patches_train_as_in_fp32(name):
+    x = CAPTIONED if name in ("CLIP", "SigLIP") else IMAGES
+    x = {"pixel_values": x} if name == "DINOV3" else x
+    y = np.arange(len(IMAGES))
+    in_fp32, planned = model(name, "float32"), model(name, "mixed_float16")
+    assert keras_mp.find_overflow(planned, x, y) is not None
+    plan = keras_mp.plan_precision(planned, x, y)
+    assert plan.float16_share >= BACKBONES[name][2]
+    assert plan.gradient_error <= 0.02 and not plan.notes
+    plan.apply(planned)
+    expected = [float(in_fp32.train_on_batch(x, y)) for _ in range(STEPS)]
+    found = [float(planned.train_on_batch(x, y)) for _ in range(STEPS)]
+    assert expected[-1] < 0.9 * expected[0]  # it learns
+    np.testing.assert_allclose(found, expected, rtol=0.01, atol=0.01)
+    assert int(planned.optimizer.skipped_steps) == 0
