@@ -189,7 +189,7 @@ def test_random_models(policy, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_many_random_models(policy, tmp_path_factory):
-    @settings(max_examples=60, **RANDOM)
+    @settings(max_examples=30, **RANDOM)
     @given(SPECS)
     def run(specs):
         check(specs, policy, tmp_path_factory.mktemp("random"))
