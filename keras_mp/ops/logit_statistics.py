@@ -120,29 +120,23 @@ class Head:
         return _Kernels if is_native else _Blocks
 
 
-class _Kernels:
+@dataclass(frozen=True)
+class _Computation:
+    """The arguments of `Head.statistics`, and their head."""
+
+    head: Head
+    targets: tf.Tensor
+    inputs: tf.Tensor
+    kernel: tf.Tensor
+    bias: tf.Tensor
+
+
+class _Kernels(_Computation):
     """The native kernels for one set of 16-bit tensors."""
 
-    def __init__(
-        self,
-        head: Head,
-        targets: tf.Tensor,
-        inputs: tf.Tensor,
-        kernel: tf.Tensor,
-        bias: tf.Tensor,
-    ) -> None:
-        self.bias = bias
-        self.arguments = {
-            "inputs": inputs,
-            "kernel": kernel,
-            "targets": targets,
-            "bias": [tf.cast(bias, tf.float32)] if bias.shape[0] else [],
-            "transpose": head.transpose,
-            "soft_cap": head.soft_cap or 0.0,
-        }
-
     def forward(self) -> Statistics:
-        return Statistics(*native.library().keras_mp_logit_statistics(**self.arguments))
+        run = native.library().keras_mp_logit_statistics
+        return Statistics(*run(**self._arguments()))
 
     def backward(
         self,
@@ -151,35 +145,39 @@ class _Kernels:
         of_target: tf.Tensor,
         of_total: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        of_inputs, of_kernel, of_bias = (
-            native.library().keras_mp_logit_statistics_gradient(
-                **self.arguments,
-                logsumexp=logsumexp,
-                grad_logsumexp=of_logsumexp,
-                grad_target=of_target,
-                grad_total=of_total,
-            )
+        run = native.library().keras_mp_logit_statistics_gradient
+        of_inputs, of_kernel, of_bias = run(
+            **self._arguments(),
+            logsumexp=logsumexp,
+            grad_logsumexp=of_logsumexp,
+            grad_target=of_target,
+            grad_total=of_total,
         )
         if not of_bias:
             return of_inputs, of_kernel, tf.zeros_like(self.bias)
         return of_inputs, of_kernel, tf.cast(of_bias[0], self.bias.dtype)
 
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "inputs": self.inputs,
+            "kernel": self.kernel,
+            "targets": self.targets,
+            "bias": [tf.cast(self.bias, tf.float32)] if self.bias.shape[0] else [],
+            "transpose": self.head.transpose,
+            "soft_cap": self.head.soft_cap or 0.0,
+        }
 
-class _Blocks:
+
+class _Blocks(_Computation):
     """The formulas in TensorFlow for one set of tensors."""
 
-    def __init__(
-        self,
-        head: Head,
-        targets: tf.Tensor,
-        inputs: tf.Tensor,
-        kernel: tf.Tensor,
-        bias: tf.Tensor,
-    ) -> None:
-        self.head, self.inputs, self.kernel = head, inputs, kernel
-        self.bias, self.targets = bias, targets
-        self.words = kernel.shape[0 if head.transpose else 1]
-        self.dtype = accumulator_dtype(inputs)
+    @property
+    def words(self) -> int:
+        return int(self.kernel.shape[0 if self.head.transpose else 1])
+
+    @property
+    def dtype(self) -> tf.DType:
+        return accumulator_dtype(self.inputs)
 
     def forward(self) -> Statistics:
         rows = tf.shape(self.inputs)[0]

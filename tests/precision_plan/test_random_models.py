@@ -176,20 +176,10 @@ RANDOM = {
 }
 
 
+@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_random_models(policy, tmp_path_factory):
-    @settings(max_examples=5, **RANDOM)
-    @given(SPECS)
-    def run(specs):
-        check(specs, policy, tmp_path_factory.mktemp("random"))
-
-    run()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_many_random_models(policy, tmp_path_factory):
-    @settings(max_examples=30, **RANDOM)
+def test_random_models(policy, count, tmp_path_factory):
+    @settings(max_examples=count, **RANDOM)
     @given(SPECS)
     def run(specs):
         check(specs, policy, tmp_path_factory.mktemp("random"))

@@ -51,8 +51,8 @@ def model(name, policy):
     if isinstance(y, dict):
         y = y["vision_logits"]
     else:
-        average = L.GlobalAveragePooling1D if len(y.shape) == 3 else None
-        y = (average or L.GlobalAveragePooling2D)()(y)
+        y = L.Reshape((-1, y.shape[-1]))(y)  # patches may stand in rows
+        y = L.GlobalAveragePooling1D()(y)
         y = L.Dense(CLASSES, dtype="float32", name="head")(L.LayerNormalization()(y))
     each = keras.Model(backbone.input, y)
     optimizer = keras_mp.wrap(keras.optimizers.Adam(1e-3))

@@ -2,15 +2,12 @@
 // XLA custom call of a handler in attention/attention_xla_ffi.cc, which runs the same
 // kernel as the op outside of XLA. XLA itself would make a tensor of the scores.
 
-#include <string>
 #include <vector>
 
 #include "attention/arguments.h"
 #include "attention/xla_call_names.h"
 #include "common/lowering.h"
-#include "common/xla_custom_call.h"
 #include "common/xla_dynamic_batch.h"
-#include "tensorflow/compiler/tf2xla/type_util.h"
 
 namespace keras_mp {
 namespace {
@@ -39,33 +36,15 @@ class AttentionXla : public tensorflow::XlaOpKernel {
                          {seed, shapes.end()}, attributes_, ctx->input_type(0), a);
   }
 
-  // Calls the handler with all inputs, and sets all outputs.
   void Call(XlaOpKernelContext* ctx, const char* target,
-            const std::vector<TensorShape>& outputs) const {
-    CustomCall call(ctx->builder());
-    xla::XlaOp dynamic_batch;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      xla::XlaOp operand = ctx->Input(i);
-      OP_REQUIRES_OK(ctx, MakeStatic("an attention", /*has_batch=*/true, &operand,
-                                     &dynamic_batch));
-      call.AddOperand(operand);
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      xla::PrimitiveType type;
-      OP_REQUIRES_OK(ctx, tensorflow::DataTypeToPrimitiveType(
-                              ctx->expected_output_dtype(static_cast<int>(i)), &type));
-      const auto sizes = outputs[i].dim_sizes();
-      call.AddResult(type, {sizes.begin(), sizes.end()});
-    }
-    const std::vector<std::string> attributes = {
-        Attribute("scale", attributes_.scale),
-        Attribute("is_causal", attributes_.is_causal),
-        Attribute("dropout", attributes_.dropout)};
-    const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
-    OP_REQUIRES_OK(ctx, results.status());
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      ctx->SetOutput(static_cast<int>(i), MakeDynamic((*results)[i], dynamic_batch));
-    }
+            const std::vector<TensorShape>& results) const {
+    const HandlerCall call = {"an attention",
+                              target,
+                              {Attribute("scale", attributes_.scale),
+                               Attribute("is_causal", attributes_.is_causal),
+                               Attribute("dropout", attributes_.dropout)},
+                              results};
+    OP_REQUIRES_OK(ctx, CallHandler(ctx, call));
   }
 
  private:

@@ -1,10 +1,19 @@
-// Operands of an XLA custom call whose batch may have a size that is known at run time
+// An op as one XLA custom call, whose batch may have a size that is known at run time
 // alone. A handler takes static shapes.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_XLA_DYNAMIC_BATCH_H_
 #define KERAS_MP_TENSORFLOW_COMMON_XLA_DYNAMIC_BATCH_H_
 
+#include <set>
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/xla_custom_call.h"
+#include "tensorflow/compiler/tf2xla/type_util.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/shape_util.h"
@@ -39,6 +48,45 @@ inline absl::Status MakeStatic(const char* what, bool has_batch, xla::XlaOp* ope
 // A result of that size, where it is one.
 inline xla::XlaOp MakeDynamic(xla::XlaOp result, xla::XlaOp size) {
   return size.valid() ? xla::SetDimensionSize(result, size, 0) : result;
+}
+
+struct HandlerCall {
+  const char* what;    // the op, in an error
+  const char* target;  // the name of the handler
+  std::vector<std::string> attributes;
+  std::vector<tensorflow::TensorShape> results;
+  int first_input = 0;
+  // Those whose first dimension is not that of the batch.
+  std::set<int> fixed_inputs = {}, fixed_results = {};
+};
+
+// Calls a handler with the inputs of an op, and sets all its outputs.
+inline absl::Status CallHandler(tensorflow::XlaOpKernelContext* ctx,
+                                const HandlerCall& given) {
+  CustomCall call(ctx->builder());
+  xla::XlaOp dynamic_batch;
+  for (int i = given.first_input; i < ctx->num_inputs(); ++i) {
+    xla::XlaOp operand = ctx->Input(i);
+    TF_RETURN_IF_ERROR(MakeStatic(given.what, given.fixed_inputs.count(i) == 0, &operand,
+                                  &dynamic_batch));
+    call.AddOperand(operand);
+  }
+  const int count = static_cast<int>(given.results.size());
+  for (int i = 0; i < count; ++i) {
+    xla::PrimitiveType type;
+    TF_RETURN_IF_ERROR(
+        tensorflow::DataTypeToPrimitiveType(ctx->expected_output_dtype(i), &type));
+    const auto sizes = given.results[i].dim_sizes();
+    call.AddResult(type, {sizes.begin(), sizes.end()});
+  }
+  const auto results = call.Make(given.target, absl::StrJoin(given.attributes, ", "));
+  TF_RETURN_IF_ERROR(results.status());
+  for (int i = 0; i < count; ++i) {
+    const xla::XlaOp result = (*results)[i];
+    const bool is_fixed = given.fixed_results.count(i) > 0;
+    ctx->SetOutput(i, is_fixed ? result : MakeDynamic(result, dynamic_batch));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace keras_mp

@@ -2,16 +2,12 @@
 // one XLA custom call of a handler in conv/depthwise_conv_xla_ffi.cc, which runs the same
 // kernel as the op outside of XLA. XLA itself has no kernel for such a convolution.
 
-#include <set>
-#include <string>
 #include <vector>
 
 #include "common/lowering.h"
-#include "common/xla_custom_call.h"
 #include "common/xla_dynamic_batch.h"
 #include "conv/arguments.h"
 #include "conv/xla_call_names.h"
-#include "tensorflow/compiler/tf2xla/type_util.h"
 
 namespace keras_mp {
 namespace {
@@ -33,32 +29,13 @@ class DepthwiseConvXla : public tensorflow::XlaOpKernel {
     return MakeDepthwiseConv(x, kernel, attributes_, tensorflow::DT_HALF, conv);
   }
 
-  // Calls the handler with the inputs of the op from `first` on. `batches`: those whose
-  // first dimension is that of the batch. `has_batch`: whether that of the result is.
-  void Call(XlaOpKernelContext* ctx, const char* target, int first,
-            const std::set<int>& batches, const TensorShape& result,
-            bool has_batch) const {
-    CustomCall call(ctx->builder());
-    xla::XlaOp dynamic_batch;
-    for (int i = first; i < ctx->num_inputs(); ++i) {
-      xla::XlaOp operand = ctx->Input(i);
-      OP_REQUIRES_OK(ctx, MakeStatic("a depthwise convolution", batches.count(i) > 0,
-                                     &operand, &dynamic_batch));
-      call.AddOperand(operand);
-    }
-    xla::PrimitiveType type;
-    OP_REQUIRES_OK(ctx, tensorflow::DataTypeToPrimitiveType(ctx->expected_output_dtype(0),
-                                                            &type));
-    const auto sizes = result.dim_sizes();
-    call.AddResult(type, {sizes.begin(), sizes.end()});
-    const std::vector<std::string> attributes = {
-        Attribute("strides", attributes_.strides),
-        Attribute("dilations", attributes_.dilations),
-        Attribute("is_same", attributes_.is_same)};
-    const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
-    OP_REQUIRES_OK(ctx, results.status());
-    ctx->SetOutput(0, has_batch ? MakeDynamic((*results)[0], dynamic_batch)
-                                : (*results)[0]);
+  HandlerCall Call(const char* target, const TensorShape& result) const {
+    return {"a depthwise convolution",
+            target,
+            {Attribute("strides", attributes_.strides),
+             Attribute("dilations", attributes_.dilations),
+             Attribute("is_same", attributes_.is_same)},
+            {result}};
   }
 
  private:
@@ -84,8 +61,9 @@ class DepthwiseConvXlaOp : public DepthwiseConvXla {
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckBias(conv, biases));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(0), types));
-    Call(ctx, kDepthwiseConvCall, /*first=*/0, /*batches=*/{0}, ResultShape(conv),
-         /*has_batch=*/true);
+    HandlerCall call = Call(kDepthwiseConvCall, ResultShape(conv));
+    call.fixed_inputs = {1, 2};
+    OP_REQUIRES_OK(ctx, CallHandler(ctx, call));
   }
 };
 
@@ -102,8 +80,10 @@ class DepthwiseConvGradXXlaOp : public DepthwiseConvXla {
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
     OP_REQUIRES_OK(ctx, CheckTypes(ctx->input_type(2), {ctx->input_type(1)}));
-    Call(ctx, kDepthwiseConvGradXCall, /*first=*/1, /*batches=*/{2}, x,
-         /*has_batch=*/true);
+    HandlerCall call = Call(kDepthwiseConvGradXCall, x);
+    call.first_input = 1;
+    call.fixed_inputs = {1};
+    OP_REQUIRES_OK(ctx, CallHandler(ctx, call));
   }
 };
 
@@ -122,8 +102,9 @@ class DepthwiseConvGradKernelXlaOp : public DepthwiseConvXla {
     DepthwiseConv conv;
     OP_REQUIRES_OK(ctx, MakeConv(x, kernel, &conv));
     OP_REQUIRES_OK(ctx, CheckGradYShape(conv, grad_y));
-    Call(ctx, kDepthwiseConvGradKernelCall, /*first=*/0, /*batches=*/{0, 1}, kernel,
-         /*has_batch=*/false);
+    HandlerCall call = Call(kDepthwiseConvGradKernelCall, kernel);
+    call.fixed_results = {0};
+    OP_REQUIRES_OK(ctx, CallHandler(ctx, call));
   }
 
  private:

@@ -2,15 +2,12 @@
 // one XLA custom call of a handler in logits/logit_statistics_xla_ffi.cc, which runs the
 // same kernel as the op outside of XLA. XLA itself would make a tensor of the logits.
 
-#include <string>
 #include <vector>
 
 #include "common/lowering.h"
-#include "common/xla_custom_call.h"
 #include "common/xla_dynamic_batch.h"
 #include "logits/arguments.h"
 #include "logits/xla_call_names.h"
-#include "tensorflow/compiler/tf2xla/type_util.h"
 
 namespace keras_mp {
 namespace {
@@ -40,38 +37,15 @@ class LogitXla : public tensorflow::XlaOpKernel {
                       ctx->input_type(0), ctx->input_type(1), l);
   }
 
-  // Calls the handler with all inputs, and sets all outputs. The inputs from `first_bias`
-  // on, and the kernel, do not have the size of the batch, nor the outputs from
-  // `first_of_weights` on.
-  void Call(XlaOpKernelContext* ctx, const char* target, int first_bias,
-            const std::vector<TensorShape>& outputs, std::size_t first_of_weights) const {
-    CustomCall call(ctx->builder());
-    xla::XlaOp dynamic_batch;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      xla::XlaOp operand = ctx->Input(i);
-      const bool has_batch = i != 1 && i < first_bias;
-      OP_REQUIRES_OK(ctx, MakeStatic("a cross entropy", has_batch, &operand,
-                                     &dynamic_batch));
-      call.AddOperand(operand);
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      xla::PrimitiveType type;
-      OP_REQUIRES_OK(ctx, tensorflow::DataTypeToPrimitiveType(
-                              ctx->expected_output_dtype(static_cast<int>(i)), &type));
-      const auto sizes = outputs[i].dim_sizes();
-      call.AddResult(type, {sizes.begin(), sizes.end()});
-    }
-    const std::vector<std::string> attributes = {
-        Attribute("transpose", attributes_.transpose),
-        Attribute("soft_cap", attributes_.soft_cap)};
-    const auto results = call.Make(target, absl::StrJoin(attributes, ", "));
-    OP_REQUIRES_OK(ctx, results.status());
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const xla::XlaOp result = (*results)[i];
-      ctx->SetOutput(static_cast<int>(i), i < first_of_weights
-                                              ? MakeDynamic(result, dynamic_batch)
-                                              : result);
-    }
+  HandlerCall Call(const char* target, int first_bias,
+                   const std::vector<TensorShape>& results) const {
+    HandlerCall call = {"a cross entropy",
+                        target,
+                        {Attribute("transpose", attributes_.transpose),
+                         Attribute("soft_cap", attributes_.soft_cap)},
+                        results};
+    call.fixed_inputs = {/*kernel*/ 1, first_bias};
+    return call;
   }
 
  private:
@@ -86,7 +60,8 @@ class LogitStatisticsXlaOp : public LogitXla {
     LinearLogits l;
     OP_REQUIRES_OK(ctx, Make(ctx, /*first_bias=*/3, &l));
     const std::vector<TensorShape> results(4, TensorShape({l.rows}));
-    Call(ctx, kLogitStatisticsCall, /*first_bias=*/3, results, results.size());
+    OP_REQUIRES_OK(
+        ctx, CallHandler(ctx, Call(kLogitStatisticsCall, /*first_bias=*/3, results)));
   }
 };
 
@@ -103,8 +78,9 @@ class LogitStatisticsGradientXlaOp : public LogitXla {
     std::vector<TensorShape> grads(2);
     for (int i = 0; i < 2; ++i) OP_REQUIRES_OK(ctx, GetShape(ctx, i, &grads[i]));
     if (ctx->num_inputs() > 7) grads.push_back(TensorShape({l.words}));
-    Call(ctx, kLogitStatisticsGradientCall, /*first_bias=*/7, grads,
-         /*first_of_weights=*/1);
+    HandlerCall call = Call(kLogitStatisticsGradientCall, /*first_bias=*/7, grads);
+    call.fixed_results = {1, 2};
+    OP_REQUIRES_OK(ctx, CallHandler(ctx, call));
   }
 };
 

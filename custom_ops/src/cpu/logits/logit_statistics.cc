@@ -288,7 +288,10 @@ Status LogitStatisticsGradientCpu(const LinearLogits& l, const LogitStatisticsGr
     return Status();
   });
   if (!done.ok()) return done;
-  kernel.round(sums.get(), elements, l.type, static_cast<std::uint16_t*>(g.grad_inputs));
+  ParallelFor(parallel, l.rows, l.size, [&](std::int64_t row) {
+    kernel.round(sums.get() + row * l.size, l.size, l.type,
+                 static_cast<std::uint16_t*>(g.grad_inputs) + row * l.size);
+  });
   return {};
 }
 
