@@ -7,9 +7,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.diagnostics.precision import is_quantized
 from keras_mp.dtypes import is_half
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import PrecisionPolicy
 from keras_mp.regularizers import FP32Regularizer
 
 
@@ -33,7 +35,8 @@ def values_in(model: Any, dtype: str | None, masters: dict[int, Any]) -> dict[in
 
     Those of trainable variables are a `tf.Variable` each, so that what looks for
     variables, such as `keras.remat`, finds them. In quantized layers they are tensors:
-    there the code of Keras fails outside of a graph where it finds a variable.
+    there the code of Keras fails outside of a graph where it finds a variable. What a
+    plan would store in FP32 is FP32.
 
     Args:
         model: `keras.Model`.
@@ -53,11 +56,19 @@ def values_in(model: Any, dtype: str | None, masters: dict[int, Any]) -> dict[in
     trainable = {id(variable) for variable in model.trainable_variables} - quantized
     # Quantized layers compute as ever in the FP16 run.
     kept = quantized if dtype == "float16" else ()
+    widened = {
+        id(variable)
+        for layer in ModelIndex(model).layers
+        if isinstance(layer.dtype_policy, PrecisionPolicy)
+        and layer.dtype_policy.widens_weights
+        for variable, _ in keras_internals.own_variables(layer)
+    }
     values = {}
     for variable in model.variables:
         value = ops.convert_to_tensor(masters.get(id(variable), variable))
         is_changed = dtype and is_half(variable.dtype) and id(variable) not in kept
-        value = ops.cast(value, dtype if is_changed else variable.dtype)
+        stored = "float32" if id(variable) in widened else variable.dtype
+        value = ops.cast(value, dtype if is_changed else stored)
         is_trainable = id(variable) in trainable
         values[id(variable)] = tf.Variable(value) if is_trainable else ops.copy(value)
     return values

@@ -64,6 +64,11 @@ class PrecisionPolicy(keras.dtype_policies.DTypePolicyMap):
         super().__init__(_policy(mode, variable_dtype))
 
     @property
+    def widens_weights(self) -> bool:
+        """Whether weights that the layer stores in 16 bits are to be FP32."""
+        return self._stored == "float32" and self.base.variable_dtype != "float32"
+
+    @property
     def name(self) -> str:
         """That of what it computes in: `quantize` makes a policy of it."""
         return str(self.default_policy.name)

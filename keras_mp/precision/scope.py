@@ -5,7 +5,7 @@ the code of another layer receives it. TensorFlow adds no FP16 tensor to one in 
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,9 @@ def result_dtype(layer: Any) -> str:
     return hook.dtype if isinstance(hook, CastResults) else str(layer.compute_dtype)
 
 
-def apply_modes(index: ModelIndex, modes: Mapping[str, str]) -> None:
+def apply_modes(
+    index: ModelIndex, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
+) -> None:
     """Puts layers into modes; the others keep their policies.
 
     Where no layer of the model has a 16-bit policy, the others get `"float16"`.
@@ -64,6 +66,7 @@ def apply_modes(index: ModelIndex, modes: Mapping[str, str]) -> None:
         index: of a model whose layers have no modes.
         modes: dict from the path of a layer to one of `MODES`. A recurrent layer or a
             wrapper has one mode with what it calls past the casts of a call.
+        fp32_weights: paths of layers among them whose weights count as FP32.
     """
     computing = [e for e in index.values() if e.kind != "input"]
     modes = _agreed(index, modes)
@@ -72,12 +75,13 @@ def apply_modes(index: ModelIndex, modes: Mapping[str, str]) -> None:
         e.path: FLOAT16 if is_fp32 else e.layer.compute_dtype for e in computing
     }
     inside_code = {each for e in computing if e.kind == "code" for each in _inside(e)}
+    wide = {each.path for path in fp32_weights for each in members(index[path])}
     for entry in computing:
         layer, mode = entry.layer, modes.get(entry.path, FLOAT16)
         is_narrowed = is_fp32 and layer.compute_dtype == "float32"
         if layer.quantization_mode is None and (mode != FLOAT16 or is_narrowed):
             is_made = entry.path in inside_code or _is_foreign_code(entry)
-            stored = layer.variable_dtype
+            stored = "float32" if entry.path in wide else layer.variable_dtype
             policy = PrecisionPolicy(mode, layer.dtype_policy, stored, not is_made)
             keras_internals.set_policy(layer, policy)
     for entry in computing:
@@ -123,7 +127,9 @@ def modes_of(index: ModelIndex) -> dict[str, str]:
 
 
 @contextmanager
-def precision_scope(index: ModelIndex, modes: Mapping[str, str]) -> Iterator[None]:
+def precision_scope(
+    index: ModelIndex, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
+) -> Iterator[None]:
     """Puts layers into modes inside a `with` block, in place of those they have.
 
     Args: those of `apply_modes`.
@@ -139,7 +145,7 @@ def precision_scope(index: ModelIndex, modes: Mapping[str, str]) -> Iterator[Non
     inputs = [(e.layer, e.layer.dtype) for e in index.values() if e.kind == "input"]
     try:
         remove_modes(index)
-        apply_modes(index, modes)
+        apply_modes(index, modes, fp32_weights)
         yield
     finally:
         for layer, policy, calls in before:
@@ -183,10 +189,10 @@ def _agreed(index: ModelIndex, modes: Mapping[str, str]) -> dict[str, str]:
     """
     agreed = {path: mode for path, mode in modes.items() if mode != FLOAT16}
     for entry in index.values():
-        members = _members(entry)
-        widest = max((agreed.get(m.path, FLOAT16) for m in members), key=MODES.index)
+        paths = [member.path for member in members(entry)]
+        widest = max((agreed.get(path, FLOAT16) for path in paths), key=MODES.index)
         if widest != FLOAT16:
-            agreed |= {member.path: widest for member in members}
+            agreed |= dict.fromkeys(paths, widest)
     callers: dict[str, list[str]] = {}
     for path, entry in index.items():
         for child in entry.children if entry.kind == "code" else ():
@@ -201,14 +207,14 @@ def _agreed(index: ModelIndex, modes: Mapping[str, str]) -> dict[str, str]:
     return agreed
 
 
-def _members(entry: LayerEntry) -> list[LayerEntry]:
+def members(entry: LayerEntry) -> list[LayerEntry]:
     """Returns an entry, with those that have to have its mode."""
     if entry.kind != "unit":
         return [entry]
     if isinstance(entry.layer, keras.layers.RNN | keras.layers.Bidirectional):
         return [entry, *_below(entry)]
     wrapped = [child for child in entry.children if child.kind != "graph"]
-    return [entry, *(member for child in wrapped for member in _members(child))]
+    return [entry, *(member for child in wrapped for member in members(child))]
 
 
 def _below(entry: LayerEntry) -> Iterator[LayerEntry]:

@@ -52,6 +52,20 @@ def decide(
     return choices
 
 
+def fp32_weights(numbers: Iterable[LayerNumbers], margin: float) -> list[str]:
+    """Returns the paths of layers that store weights which FP16 does not hold.
+
+    Args:
+        numbers: the `LayerNumbers` of a model.
+        margin: float, at least 1.
+    """
+    return [
+        each.path
+        for each in numbers
+        if each.has_half_weights and each.weights * margin > FP16_MAX
+    ]
+
+
 def widen(
     choices: dict[str, Choice],
     numbers: Mapping[str, LayerNumbers],

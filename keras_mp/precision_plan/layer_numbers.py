@@ -7,10 +7,12 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
+from keras_mp.diagnostics.arguments import fp32_value
 from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.dtypes import is_half
 from keras_mp.layers.conversion.products import computes_products
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
+from keras_mp.precision.scope import members
 
 
 @dataclass
@@ -28,7 +30,9 @@ class LayerNumbers:
         outputs: float, of what it returns, and of what operations of a functional model
             make of that.
         gradients: float, of the gradients of its outputs.
-        weights: float, of its own trainable weights.
+        weights: float, of its own trainable weights, in FP32; of a recurrent layer or a
+            wrapper, with those inside.
+        has_half_weights: bool, whether one of them is stored in 16 bits.
         matrices: float, of those that a product may multiply, and not biases.
         elements: int, how many numbers it returns.
     """
@@ -41,16 +45,20 @@ class LayerNumbers:
     outputs: float = 0.0
     gradients: float = 0.0
     weights: float = 0.0
+    has_half_weights: bool = False
     matrices: float = 0.0
     elements: int = 0
 
 
-def numbers_of(model: Any, runs: list[Backpropagation]) -> dict[str, LayerNumbers]:
+def numbers_of(
+    model: Any, runs: list[Backpropagation], masters: dict[int, Any]
+) -> dict[str, LayerNumbers]:
     """Returns the numbers of each layer by path, in the order of computation.
 
     Args:
         model: `keras.Model`.
         runs: list of `Backpropagation` of the model in FP32, one for each batch.
+        masters: dict from the `id` of a weight to its FP32 value.
     """
     index = ModelIndex(model)
     around: dict[str, list[str]] = {}
@@ -64,21 +72,30 @@ def numbers_of(model: Any, runs: list[Backpropagation]) -> dict[str, LayerNumber
                 entry = index.of(call.layer)
                 if entry.kind != "graph":
                     outer = tuple(around.get(entry.path, ()))
-                    found.setdefault(entry.path, _without_numbers(entry, outer))
+                    found.setdefault(entry.path, _of_weights(entry, outer, masters))
         _add(found, run)
     return found
 
 
-def _without_numbers(entry: LayerEntry, around: tuple[str, ...]) -> LayerNumbers:
+def _of_weights(
+    entry: LayerEntry, around: tuple[str, ...], masters: dict[int, Any]
+) -> LayerNumbers:
     layer = entry.layer
-    own = [w for w, _ in keras_internals.own_variables(layer) if w.trainable]
+    own = [
+        variable
+        for member in members(entry)
+        for variable, _ in keras_internals.own_variables(member.layer)
+        if variable.trainable
+    ]
+    fp32 = [fp32_value(variable, masters) for variable in own]
     return LayerNumbers(
         entry.path,
         around,
         computes_products(layer) and is_half(layer.compute_dtype),
         layer.autocast,
-        weights=largest(own),
-        matrices=largest([each for each in own if len(each.shape) > 1]),
+        weights=largest(fp32),
+        has_half_weights=any(is_half(variable.dtype) for variable in own),
+        matrices=largest([each for each in fp32 if len(each.shape) > 1]),
     )
 
 

@@ -14,6 +14,7 @@ from keras_mp.diagnostics.subject import Backpropagation, run
 from keras_mp.diagnostics.updates import Difference
 from keras_mp.layers.conversion.trial import converted_in_modes
 from keras_mp.precision.modes import FLOAT32
+from keras_mp.precision_plan.decision import fp32_weights
 from keras_mp.precision_plan.layer_numbers import numbers_of
 from keras_mp.precision_plan.verification import gradients_of
 
@@ -27,28 +28,32 @@ class Measurement:
     Args:
         model: `keras.Model`, built and compiled.
         data: sequence of batches.
+        margin: float, by how much later weights may be larger.
 
     Attributes:
         model: `keras.Model`.
         references: list of the `Backpropagation` of each batch in FP32.
         numbers: dict from path to `LayerNumbers`.
+        fp32_weights: list of the paths of layers whose weights FP16 does not hold; in
+            modes they have FP32 ones.
         smallest_loss_scale: float, from 2**-14 to 1.
         loss_scale: float, at which `runs` differentiates.
     """
 
-    def __init__(self, model: Any, data: Sequence[Any]) -> None:
+    def __init__(self, model: Any, data: Sequence[Any], margin: float) -> None:
         self.model = model
         self._data, self._masters = data, master_values(model)
         with converted_in_modes(model, {}):  # whose classes tell which have products
             self.references = [self._run(batch, dtype="float32") for batch in data]
-            self.numbers = numbers_of(model, self.references)
+            self.numbers = numbers_of(model, self.references, self._masters)
+        self.fp32_weights = fp32_weights(self.numbers.values(), margin)
         gradients = gradient_statistics(self.references)
         self.smallest_loss_scale = smallest_loss_scale(gradients)
         self.loss_scale = largest_loss_scale(gradients)
 
     def runs(self, modes: Mapping[str, str]) -> list[Backpropagation]:
         """Returns a run of each batch with layers in these modes, by their paths."""
-        with converted_in_modes(self.model, modes):
+        with converted_in_modes(self.model, modes, self.fp32_weights):
             return [self._run(batch, self.loss_scale) for batch in self._data]
 
     def errors(self, runs: Sequence[Backpropagation]) -> list[float]:
@@ -112,7 +117,7 @@ class Measurement:
 
     def _in_fp32_but(self, modes: Mapping[str, str], batch: int) -> Backpropagation:
         modes = dict.fromkeys(self.numbers, FLOAT32) | dict(modes)
-        with converted_in_modes(self.model, modes):
+        with converted_in_modes(self.model, modes, self.fp32_weights):
             return self._run(self._data[batch], self.loss_scale)
 
     def _run(

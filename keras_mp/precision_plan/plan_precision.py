@@ -57,7 +57,8 @@ def plan_precision(
     leaves FP16, too; if only gradients overflow, the loss scale is lowered, down to
     2**-14. If the weight gradients differ from those in FP32 by more than `tolerance`,
     layers are run in FP16 alone, all others in FP32, and those with the largest errors
-    leave FP16. Nothing of the model is changed until `PrecisionPlan.apply`.
+    leave FP16. A layer with weights above that limit stores them in FP32, if FP16
+    stores them now. Nothing of the model is changed until `PrecisionPlan.apply`.
 
     A model that FP16 suits gets an empty plan.
 
@@ -108,7 +109,7 @@ def plan_precision(
             "`x` must have at least one batch. Received: a dataset without any. Pass "
             "the dataset itself, not an iterator that is exhausted."
         )
-    measured = Measurement(model, data)
+    measured = Measurement(model, data, margin)
     _check_losses(model, measured.references)
     smallest = measured.smallest_loss_scale
     choices = decide(measured.numbers.values(), margin, smallest)
@@ -124,7 +125,7 @@ def plan_precision(
     with converted_in_modes(model, _modes_of(plan.choices)):
         share = float16_share(model, data[0][0])
     return PrecisionPlan(
-        tuple(_in_order(plan.choices, measured.numbers)),
+        tuple(_in_order(plan.choices, measured)),
         share,
         plan.error,
         margin,
@@ -273,15 +274,18 @@ def _widen(
     return bool(left)
 
 
-def _in_order(
-    choices: dict[str, Choice], numbers: dict[str, LayerNumbers]
-) -> Iterator[LayerPlan]:
+def _in_order(choices: dict[str, Choice], measured: Measurement) -> Iterator[LayerPlan]:
     """Yields the plan in the order of computation, then layers that were not called."""
+    numbers = measured.numbers
     for path in dict.fromkeys([*numbers, *choices]):
         if path in choices:
             elements = numbers[path].elements if path in numbers else 0
             yield LayerPlan(
-                path, choices[path].mode, choices[path].reason, 2 * elements
+                path,
+                choices[path].mode,
+                choices[path].reason,
+                2 * elements,
+                path in measured.fp32_weights,
             )
 
 

@@ -10,14 +10,20 @@ from typing import Any
 
 import keras
 
+from keras_mp import keras_internals
 from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.subject import run
 from keras_mp.layers.conversion.convert import convert_layers
 from keras_mp.layers.conversion.trial import converted_in_modes
+from keras_mp.layers.conversion.weight_storage import (
+    check_can_store,
+    half_weights,
+    store_in_fp32,
+)
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import MODES
-from keras_mp.precision.scope import apply_modes, remove_modes
+from keras_mp.precision.scope import apply_modes, members, remove_modes
 from keras_mp.precision_plan.measurement import gradient_statistics, largest_loss_scale
 from keras_mp.precision_plan.verification import Verification
 
@@ -33,12 +39,15 @@ class LayerPlan:
         precision: str, `"float16_matmul"`, `"scaled_float16_matmul"` or `"float32"`.
         reason: str, the measured number that asked for it.
         extra_bytes: int, by how much its results grow from those in FP16, for a batch.
+        fp32_weights: bool, whether `PrecisionPlan.apply` stores its weights in FP32,
+            since they are too large for FP16. Defaults to False.
     """
 
     path: str
     precision: str
     reason: str
     extra_bytes: int
+    fp32_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,8 @@ class PrecisionPlan:
 
     Attributes:
         layers: tuple of `LayerPlan`, in the order of computation, with the attributes
-            `path`, `precision`, `reason` and `extra_bytes`, by how much its results
-            grow.
+            `path`, `precision`, `reason`, `extra_bytes`, by how much its results grow,
+            and `fp32_weights`, whether its weights are too large to store in FP16.
         float16_share: float, the share of multiply-adds whose inputs are FP16.
         gradient_error: float, the relative error of all weight gradients with the plan,
             taken as one vector, as it was measured.
@@ -104,8 +113,10 @@ class PrecisionPlan:
 
         The model is converted as by `keras_mp.convert`; then the listed layers get
         other dtype policies, and a layer inside another one returns values in the
-        precision of that. Weights, names and the state of the optimizer stay, except
-        for a dynamic loss scale above `loss_scale`: it is lowered to that. Where no
+        precision of that. Weights that are too large for FP16 are stored in FP32, with
+        the values of their masters, and their layers get the policy `mixed_float16`.
+        All other weights, names and the state of the optimizer stay, except for a
+        dynamic loss scale above `loss_scale`: it is lowered to that. Where no
         layer has a 16-bit policy, the other layers get `mixed_float16`. A plan that was
         applied before is forgotten; `keras_mp.to_keras` does that, too.
 
@@ -119,13 +130,21 @@ class PrecisionPlan:
             The same object.
 
         Raises:
-            ValueError: a listed layer is not in the model.
+            ValueError: a listed layer is not in the model; or a weight must be stored
+                in FP32, but an optimizer that is not wrapped, or one on several
+                replicas, already has state for it.
         """
         modes = self._precisions_in(model)
         index = ModelIndex(model)
+        stored = _stored_in_fp32(index, self._fp32_weights)
+        halves = [half for layer in stored for half in half_weights(layer)]
+        check_can_store(index.layers, halves)
         remove_modes(index)
         # What it leaves in FP16 was measured with the plan, and need not be told of.
         convert_layers(model)
+        store_in_fp32(index.layers, halves)
+        for layer in stored:
+            keras_internals.set_policy(layer, keras.DTypePolicy("mixed_float16"))
         apply_modes(index, modes)
         optimizer = getattr(model, "optimizer", None)
         if isinstance(optimizer, FP32MasterOptimizer) and self.loss_scale is not None:
@@ -157,7 +176,8 @@ class PrecisionPlan:
             fp32 = run(model, batch, dtype="float32", masters=masters)
             scale = self.loss_scale or largest_loss_scale(gradient_statistics([fp32]))
             fp16 = run(model, batch, scale, masters=masters)
-        with converted_in_modes(model, self._precisions_in(model)):
+        modes = self._precisions_in(model)
+        with converted_in_modes(model, modes, self._fp32_weights):
             planned = run(model, batch, scale, masters=masters)
         return Verification.of(fp32, fp16, planned)
 
@@ -231,7 +251,7 @@ class PrecisionPlan:
                         each.path,
                         each.precision,
                         _size(each.extra_bytes),
-                        each.reason,
+                        each.reason + "; weights stored in FP32" * each.fp32_weights,
                     )
                     for each in self.layers
                 ),
@@ -239,6 +259,10 @@ class PrecisionPlan:
                 *(f"note: {note}" for note in self.notes),
             ]
         )
+
+    @property
+    def _fp32_weights(self) -> list[str]:
+        return [layer.path for layer in self.layers if layer.fp32_weights]
 
     def _precisions_in(self, model: keras.Model) -> dict[str, str]:
         """Returns `precisions`, all of which are in the model."""
@@ -252,6 +276,12 @@ class PrecisionPlan:
                 "have the `get_config` of your own layers return their `name`."
             )
         return self.precisions
+
+
+def _stored_in_fp32(index: ModelIndex, paths: list[str]) -> list[keras.Layer]:
+    """Returns the layers with 16-bit weights at or inside of some paths."""
+    layers = [each.layer for path in paths for each in members(index[path])]
+    return [layer for layer in layers if half_weights(layer)]
 
 
 def _in_second_format(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.precision_plan.decision import decide, next_mode
+from keras_mp.precision_plan.decision import decide, fp32_weights, next_mode
 from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 LARGE = 20_000.0  # times the margin of 4 it is beyond 65,504
@@ -72,6 +72,16 @@ def test_a_reason_has_its_number():
         [product("a", outputs=1.5e5, inputs=2.0)], margin=1.0, loss_scale=1.0
     )
     assert choices["a"].reason == "outputs up to 1.5e+05"
+
+
+def test_weights_that_fp16_does_not_hold():
+    numbers = [
+        layer("large", weights=LARGE, has_half_weights=True),
+        layer("fine", weights=FINE, has_half_weights=True),
+        layer("in FP32", weights=LARGE),
+    ]
+    assert fp32_weights(numbers, margin=4.0) == ["large"]
+    assert fp32_weights(numbers, margin=5.0) == ["large", "fine"]
 
 
 def test_the_order_of_ways():

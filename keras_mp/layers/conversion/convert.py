@@ -1,15 +1,12 @@
 """`convert` turns the layers of a model into `keras_mp.layers`, `to_keras` back."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_mp import keras_internals
-from keras_mp.dtypes import HALVES
 from keras_mp.layers.conversion.change_class import change_class
 from keras_mp.layers.conversion.conversion_report import (
     conversion_report,
@@ -21,10 +18,14 @@ from keras_mp.layers.conversion.counterparts import (
     plain,
     replaced_methods,
 )
+from keras_mp.layers.conversion.weight_storage import (
+    check_can_store,
+    half_weights,
+    store_in_fp32,
+)
 from keras_mp.layers.conversion.wider_inputs import wider_inputs
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.layers.precision import FP32Weights
-from keras_mp.optimizer.weight_exchange import can_exchange_weights, exchange_weights
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.scope import remove_modes
 from keras_mp.regularizers import regularize_layers, restore_regularizers
@@ -116,21 +117,18 @@ def convert_layers(model: keras.Layer) -> None:
         if (cls := counterpart(type(layer))) is not None and not replaced_methods(layer)
     ]
     replaced = [
-        (layer, halves)
+        (layer, found)
         for layer, cls in changes
-        if issubclass(cls, FP32Weights) and (halves := _half_weights(layer))
+        if issubclass(cls, FP32Weights) and (found := half_weights(layer))
     ]
-    optimizers = []
-    if any(half.trainable for _, halves in replaced for half in halves):
-        optimizers = _optimizers_with_state(layers)
+    halves = [half for _, each in replaced for half in each]
+    check_can_store(layers, halves)
     for layer, cls in changes:
         change_class(layer, cls)
-    for layer, halves in replaced:
+    for layer, _ in replaced:
         if isinstance(layer, keras.layers.Normalization):
             _warn_of_rounded_statistics(layer)
-        new = _store_in_fp32(layer, halves)
-        for optimizer in optimizers:
-            exchange_weights(optimizer, new)
+    store_in_fp32(layers, halves)
     for layer, dtype in wider_inputs(model):
         keras_internals.set_input_dtype(layer, dtype)
     regularize_layers(ModelIndex(model).layers)
@@ -222,53 +220,6 @@ def _check(model: Any, function: str) -> None:
         )
 
 
-def _half_weights(layer: Any) -> list[Any]:
-    """Returns the 16-bit weights of a layer, without those of its sublayers."""
-    sublayers = keras_internals.direct_sublayers(layer)
-    inside = {id(w) for part in sublayers for w in part.variables}
-    return [
-        value
-        for value in vars(layer).values()
-        if isinstance(value, keras.Variable)
-        and value.dtype in HALVES
-        and id(value) not in inside
-    ]
-
-
-def _optimizers_with_state(layers: list[Any]) -> list[Any]:
-    """Returns the built optimizers of models, which can exchange their weights.
-
-    Raises:
-        ValueError: one cannot.
-    """
-    found = {}
-    for layer in layers:
-        for name, value in _attribute_values(layer):
-            if not isinstance(value, keras.optimizers.Optimizer) or not value.built:
-                continue
-            if not can_exchange_weights(value):
-                raise ValueError(
-                    "Normalizations of a 16-bit policy get FP32 weights. A wrapped "
-                    "optimizer that is built gives them its state, on one replica. "
-                    f"Received: {layer.name!r}, whose {name!r} is a built "
-                    f"{type(value).__name__}. Convert before the first step; or "
-                    "`compile` with a new optimizer, then convert."
-                )
-            found[id(value)] = value
-    return list(found.values())
-
-
-def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a layer, then the elements of its lists and dicts."""
-    yield from vars(layer).items()
-    for name, value in vars(layer).items():
-        if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, list | tuple):
-            for one in value:
-                yield name, one
-
-
 def _warn_of_rounded_statistics(layer: keras.layers.Normalization) -> None:
     found = [layer.adapt_mean.numpy(), layer.adapt_variance.numpy()]
     if np.any(found[0] != 0.0) or np.any(found[1] != 1.0):
@@ -278,52 +229,6 @@ def _warn_of_rounded_statistics(layer: keras.layers.Normalization) -> None:
             f"{layer.adapt_mean.dtype}. Call its `adapt` again after `convert`.",
             stacklevel=4,
         )
-
-
-def _store_in_fp32(layer: Any, halves: list[Any]) -> dict[int, Any]:
-    """Replaces 16-bit weights of a layer by FP32 copies at the same positions.
-
-    Returns:
-        Dict from the `id` of a weight to its copy.
-    """
-    copies = {}
-    own = keras_internals.own_variables(layer)
-    with keras_internals.unlocked(layer):
-        for old, _ in own:
-            keras_internals.remove_variable(layer, old)
-        # In the same order, which is that of saved files. A frozen weight is added as
-        # a trainable one, so that it stays in that list.
-        for old, is_trained in own:
-            is_half = any(old is half for half in halves)
-            new = _fp32_copy(old) if is_half else old
-            new.trainable = is_trained
-            keras_internals.add_variable(layer, new)
-            if is_half:
-                copies[id(old)] = new
-                names = [name for name, value in vars(layer).items() if value is old]
-                for name in names:
-                    setattr(layer, name, new)
-            new.trainable = old.trainable
-    return copies
-
-
-def _fp32_copy(old: Any) -> Any:
-    *scopes, name = old.path.split("/")
-    with ExitStack() as stack:
-        stack.enter_context(keras_internals.replicas_scope(old))
-        for scope in scopes:
-            stack.enter_context(keras.name_scope(scope))
-        new = keras.Variable(
-            keras.ops.cast(old.value, "float32"),
-            dtype="float32",
-            autocast=keras_internals.autocasts(old),
-            aggregation=old.aggregation,
-            name=name,
-            **keras_internals.synchronization_argument(old),
-        )
-    for attribute in ("regularizer", "constraint", "overwrite_with_gradient"):
-        setattr(new, attribute, getattr(old, attribute))
-    return new
 
 
 def _forget_traces(layers: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """A model as `convert` and modes would make it, inside a `with` block."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,15 @@ from keras_mp.precision.scope import precision_scope
 
 
 @contextmanager
-def converted_in_modes(model: Any, modes: Mapping[str, str]) -> Iterator[None]:
+def converted_in_modes(
+    model: Any, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
+) -> Iterator[None]:
     """Converts a model and puts its layers into modes inside a `with` block.
 
     Args:
         model: `keras.Model`.
         modes: dict from the path of a layer to its mode.
+        fp32_weights: paths of layers among them whose weights count as FP32.
     """
     index = ModelIndex(model)
     classes = [(layer, type(layer)) for layer in index.layers]
@@ -27,7 +30,7 @@ def converted_in_modes(model: Any, modes: Mapping[str, str]) -> Iterator[None]:
             layer.__class__ = converted_class(layer)
         for layer, _, dtype in wider:
             keras_internals.set_input_dtype(layer, dtype)
-        with precision_scope(index, modes):
+        with precision_scope(index, modes, fp32_weights):
             yield
     finally:
         for layer, cls in classes:
