@@ -76,7 +76,7 @@ test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs wheel
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
 	  tests/optimizer/test_overflow.py \
-	  --ignore tests/layers/conversion/test_convert.py --ignore tests/layers/test_training.py \
+	  --ignore tests/precision/test_convert.py --ignore tests/layers/test_training.py \
 	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
 
 # The kernels are compiled and tested while pip, which takes one core, installs.

@@ -18,12 +18,6 @@ from keras_mp.diagnostics.numerics import Numerics
 from keras_mp.diagnostics.numerics_callback import NumericsCallback
 from keras_mp.diagnostics.suggest_loss_scale import suggest_loss_scale
 from keras_mp.export import export_weights
-from keras_mp.layers import (
-    ConversionReport,
-    conversion_report,
-    convert,
-    to_keras,
-)
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.loss_scale import (
     ConstantLossScale,
@@ -34,9 +28,11 @@ from keras_mp.loss_scale import (
 from keras_mp.optimizer import FP32MasterOptimizer, wrap
 from keras_mp.optimizer.penalties import regularize_in_fp32
 from keras_mp.optimizer.state.int8_state import Int8State
-from keras_mp.precision_plan.plan_precision import plan_precision
-from keras_mp.precision_plan.precision_plan import PrecisionPlan
-from keras_mp.precision_plan.precision_plan_callback import PrecisionPlanCallback
+from keras_mp.precision.conversion_report import ConversionReport, conversion_report
+from keras_mp.precision.convert import convert, to_keras
+from keras_mp.precision.plan_precision import plan_precision
+from keras_mp.precision.precision_plan import PrecisionPlan
+from keras_mp.precision.precision_plan_callback import PrecisionPlanCallback
 from keras_mp.registration import register_ops as _register_ops
 from keras_mp.regularizers import FP32Regularizer
 from keras_mp.statistical_loss_scale import StatisticalLossScale

@@ -14,7 +14,7 @@ import keras
 from keras_mp.command_line.batch import Batch, inputs_for, read_batch
 from keras_mp.command_line.errors import CommandError, check_new
 from keras_mp.diagnostics.inspect import inspect
-from keras_mp.precision_plan.plan_precision import plan_precision
+from keras_mp.precision.plan_precision import plan_precision
 
 _LONGEST = 400  # characters of a reason
 

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from keras_mp.layers import convert
 from keras_mp.optimizer import wrap
+from keras_mp.precision.convert import convert
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.diagnostics.observation import Call
+from keras_mp.precision.observation import CallRecord
 
 # What no product of a layer that is trained does to a gradient in one call.
 _AMPLIFICATION = 2.0**16
@@ -30,11 +30,11 @@ def advice_on(layer: str) -> str:
     )
 
 
-def returns_nan_for_zeros(call: Call, output: Any) -> bool:
+def returns_nan_for_zeros(call: CallRecord, output: Any) -> bool:
     """Tells whether an output is NaN for vectors of zeros, and finite for all others.
 
     Args:
-        call: `Call` of the layer.
+        call: `CallRecord` of the layer.
         output: one of its outputs.
     """
     values = _in_float32(output)
@@ -43,14 +43,14 @@ def returns_nan_for_zeros(call: Call, output: Any) -> bool:
     )
 
 
-def find_divisor(calls: list[Call]) -> str | None:
+def find_divisor(calls: list[CallRecord]) -> str | None:
     """Returns the path of a layer that multiplies the gradient of zeros without bound.
 
     Of a tensor, the gradient is 2**16 times larger in its vectors of zeros than all
     gradients of the outputs of a layer that is given it; or not finite there alone.
 
     Args:
-        calls: list of the `Call`s of a run in FP32.
+        calls: list of the `CallRecord`s of a run in FP32.
     """
     for call in reversed(calls):
         for output, gradient in zip(call.outputs, call.gradients, strict=True):
@@ -67,7 +67,7 @@ def find_divisor(calls: list[Call]) -> str | None:
     return None
 
 
-def _is_amplified(output: Any, gradient: Any, user: Call) -> bool:
+def _is_amplified(output: Any, gradient: Any, user: CallRecord) -> bool:
     found = [_in_float32(each) for each in user.gradients if each is not None]
     largest = max(
         (float(np.max(np.abs(each), initial=0.0)) for each in found), default=0.0

@@ -6,19 +6,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.diagnostics.arguments import (
-    as_batch,
-    check_model,
-    master_values,
-    scale_of,
-)
 from keras_mp.diagnostics.division_by_zero import (
     advice_on,
     find_divisor,
     returns_nan_for_zeros,
 )
-from keras_mp.diagnostics.observation import Call
-from keras_mp.diagnostics.subject import Backpropagation, run, weight_paths
+from keras_mp.precision.batch import (
+    as_batch,
+    check_model,
+    master_values,
+    scale_of,
+)
+from keras_mp.precision.observation import CallRecord
+from keras_mp.precision.run import Trace, run_batch, weight_paths
 
 _ADVICE = {
     "weight": (
@@ -135,15 +135,15 @@ def find_overflow(
             return Overflow(weight.path, "weight", _largest([weight]))
     batch = as_batch(x, y, sample_weight)
     masters = master_values(model)
-    found = run(model, batch, scale, masters=masters)
+    found = run_batch(model, batch, scale, masters=masters)
     overflow = in_forward_pass(model, found) or in_backward_pass(model, found, scale)
     if overflow is not None and overflow.where == "backward":
-        in_fp32 = run(model, batch, dtype="float32", masters=masters)
+        in_fp32 = run_batch(model, batch, dtype="float32", masters=masters)
         overflow = replace(overflow, divisor=find_divisor(in_fp32.calls))
     return overflow
 
 
-def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
+def in_forward_pass(model: Any, found: Trace) -> Overflow | None:
     """Returns the first overflow in the order of computation."""
     before: list[Any] = []
     for path, tensor in _in_order_of_computation(model, found.calls):
@@ -158,7 +158,9 @@ def in_forward_pass(model: Any, found: Backpropagation) -> Overflow | None:
     return None
 
 
-def _in_order_of_computation(model: Any, calls: list[Call]) -> list[tuple[str, Any]]:
+def _in_order_of_computation(
+    model: Any, calls: list[CallRecord]
+) -> list[tuple[str, Any]]:
     """Returns what layers are given and what they return, once, each with its origin.
 
     What a layer is given, and no layer has returned, is what the layer around it has
@@ -184,9 +186,7 @@ def _is_masked(tensor: Any, loss: Any) -> bool:
     return _is_finite(loss) and _is_finite(numbers[numbers != -np.inf])
 
 
-def in_backward_pass(
-    model: Any, found: Backpropagation, scale: float
-) -> Overflow | None:
+def in_backward_pass(model: Any, found: Trace, scale: float) -> Overflow | None:
     """Returns the first overflow in the order of back-propagation."""
     order = {id(call): index for index, call in enumerate(found.calls)}
     used_by: dict[int, int] = {}  # a variable: the first call that uses it

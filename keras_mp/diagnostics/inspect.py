@@ -8,19 +8,19 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.arguments import (
+from keras_mp.diagnostics.numerics import Entry, Numerics
+from keras_mp.diagnostics.statistics import TensorStatistics
+from keras_mp.diagnostics.updates import Difference, updates_of
+from keras_mp.precision.batch import (
     as_batch,
     check_model,
     fp32_value,
     master_values,
     scale_of,
 )
-from keras_mp.diagnostics.numerics import Entry, Numerics
-from keras_mp.diagnostics.observation import floating_tensors
-from keras_mp.diagnostics.precision import notes_on_cached_tensors
-from keras_mp.diagnostics.statistics import TensorStatistics
-from keras_mp.diagnostics.subject import Backpropagation, overrides, run, weight_paths
-from keras_mp.diagnostics.updates import Difference, updates_of
+from keras_mp.precision.compute_dtype import notes_on_cached_tensors
+from keras_mp.precision.observation import floating_tensors
+from keras_mp.precision.run import Trace, overrides, run_batch, weight_paths
 
 
 def inspect(
@@ -80,8 +80,8 @@ def inspect(
     scale = scale_of(model, loss_scale)
     batch = as_batch(x, y, sample_weight)
     masters = master_values(model)
-    in_fp32 = run(model, batch, dtype="float32", masters=masters)
-    shown = run(model, batch, scale, masters=masters) if as_is else in_fp32
+    in_fp32 = run_batch(model, batch, dtype="float32", masters=masters)
+    shown = run_batch(model, batch, scale, masters=masters) if as_is else in_fp32
     _check_run(shown)
     in_fp16 = {each: _run_in_fp16(model, batch, each, masters) for each in {1.0, scale}}
     report = Numerics(
@@ -108,7 +108,7 @@ def inspect(
 
 def _run_in_fp16(
     model: Any, batch: tuple[Any, Any, Any], scale: float, masters: dict[int, Any]
-) -> Backpropagation:
+) -> Trace:
     """Runs the batch in FP16, and keeps no activations, of which there are many.
 
     Raises:
@@ -117,7 +117,7 @@ def _run_in_fp16(
     import tensorflow as tf
 
     try:
-        found = run(model, batch, scale, "float16", masters)
+        found = run_batch(model, batch, scale, "float16", masters)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             "The model must be able to run in FP16, where TensorFlow has no operation "
@@ -129,7 +129,7 @@ def _run_in_fp16(
     return dataclasses.replace(found, calls=[])
 
 
-def _notes(model: Any, in_fp32: Backpropagation, report: Numerics) -> Iterator[str]:
+def _notes(model: Any, in_fp32: Trace, report: Numerics) -> Iterator[str]:
     """Yields what the report does not see, or sees otherwise than training does."""
     if overrides(model, "train_step"):
         yield "the model's own `train_step` is not run, only `compute_loss`"
@@ -143,9 +143,7 @@ def _notes(model: Any, in_fp32: Backpropagation, report: Numerics) -> Iterator[s
         )
 
 
-def _forward_errors(
-    in_fp16: Backpropagation, in_fp32: Backpropagation
-) -> dict[str, Any]:
+def _forward_errors(in_fp16: Trace, in_fp32: Trace) -> dict[str, Any]:
     """Returns the loss in FP16, and its error and that of the outputs."""
     return {
         "fp16_loss": float(in_fp16.loss),
@@ -156,7 +154,7 @@ def _forward_errors(
     }
 
 
-def _check_run(run: Backpropagation) -> None:
+def _check_run(run: Trace) -> None:
     if not np.isfinite(run.loss):
         raise ValueError(
             "The loss of the batch must be finite. Received: "
@@ -170,7 +168,7 @@ def _check_run(run: Backpropagation) -> None:
         )
 
 
-def _activations(run: Backpropagation) -> Iterator[Entry]:
+def _activations(run: Trace) -> Iterator[Entry]:
     gradients = dict(run.activation_gradients)
     for path, activation in run.activations:
         yield Entry(path, "activation", TensorStatistics.of(activation))
@@ -181,9 +179,9 @@ def _activations(run: Backpropagation) -> Iterator[Entry]:
 
 def _weights(
     model: Any,
-    shown: Backpropagation,
-    in_fp32: Backpropagation,
-    in_fp16: Backpropagation,
+    shown: Trace,
+    in_fp32: Trace,
+    in_fp16: Trace,
     masters: dict[int, Any],
 ) -> Iterator[Entry]:
     """Yields the entries of each weight that has a gradient."""
@@ -217,7 +215,7 @@ def _parts(difference: Difference) -> tuple[float, float | None]:
     return difference.relative_error, difference.cosine
 
 
-def _gradient_error(run: Backpropagation, reference: Backpropagation) -> float:
+def _gradient_error(run: Trace, reference: Trace) -> float:
     return _relative_error(
         *([grad for _, grad in each.weight_gradients] for each in (run, reference))
     )

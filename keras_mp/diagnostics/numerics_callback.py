@@ -11,7 +11,6 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.arguments import whole_number
-from keras_mp.diagnostics.arguments import fp32_value, master_values
 from keras_mp.diagnostics.gradient_sampler import GradientSampler
 from keras_mp.diagnostics.numerics import Entry
 from keras_mp.diagnostics.plot import plot_exponents, plot_lost
@@ -22,6 +21,7 @@ from keras_mp.diagnostics.tensorboard import write_summaries
 from keras_mp.diagnostics.updates import Update
 from keras_mp.layers.probe import Probe
 from keras_mp.optimizer import FP32MasterOptimizer
+from keras_mp.precision.batch import fp32_value, master_values
 
 # What is drawn, with the titles of both pictures.
 _PANELS = {

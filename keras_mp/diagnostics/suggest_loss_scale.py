@@ -9,11 +9,11 @@ import keras
 import numpy as np
 
 from keras_mp.arguments import positive_number, whole_number
-from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.numerics import scale_below_overflow
-from keras_mp.diagnostics.subject import run
 from keras_mp.loss_scale import ConstantLossScale
+from keras_mp.precision.batch import as_batch, check_model, master_values
+from keras_mp.precision.run import run_batch
 
 
 def suggest_loss_scale(
@@ -61,7 +61,7 @@ def suggest_loss_scale(
     largest, count = 0.0, 0
     for batch in itertools.islice(dataset, batches):
         batch = as_batch(*keras.utils.unpack_x_y_sample_weight(batch))
-        found = run(model, batch, dtype="float32", masters=masters)
+        found = run_batch(model, batch, dtype="float32", masters=masters)
         divisor = find_divisor(found.calls)
         if divisor is not None:
             raise ValueError(

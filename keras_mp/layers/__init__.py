@@ -9,14 +9,6 @@ from keras_mp.layers.attention.grouped_query_attention import (
     GroupedQueryAttention as GroupQueryAttention,
 )
 from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
-from keras_mp.layers.conversion.conversion_report import (
-    ConversionReport as ConversionReport,
-)
-from keras_mp.layers.conversion.conversion_report import (
-    conversion_report as conversion_report,
-)
-from keras_mp.layers.conversion.convert import convert as convert
-from keras_mp.layers.conversion.convert import to_keras as to_keras
 from keras_mp.layers.convolutional.conv import Conv1D, Conv2D, Conv3D
 from keras_mp.layers.convolutional.conv_transpose import (
     Conv1DTranspose,

@@ -37,7 +37,8 @@ CHAINS = (
         ("ops.kernels",),
         ("ops",),
         ("layers.float16_matmul_policy",),
-        ("precision",),
+        ("precision.model_index", "precision.modes"),
+        ("precision.scope",),
         ("layers.precision", "layers.linear_logits"),
         ("layers.core",),
         (
@@ -49,7 +50,6 @@ CHAINS = (
             "layers.pooling",
         ),
         ("layers.rnn",),
-        ("layers.conversion",),
         ("layers", "registration"),
         ("losses", "metrics"),
     ),
@@ -66,31 +66,23 @@ MAY_IMPORT = {
 for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
 MAY_IMPORT["keras_mp.optimizer.backend"].append("keras_mp.ops.kernels.dispatch")
-# What goes through every layer of a model goes through its regularizers, and has the
-# optimizer exchange the weights that it replaces.
-MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.regularizers")
-MAY_IMPORT["keras_mp.layers.conversion"].append("keras_mp.optimizer.weight_exchange")
-# Diagnostics look at models and optimizers alike, and neither knows of them.
-MAY_IMPORT["keras_mp.diagnostics"] = [
-    f"keras_mp.{name}"
-    for name in (
-        *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
-        *("optimizer", "precision", "regularizers"),
-    )
-]
-# A plan is measured by diagnostics, and applied by what changes layers.
-MAY_IMPORT["keras_mp.precision_plan"] = [
-    f"keras_mp.{name}"
-    for name in (
-        *("arguments", "diagnostics", "dtypes", "layers", "optimizer"),
-        *("precision", "precision_plan"),
-    )
-]
+# What finds and changes the precision of layers looks at models and optimizers alike,
+# and neither knows of it. A plan reads what the diagnostics say.
+for module in ("diagnostics", "precision"):
+    MAY_IMPORT[f"keras_mp.{module}"] = [
+        f"keras_mp.{name}"
+        for name in (
+            *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
+            *("optimizer", "precision", "regularizers"),
+        )
+    ]
 # Commands call what users call.
 MAY_IMPORT["keras_mp.command_line"] = [
     f"keras_mp.{name}"
-    for name in ("command_line", "diagnostics", "layers", "ops", "optimizer")
-] + ["keras_mp.precision_plan"]
+    for name in (
+        *("command_line", "diagnostics", "layers", "ops", "optimizer", "precision"),
+    )
+]
 MAY_IMPORT["keras_mp.__main__"] = []
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
@@ -106,8 +98,7 @@ ATTRIBUTE_FUNCTIONS = ("getattr", "hasattr", "setattr", "delattr")
 OUTSIDE_FUNCTIONS = (
     "keras_mp.checkpoints",
     "keras_mp.command_line",
-    "keras_mp.layers.conversion",
-    "keras_mp.precision_plan",
+    "keras_mp.precision",
 )
 # Public in spite of their names: methods of a NamedTuple.
 PUBLIC = ("_asdict", "_replace")

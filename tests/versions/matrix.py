@@ -37,7 +37,7 @@ PART = (
 )
 # For the ends of the range: all but programs, pages, the project's own files, and the
 # models of keras-hub, each release of which is for a few versions of Keras.
-ALL = ("layers", "optimizer", "ops", "diagnostics", "precision_plan", "test_*.py")
+ALL = ("layers", "optimizer", "ops", "diagnostics", "precision", "test_*.py")
 
 
 @dataclass(frozen=True)

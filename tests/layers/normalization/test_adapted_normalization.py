@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_mp
 from keras_mp import layers
-from keras_mp.diagnostics.arguments import as_batch
-from keras_mp.diagnostics.subject import run
+from keras_mp.precision.batch import as_batch
+from keras_mp.precision.run import run_batch
 
 POLICIES = ("mixed_float16", "float16", "mixed_bfloat16", "bfloat16")
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half of the spacing above 1
@@ -157,7 +157,7 @@ def test_convert_and_to_keras_keep_the_statistics(lazily, tmp_path):
 def test_diagnostics_of_a_model_of_keras_are_those_of_fp32():
     model, x, y = model_of("mixed_float16")
     before = {layer: layer.mean for layer in model.layers[1:3]}
-    found = run(model, as_batch(x, y, None), dtype="float32")
+    found = run_batch(model, as_batch(x, y, None), dtype="float32")
     assert all(layer.mean is mean for layer, mean in before.items())
     expected = normalized(x, 0)
     for call in found.calls[:2]:

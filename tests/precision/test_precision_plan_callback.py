@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.precision_plan.precision_plan import LayerPlan
+from keras_mp.precision.precision_plan import LayerPlan
 
 GROWS_AT, STEPS, PATIENCE = 50, 100, 5
 SCALE = 2.0**10

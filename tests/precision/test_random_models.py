@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import keras_mp
 from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision_plan.precision_plan import LayerPlan
+from keras_mp.precision.precision_plan import LayerPlan
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")

@@ -11,21 +11,21 @@ from typing import Any
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.arguments import as_batch, check_model, master_values
-from keras_mp.diagnostics.subject import run
-from keras_mp.layers.conversion.convert import convert_layers
-from keras_mp.layers.conversion.trial import converted_in_modes
-from keras_mp.layers.conversion.weight_storage import (
+from keras_mp.optimizer import FP32MasterOptimizer
+from keras_mp.precision.batch import as_batch, check_model, master_values
+from keras_mp.precision.convert import convert_layers
+from keras_mp.precision.measurement import gradient_statistics, largest_loss_scale
+from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import MODES
+from keras_mp.precision.run import run_batch
+from keras_mp.precision.scope import apply_modes, members, remove_modes
+from keras_mp.precision.trial import converted_in_modes
+from keras_mp.precision.verification import Verification
+from keras_mp.precision.weight_storage import (
     check_can_store,
     half_weights,
     store_in_fp32,
 )
-from keras_mp.optimizer import FP32MasterOptimizer
-from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision.modes import MODES
-from keras_mp.precision.scope import apply_modes, members, remove_modes
-from keras_mp.precision_plan.measurement import gradient_statistics, largest_loss_scale
-from keras_mp.precision_plan.verification import Verification
 
 _FORMAT = 2
 
@@ -173,12 +173,12 @@ class PrecisionPlan:
         check_model(model)
         batch, masters = as_batch(x, y, sample_weight), master_values(model)
         with converted_in_modes(model, {}):
-            fp32 = run(model, batch, dtype="float32", masters=masters)
+            fp32 = run_batch(model, batch, dtype="float32", masters=masters)
             scale = self.loss_scale or largest_loss_scale(gradient_statistics([fp32]))
-            fp16 = run(model, batch, scale, masters=masters)
+            fp16 = run_batch(model, batch, scale, masters=masters)
         modes = self._precisions_in(model)
         with converted_in_modes(model, modes, self._fp32_weights):
-            planned = run(model, batch, scale, masters=masters)
+            planned = run_batch(model, batch, scale, masters=masters)
         return Verification.of(fp32, fp16, planned)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -7,18 +7,18 @@ from typing import Any
 import keras
 
 from keras_mp.dtypes import is_half
-from keras_mp.layers.conversion.counterparts import (
+from keras_mp.layers.rnn.base_rnn import has_cell_of_keras
+from keras_mp.precision.counterparts import (
     COUNTERPARTS,
     NOT_CONVERTED,
     counterpart,
     is_converted,
+    keras_base,
     overridden,
-    plain_base,
     replaced_methods,
 )
-from keras_mp.layers.conversion.own_code import PRODUCTS_AND_SUMS, products_and_sums
-from keras_mp.layers.rnn.base_rnn import has_cell_of_keras
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
+from keras_mp.precision.own_code import PRODUCTS_AND_SUMS, products_and_sums
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _why_not_converted(layer: Any) -> str:
     if not is_half(layer.compute_dtype):
         return ""
     cls = type(layer)
-    base = plain_base(cls)
+    base = keras_base(cls)
     if base is not None:
         if names := replaced_methods(layer):
             return f"a {base.__name__} whose {_quote(names)} was replaced"

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from keras_mp import keras_internals
-from keras_mp.layers.conversion.counterparts import converted_class
-from keras_mp.layers.conversion.wider_inputs import wider_inputs
+from keras_mp.precision.counterparts import converted_class
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.scope import precision_scope
+from keras_mp.precision.wider_inputs import wider_inputs
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from keras_mp.arguments import positive_number, whole_number
 from keras_mp.diagnostics.collapsed_run import without_optionals
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.plan_precision import at_least_one, plan_precision
+from keras_mp.precision.precision_plan import LayerPlan, PrecisionPlan
 from keras_mp.precision.scope import modes_of
-from keras_mp.precision_plan.plan_precision import at_least_one, plan_precision
-from keras_mp.precision_plan.precision_plan import LayerPlan, PrecisionPlan
 
 
 class PrecisionPlanCallback(keras.callbacks.Callback):

@@ -11,31 +11,31 @@ import numpy as np
 
 from keras_mp import keras_internals
 from keras_mp.arguments import positive_number, whole_number
-from keras_mp.diagnostics.arguments import as_batch, check_model
 from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
-from keras_mp.diagnostics.precision import notes_on_cached_tensors
-from keras_mp.diagnostics.subject import Backpropagation
-from keras_mp.layers.conversion.trial import converted_in_modes
-from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision.modes import FLOAT16, FLOAT32
-from keras_mp.precision.scope import modes_of
-from keras_mp.precision_plan.decision import (
+from keras_mp.precision.batch import as_batch, check_model
+from keras_mp.precision.compute_dtype import notes_on_cached_tensors
+from keras_mp.precision.decide import (
     Choice,
     at_least,
     decide,
     next_mode,
     widen,
 )
-from keras_mp.precision_plan.layer_numbers import LayerNumbers
-from keras_mp.precision_plan.measurement import Measurement
-from keras_mp.precision_plan.multiply_adds import float16_share
-from keras_mp.precision_plan.precision_plan import LayerPlan, PrecisionPlan
-from keras_mp.precision_plan.sensitivity import (
+from keras_mp.precision.layer_table import LayerRow
+from keras_mp.precision.measurement import Measurement
+from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.modes import FLOAT16, FLOAT32
+from keras_mp.precision.multiply_adds import float16_share
+from keras_mp.precision.precision_plan import LayerPlan, PrecisionPlan
+from keras_mp.precision.run import Trace
+from keras_mp.precision.scope import modes_of
+from keras_mp.precision.sensitivity import (
     groups_of,
     remembered,
     widen_for_gradients,
 )
+from keras_mp.precision.trial import converted_in_modes
 
 
 def plan_precision(
@@ -224,9 +224,9 @@ def _modes_of(choices: Mapping[str, Choice]) -> dict[str, str]:
 
 
 def _given_fp32(
-    numbers: Mapping[str, LayerNumbers],
+    numbers: Mapping[str, LayerRow],
     choices: Mapping[str, Choice],
-    runs: list[Backpropagation],
+    runs: list[Trace],
 ) -> list[str]:
     """Returns the layers of products in FP16 that would multiply in FP32.
 
@@ -244,7 +244,7 @@ def _given_fp32(
 
 
 def _widen(
-    numbers: Mapping[str, LayerNumbers],
+    numbers: Mapping[str, LayerRow],
     choices: dict[str, Choice],
     path: str,
     reason: str,
@@ -323,7 +323,7 @@ def _check_policies(model: Any) -> None:
         )
 
 
-def _check_losses(model: Any, runs: list[Backpropagation]) -> None:
+def _check_losses(model: Any, runs: list[Trace]) -> None:
     losses = [float(each.loss) for each in runs]
     found = next((loss for loss in losses if not math.isfinite(loss)), None)
     if found is None:

@@ -9,26 +9,26 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.observation import Call, Observation, floating_tensors
-from keras_mp.diagnostics.precision import computing_in, functions_run_eagerly
-from keras_mp.diagnostics.random_numbers import cells_drawing_in_fp32, layers_that_drew
-from keras_mp.diagnostics.values import (
-    Values,
+from keras_mp.precision.compute_dtype import computing_in, functions_run_eagerly
+from keras_mp.precision.model_index import ModelIndex, numbered
+from keras_mp.precision.observation import CallRecord, Observation, floating_tensors
+from keras_mp.precision.random_numbers import cells_drawing_in_fp32, layers_that_drew
+from keras_mp.precision.variable_values import (
+    VariableValues,
     has_gradient,
     regularizing_in_fp32,
-    values_in,
+    variable_values,
 )
-from keras_mp.precision.model_index import ModelIndex, numbered
 
 
 @dataclass
-class Backpropagation:
+class Trace:
     """What one forward and backward pass computed.
 
     All gradients are those of the loss times the scale, divided by the scale.
 
     Attributes:
-        calls: list of `Call`, of all layers at any depth, in the order of computation.
+        calls: list of `CallRecord`, of all layers at any depth, in the order of computation.
         weight_gradients: list of (path, float32 tensor), in the order of the weights.
         predictions: the outputs of the model.
         loss: scalar float32 tensor, not scaled.
@@ -37,7 +37,7 @@ class Backpropagation:
             others in another precision.
     """
 
-    calls: list[Call]
+    calls: list[CallRecord]
     weight_gradients: list[tuple[str, Any]]
     predictions: Any
     loss: Any
@@ -59,7 +59,7 @@ class Backpropagation:
         ]
 
     @functools.cached_property
-    def outputs(self) -> list[tuple[str, Call, int]]:
+    def outputs(self) -> list[tuple[str, CallRecord, int]]:
         """The tensors that layers return: path, call, and which of its outputs.
 
         What a layer returns as one inside it has returned it, is listed there alone.
@@ -75,13 +75,13 @@ class Backpropagation:
         return [(path, *each) for path, each in zip(paths, outputs, strict=True)]
 
 
-def run(
+def run_batch(
     model: Any,
     batch: tuple[Any, Any, Any],
     scale: float = 1.0,
     dtype: str | None = None,
     masters: dict[int, Any] | None = None,
-) -> Backpropagation:
+) -> Trace:
     """Runs one batch forward and backward, as a step of training would.
 
     Whatever the layers assign to their variables, statistics and seeds among them, is
@@ -100,7 +100,7 @@ def run(
 
     x, y, sample_weight = batch
     index = ModelIndex(model)
-    values = values_in(model, dtype, masters or {})
+    values = variable_values(model, dtype, masters or {})
     weights = [values[id(variable)] for variable in model.trainable_variables]
     with (
         Observation(model) as observation,
@@ -109,7 +109,7 @@ def run(
         cells_drawing_in_fp32(model),
         regularizing_in_fp32(model),
         functions_run_eagerly(),
-        Values(values) as scope,
+        VariableValues(values) as scope,
     ):
         with tf.GradientTape() as tape:
             trained = zip(model.trainable_variables, weights, strict=True)
@@ -127,7 +127,7 @@ def run(
     for call, found in zip(calls, gradients, strict=True):
         call.gradients = [_unscaled(gradient, scale) for gradient in found]
     pairs = zip(weight_paths(model), weight_gradients, strict=True)
-    return Backpropagation(
+    return Trace(
         calls,
         [(path, _unscaled(grad, scale)) for path, grad in pairs if grad is not None],
         predictions,

@@ -1,4 +1,4 @@
-"""`LayerNumbers`: how large the numbers of each layer are when a model runs in FP32."""
+"""`LayerRow`: how large the numbers of each layer are when a model runs in FP32."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,16 +7,16 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.arguments import fp32_value
-from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.dtypes import is_half
-from keras_mp.layers.conversion.products import computes_products
+from keras_mp.precision.batch import fp32_value
+from keras_mp.precision.counterparts import has_matmul
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
+from keras_mp.precision.run import Trace
 from keras_mp.precision.scope import members
 
 
 @dataclass
-class LayerNumbers:
+class LayerRow:
     """The largest magnitudes of a layer, and where it stands in the model.
 
     Attributes:
@@ -33,7 +33,7 @@ class LayerNumbers:
         weights: float, of its own trainable weights, in FP32; of a recurrent layer or a
             wrapper, with those inside.
         has_half_weights: bool, whether one of them is stored in 16 bits.
-        matrices: float, of those that a product may multiply, and not biases.
+        kernels: float, of those that a product may multiply, and not biases.
         elements: int, how many numbers it returns.
     """
 
@@ -46,18 +46,18 @@ class LayerNumbers:
     gradients: float = 0.0
     weights: float = 0.0
     has_half_weights: bool = False
-    matrices: float = 0.0
+    kernels: float = 0.0
     elements: int = 0
 
 
-def numbers_of(
-    model: Any, runs: list[Backpropagation], masters: dict[int, Any]
-) -> dict[str, LayerNumbers]:
+def layer_table(
+    model: Any, runs: list[Trace], masters: dict[int, Any]
+) -> dict[str, LayerRow]:
     """Returns the numbers of each layer by path, in the order of computation.
 
     Args:
         model: `keras.Model`.
-        runs: list of `Backpropagation` of the model in FP32, one for each batch.
+        runs: list of `Trace` of the model in FP32, one for each batch.
         masters: dict from the `id` of a weight to its FP32 value.
     """
     index = ModelIndex(model)
@@ -65,7 +65,7 @@ def numbers_of(
     for path, entry in index.items():
         for child in entry.children if entry.kind != "graph" else ():
             around.setdefault(child.path, []).append(path)
-    found: dict[str, LayerNumbers] = {}
+    found: dict[str, LayerRow] = {}
     for run in runs:
         for call in run.calls:
             if isinstance(call.layer, keras.Layer):
@@ -79,7 +79,7 @@ def numbers_of(
 
 def _of_weights(
     entry: LayerEntry, around: tuple[str, ...], masters: dict[int, Any]
-) -> LayerNumbers:
+) -> LayerRow:
     layer = entry.layer
     own = [
         variable
@@ -88,20 +88,20 @@ def _of_weights(
         if variable.trainable
     ]
     fp32 = [fp32_value(variable, masters) for variable in own]
-    return LayerNumbers(
+    return LayerRow(
         entry.path,
         around,
-        computes_products(layer) and is_half(layer.compute_dtype),
+        has_matmul(layer) and is_half(layer.compute_dtype),
         layer.autocast,
         weights=largest(fp32),
         has_half_weights=any(is_half(variable.dtype) for variable in own),
-        matrices=largest([each for each in fp32 if len(each.shape) > 1]),
+        kernels=largest([each for each in fp32 if len(each.shape) > 1]),
     )
 
 
-def _add(found: dict[str, LayerNumbers], run: Backpropagation) -> None:
+def _add(found: dict[str, LayerRow], run: Trace) -> None:
     """Adds what one batch shows."""
-    origins: dict[int, list[LayerNumbers]] = {}  # a tensor: the layers it is made by
+    origins: dict[int, list[LayerRow]] = {}  # a tensor: the layers it is made by
     for call in run.calls:
         gradients = [each for each in call.gradients if each is not None]
         if isinstance(call.layer, keras.Layer):
@@ -124,7 +124,7 @@ def _add(found: dict[str, LayerNumbers], run: Backpropagation) -> None:
 def _rounds_inputs(layer: Any) -> bool:
     """Tells whether a converted layer casts what it is given: ids and features stay."""
     if isinstance(layer, keras.layers.Embedding):
-        return computes_products(layer)
+        return has_matmul(layer)
     return not isinstance(layer, keras.layers.Normalization)
 
 

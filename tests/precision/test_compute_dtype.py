@@ -9,10 +9,10 @@ from unchanged import unchanged
 
 import keras_mp
 from keras_mp import layers as mp_layers
-from keras_mp.diagnostics.arguments import as_batch
-from keras_mp.diagnostics.precision import computing_in
-from keras_mp.diagnostics.subject import run
-from keras_mp.layers.conversion.trial import converted_in_modes
+from keras_mp.precision.batch import as_batch
+from keras_mp.precision.compute_dtype import computing_in
+from keras_mp.precision.run import run_batch
+from keras_mp.precision.trial import converted_in_modes
 
 L = keras.layers
 X, Y = np.ones((2, 4), "float32"), np.ones((2, 1), "float32")
@@ -59,7 +59,7 @@ def test_every_layer_computes_in_the_precision_of_the_run(name):
                 assert [layer.compute_dtype for layer in model.layers] == expected
                 if dtype == "float32":
                     assert "Float16Matmul" not in repr(model.layers[0].dtype_policy)
-            found = run(model, as_batch(X, Y, None), dtype=dtype)
+            found = run_batch(model, as_batch(X, Y, None), dtype=dtype)
         assert [call.outputs[0].dtype.name for call in found.calls[:2]] == expected
 
 
@@ -69,7 +69,9 @@ def test_products_of_fp16_are_run_as_they_are_in_fp16():
     model = sequential(dense)
     x = np.full((2, 4), 1 + 2.0**-12, "float32")
     outputs = {
-        dtype: run(model, as_batch(x, Y, None), dtype=dtype).predictions.numpy()[0, 0]
+        dtype: run_batch(model, as_batch(x, Y, None), dtype=dtype).predictions.numpy()[
+            0, 0
+        ]
         for dtype in ("float32", "float16", None)
     }
     assert outputs == {"float32": 4 * (1 + 2.0**-12), "float16": 4.0, None: 4.0}
@@ -116,7 +118,7 @@ def test_quantized_layers(mode, policy):
     with unchanged(model):
         report = keras_mp.inspect(model, X, Y)
         keras_mp.find_overflow(model, X, Y)
-        found = run(model, as_batch(X, Y, None), dtype="float32")
+        found = run_batch(model, as_batch(X, Y, None), dtype="float32")
     assert found.calls[0].outputs[0].dtype == "float32"
     trained = [e.path.rpartition("/")[2] for e in report.of_kind("weight_gradient")]
     # What FP8 puts in the place of gradients, scales and largest magnitudes, is none.
@@ -182,8 +184,8 @@ def test_layers_that_compute_again_for_their_gradient(make, policy):
     plain.set_weights(model.get_weights())
     for dtype in ("float32", "float16", None):
         with unchanged(model):
-            found = run(model, as_batch(X, Y, None), dtype=dtype)
-        expected = run(plain, as_batch(X, Y, None), dtype=dtype)
+            found = run_batch(model, as_batch(X, Y, None), dtype=dtype)
+        expected = run_batch(plain, as_batch(X, Y, None), dtype=dtype)
         pairs = zip(found.weight_gradients, expected.weight_gradients, strict=True)
         for (_, gradient), (_, reference) in pairs:
             np.testing.assert_array_equal(gradient, reference)
@@ -246,7 +248,7 @@ def test_layers_that_a_plan_rounds_return_fp32_in_fp32():
         unchanged(model),
     ):
         for dtype in ("float32", "float16"):
-            found = run(model, as_batch(X, Y, None), dtype=dtype)
+            found = run_batch(model, as_batch(X, Y, None), dtype=dtype)
             outputs = [tensor for call in found.calls for tensor in call.outputs]
             assert {tensor.dtype.name for tensor in outputs} == {dtype}
 

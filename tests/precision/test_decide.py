@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_mp.precision_plan.decision import decide, fp32_weights, next_mode
-from keras_mp.precision_plan.layer_numbers import LayerNumbers
+from keras_mp.precision.decide import decide, fp32_weights, next_mode
+from keras_mp.precision.layer_table import LayerRow
 
 LARGE = 20_000.0  # times the margin of 4 it is beyond 65,504
 FINE = 16_376.0  # times 4 it is 65,504
@@ -11,11 +11,11 @@ SCALED = 2.0**14  # by it gradients are divided
 
 
 def layer(path, around=(), **numbers):
-    return LayerNumbers(path, around, **numbers)
+    return LayerRow(path, around, **numbers)
 
 
 def product(path, around=(), **numbers):
-    return LayerNumbers(path, around, has_matmul=True, **numbers)
+    return LayerRow(path, around, has_matmul=True, **numbers)
 
 
 # Name of the case: the layers, and the modes of those that leave FP16.
@@ -24,7 +24,7 @@ CASES = {
     "what is returned": ([product("a", outputs=LARGE)], {"a": "float16_matmul"}),
     "what is given": ([product("a", inputs=LARGE)], {"a": "scaled_float16_matmul"}),
     "a matrix": (
-        [product("a", weights=LARGE, matrices=LARGE)],
+        [product("a", weights=LARGE, kernels=LARGE)],
         {"a": "scaled_float16_matmul"},
     ),
     "a bias": ([product("a", weights=LARGE)], {"a": "float16_matmul"}),

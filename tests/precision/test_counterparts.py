@@ -3,7 +3,7 @@
 import keras
 
 from keras_mp import keras_internals, layers
-from keras_mp.layers.conversion.counterparts import COUNTERPARTS, NOT_CONVERTED
+from keras_mp.precision.counterparts import COUNTERPARTS, NOT_CONVERTED
 
 # Layers without 16-bit products and sums of their own: they compute element by element,
 # move, select or draw numbers, or leave the computation to sublayers.

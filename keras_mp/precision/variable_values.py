@@ -8,14 +8,14 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.precision import is_quantized
 from keras_mp.dtypes import is_half
+from keras_mp.precision.compute_dtype import is_quantized
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import PrecisionPolicy
 from keras_mp.regularizers import FP32Regularizer
 
 
-class Values(keras.StatelessScope):
+class VariableValues(keras.StatelessScope):
     """A scope in which variables have other values, of any floating-point dtype.
 
     That of Keras rounds them to the dtype of the variable: FP32 masters to FP16. What
@@ -30,7 +30,9 @@ class Values(keras.StatelessScope):
         self.state_mapping = dict(values)
 
 
-def values_in(model: Any, dtype: str | None, masters: dict[int, Any]) -> dict[int, Any]:
+def variable_values(
+    model: Any, dtype: str | None, masters: dict[int, Any]
+) -> dict[int, Any]:
     """Returns a copy of each variable in another precision, by the variable's `id`.
 
     Those of trainable variables are a `tf.Variable` each, so that what looks for

@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.diagnostics.statistics import TensorStatistics
-from keras_mp.precision_plan.measurement import largest_loss_scale, smallest_loss_scale
+from keras_mp.precision.measurement import largest_loss_scale, smallest_loss_scale
 
 L = keras.layers
 RANDOM = np.random.default_rng(0)

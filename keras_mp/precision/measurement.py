@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.arguments import fp32_value, master_values
 from keras_mp.diagnostics.numerics import scale_below_overflow
 from keras_mp.diagnostics.statistics import TensorStatistics, total
-from keras_mp.diagnostics.subject import Backpropagation, run
 from keras_mp.diagnostics.updates import Difference
-from keras_mp.layers.conversion.trial import converted_in_modes
+from keras_mp.precision.batch import fp32_value, master_values
+from keras_mp.precision.decide import fp32_weights
+from keras_mp.precision.layer_table import layer_table
 from keras_mp.precision.modes import FLOAT32
-from keras_mp.precision_plan.decision import fp32_weights
-from keras_mp.precision_plan.layer_numbers import numbers_of
-from keras_mp.precision_plan.verification import gradients_of
+from keras_mp.precision.run import Trace, run_batch
+from keras_mp.precision.trial import converted_in_modes
+from keras_mp.precision.verification import gradients_of
 
 # The smallest that DynamicLossScale falls to by default.
 MIN_LOSS_SCALE = 2.0**-14
@@ -32,8 +32,8 @@ class Measurement:
 
     Attributes:
         model: `keras.Model`.
-        references: list of the `Backpropagation` of each batch in FP32.
-        numbers: dict from path to `LayerNumbers`.
+        references: list of the `Trace` of each batch in FP32.
+        numbers: dict from path to `LayerRow`.
         fp32_weights: list of the paths of layers whose weights FP16 does not hold; in
             modes they have FP32 ones.
         smallest_loss_scale: float, from 2**-14 to 1.
@@ -45,18 +45,18 @@ class Measurement:
         self._data, self._masters = data, master_values(model)
         with converted_in_modes(model, {}):  # whose classes tell which have products
             self.references = [self._run(batch, dtype="float32") for batch in data]
-            self.numbers = numbers_of(model, self.references, self._masters)
+            self.numbers = layer_table(model, self.references, self._masters)
         self.fp32_weights = fp32_weights(self.numbers.values(), margin)
         gradients = gradient_statistics(self.references)
         self.smallest_loss_scale = smallest_loss_scale(gradients)
         self.loss_scale = largest_loss_scale(gradients)
 
-    def runs(self, modes: Mapping[str, str]) -> list[Backpropagation]:
+    def runs(self, modes: Mapping[str, str]) -> list[Trace]:
         """Returns a run of each batch with layers in these modes, by their paths."""
         with converted_in_modes(self.model, modes, self.fp32_weights):
             return [self._run(batch, self.loss_scale) for batch in self._data]
 
-    def errors(self, runs: Sequence[Backpropagation]) -> list[float]:
+    def errors(self, runs: Sequence[Trace]) -> list[float]:
         """Returns the relative error of all weight gradients, for each batch."""
         pairs = zip(runs, self.references, strict=True)
         return [relative_error(*pair) for pair in pairs]
@@ -109,30 +109,30 @@ class Measurement:
             exact = value.astype(np.float64) * (1.0 + signs * 2.0**-24)
             moved[id(variable)] = exact.astype(np.float32)
         with converted_in_modes(self.model, {}):
-            found = run(self.model, self._data[batch], dtype="float32", masters=moved)
+            found = run_batch(
+                self.model, self._data[batch], dtype="float32", masters=moved
+            )
         return relative_error(found, self.references[batch])
 
     def _is_finite(self, modes: Mapping[str, str]) -> bool:
         return all(map(math.isfinite, self.errors(self.runs(modes))))
 
-    def _in_fp32_but(self, modes: Mapping[str, str], batch: int) -> Backpropagation:
+    def _in_fp32_but(self, modes: Mapping[str, str], batch: int) -> Trace:
         modes = dict.fromkeys(self.numbers, FLOAT32) | dict(modes)
         with converted_in_modes(self.model, modes, self.fp32_weights):
             return self._run(self._data[batch], self.loss_scale)
 
-    def _run(
-        self, batch: Any, scale: float = 1.0, dtype: str | None = None
-    ) -> Backpropagation:
-        return run(self.model, batch, scale, dtype, self._masters)
+    def _run(self, batch: Any, scale: float = 1.0, dtype: str | None = None) -> Trace:
+        return run_batch(self.model, batch, scale, dtype, self._masters)
 
 
-def relative_error(found: Backpropagation, reference: Backpropagation) -> float:
+def relative_error(found: Trace, reference: Trace) -> float:
     """Returns the relative error of all weight gradients of a run, as one vector."""
     difference = Difference.between(gradients_of(found), gradients_of(reference))
     return difference.relative_error
 
 
-def gradient_statistics(runs: Sequence[Backpropagation]) -> TensorStatistics | None:
+def gradient_statistics(runs: Sequence[Trace]) -> TensorStatistics | None:
     """Returns the statistics of all gradients of runs; None if there are none."""
     return total(
         TensorStatistics.of(gradient)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from keras_mp.precision.layer_table import LayerRow
 from keras_mp.precision.modes import (
     FLOAT16,
     FLOAT32,
@@ -10,7 +11,6 @@ from keras_mp.precision.modes import (
     MODES,
     SCALED_MATMUL,
 )
-from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 FP16_MAX = 65_504.0
 
@@ -29,7 +29,7 @@ class Choice:
 
 
 def decide(
-    numbers: Iterable[LayerNumbers], margin: float, loss_scale: float
+    numbers: Iterable[LayerRow], margin: float, loss_scale: float
 ) -> dict[str, Choice]:
     """Returns the cheapest mode of each layer that its numbers allow, but for FP16.
 
@@ -39,7 +39,7 @@ def decide(
     multiplied is too large. Gradients count as the loss scale makes them.
 
     Args:
-        numbers: the `LayerNumbers` of a model.
+        numbers: the `LayerRow` of a model.
         margin: float, at least 1.
         loss_scale: float, the smallest that there may be.
     """
@@ -52,11 +52,11 @@ def decide(
     return choices
 
 
-def fp32_weights(numbers: Iterable[LayerNumbers], margin: float) -> list[str]:
+def fp32_weights(numbers: Iterable[LayerRow], margin: float) -> list[str]:
     """Returns the paths of layers that store weights which FP16 does not hold.
 
     Args:
-        numbers: the `LayerNumbers` of a model.
+        numbers: the `LayerRow` of a model.
         margin: float, at least 1.
     """
     return [
@@ -68,7 +68,7 @@ def fp32_weights(numbers: Iterable[LayerNumbers], margin: float) -> list[str]:
 
 def widen(
     choices: dict[str, Choice],
-    numbers: Mapping[str, LayerNumbers],
+    numbers: Mapping[str, LayerRow],
     path: str,
     mode: str,
     reason: str,
@@ -77,7 +77,7 @@ def widen(
 
     Args:
         choices: dict from path to `Choice`, which is changed.
-        numbers: the `LayerNumbers` of the model by path.
+        numbers: the `LayerRow` of the model by path.
         path: of the layer.
         mode: str, the mode.
         reason: str.
@@ -102,22 +102,22 @@ def at_least(choices: dict[str, Choice], modes: Mapping[str, str]) -> None:
             choices[path] = Choice(mode, "as before")
 
 
-def next_mode(each: LayerNumbers, mode: str) -> str | None:
+def next_mode(each: LayerRow, mode: str) -> str | None:
     """Returns the next mode for a layer whose numbers one does not hold, or None."""
     ladder = [*MODES] if each.has_matmul else [FLOAT16, FLOAT32]
     later = ladder[ladder.index(mode) + 1 :]
     return later[0] if later else None
 
 
-def _least_mode(each: LayerNumbers, margin: float, loss_scale: float) -> str:
+def _least_mode(each: LayerRow, margin: float, loss_scale: float) -> str:
     """Returns the cheapest mode but FP16 that the numbers of a layer allow."""
     if not each.has_matmul:
         return FLOAT32
-    multiplied = max(each.inputs, each.matrices, each.gradients * loss_scale)
+    multiplied = max(each.inputs, each.kernels, each.gradients * loss_scale)
     return SCALED_MATMUL if multiplied * margin > FP16_MAX else MATMUL
 
 
-def _too_large(each: LayerNumbers, margin: float, loss_scale: float) -> str:
+def _too_large(each: LayerRow, margin: float, loss_scale: float) -> str:
     """Returns which of the numbers of a layer FP16 does not hold; empty if it does."""
     sizes = {
         "inputs": each.inputs,

@@ -8,16 +8,16 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.diagnostics.random_numbers import is_random, run_in_fp32
 from keras_mp.layers.core.embedding import refuse_rounded_ids
 from keras_mp.layers.probe import Probe
 from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.random_numbers import is_random, run_in_fp32
 
 _IS_OBSERVED = "_keras_mp_is_observed"
 
 
 @dataclass(eq=False)
-class Call:
+class CallRecord:
     """One call of a layer, or of an operation of a functional model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Call:
     path: str
     layer: Any
     inputs: list[Any]
-    outer: "Call | None"
+    outer: "CallRecord | None"
     calls_before: int
     outputs: list[Any] = field(default_factory=list)
     shown: list[Any] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Observation:
         model: `keras.Model`, built.
 
     Attributes:
-        calls: list of `Call`, in the order in which they ended.
+        calls: list of `CallRecord`, in the order in which they ended.
         unseen: list of the paths of layers whose class cannot have such a subclass.
 
     Raises:
@@ -63,12 +63,12 @@ class Observation:
     """
 
     def __init__(self, model: Any) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[CallRecord] = []
         self.unseen: list[str] = []
         self._observed = _observable(model)
         self._paths = {id(each): path for path, each in self._observed.items()}
         self._classes: dict[Any, Any] = {}
-        self._open: list[Call] = []
+        self._open: list[CallRecord] = []
         self._records = True
 
     def __enter__(self) -> "Observation":
@@ -111,7 +111,7 @@ class Observation:
 
     def record(self, cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         """Calls a layer as its class does, and records it. Returns its outputs."""
-        call = Call(
+        call = CallRecord(
             self._paths[id(layer)],
             layer,
             floating_tensors((args, kwargs)),

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.precision import having_policies
+from keras_mp.precision.compute_dtype import having_policies
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.scope import result_dtype
 

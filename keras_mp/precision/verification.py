@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_mp.diagnostics.subject import Backpropagation
 from keras_mp.diagnostics.updates import Difference
+from keras_mp.precision.run import Trace
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Comparison:
     cosine: float | None
 
     @classmethod
-    def of(cls, run: Backpropagation, reference: Backpropagation) -> "Comparison":
+    def of(cls, run: Trace, reference: Trace) -> "Comparison":
         """Returns it for a run of a model and its run in FP32."""
         difference = Difference.between(gradients_of(run), gradients_of(reference))
         return cls(float(run.loss), difference.relative_error, difference.cosine)
@@ -55,9 +55,7 @@ class Verification:
     after: Comparison
 
     @classmethod
-    def of(
-        cls, fp32: Backpropagation, fp16: Backpropagation, planned: Backpropagation
-    ) -> "Verification":
+    def of(cls, fp32: Trace, fp16: Trace, planned: Trace) -> "Verification":
         """Returns it for three runs on one batch."""
         before, after = (Comparison.of(each, fp32) for each in (fp16, planned))
         return cls(float(fp32.loss), before, after)
@@ -70,7 +68,7 @@ class Verification:
         )
 
 
-def gradients_of(run: Backpropagation) -> Any:
+def gradients_of(run: Trace) -> Any:
     """Returns all weight gradients of a run as one float64 vector."""
     found = [gradient for _, gradient in run.weight_gradients]
     vectors = [np.ravel(ops.convert_to_numpy(each)) for each in found]

@@ -13,9 +13,9 @@ from unchanged import unchanged
 
 import keras_mp
 from keras_mp import layers as mp_layers
-from keras_mp.diagnostics.arguments import as_batch
-from keras_mp.diagnostics.observation import Observation
-from keras_mp.diagnostics.subject import run
+from keras_mp.precision.batch import as_batch
+from keras_mp.precision.observation import Observation
+from keras_mp.precision.run import run_batch
 
 L = keras.layers
 STEPS, FEATURES = 5, 4
@@ -353,7 +353,7 @@ def test_what_was_recorded_is_freed_with_the_result():
     model = sequential(L.Dense(2))
     gc.disable()
     try:
-        found = run(model, as_batch(X, Y, None), dtype="float32")
+        found = run_batch(model, as_batch(X, Y, None), dtype="float32")
         call = weakref.ref(found.calls[0])
         del found
         assert call() is None

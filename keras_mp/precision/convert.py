@@ -1,5 +1,6 @@
 """`convert` turns the layers of a model into `keras_mp.layers`, `to_keras` back."""
 
+import functools
 import warnings
 from typing import Any
 
@@ -7,27 +8,33 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
-from keras_mp.layers.conversion.change_class import change_class
-from keras_mp.layers.conversion.conversion_report import (
+from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
+from keras_mp.layers.precision import FP32Weights
+from keras_mp.layers.rnn.orthogonal_weights import (
+    BuildsCell,
+    draw_as_keras,
+    draw_in_fp32,
+)
+from keras_mp.precision.conversion_report import (
     conversion_report,
     layers_that_compute,
 )
-from keras_mp.layers.conversion.counterparts import (
+from keras_mp.precision.counterparts import (
+    COUNTERPARTS,
+    KERAS_CLASSES,
     counterpart,
     is_converted,
-    plain,
+    keras_class,
     replaced_methods,
 )
-from keras_mp.layers.conversion.weight_storage import (
+from keras_mp.precision.model_index import ModelIndex
+from keras_mp.precision.scope import remove_modes
+from keras_mp.precision.weight_storage import (
     check_can_store,
     half_weights,
     store_in_fp32,
 )
-from keras_mp.layers.conversion.wider_inputs import wider_inputs
-from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
-from keras_mp.layers.precision import FP32Weights
-from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision.scope import remove_modes
+from keras_mp.precision.wider_inputs import wider_inputs
 from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
@@ -124,7 +131,7 @@ def convert_layers(model: keras.Layer) -> None:
     halves = [half for _, each in replaced for half in each]
     check_can_store(layers, halves)
     for layer, cls in changes:
-        change_class(layer, cls)
+        _change_class(layer, cls)
     for layer, _ in replaced:
         if isinstance(layer, keras.layers.Normalization):
             _warn_of_rounded_statistics(layer)
@@ -169,7 +176,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     index = ModelIndex(model)
     layers = index.layers
     ours = [layer for layer in layers if is_converted(type(layer))]
-    foreign = [layer for layer in ours if plain(type(layer)) is None]
+    foreign = [layer for layer in ours if keras_class(type(layer)) is None]
     foreign += [
         operation
         for operation in index.operations.values()
@@ -186,7 +193,7 @@ def to_keras(model: keras.Layer) -> keras.Layer:
     for layer in layers:
         keras_internals.set_policy(layer, _policy_of_keras(layer.dtype_policy))
     for layer in ours:
-        change_class(layer, plain(type(layer)))
+        _change_class(layer, keras_class(type(layer)))
     restore_regularizers(layers)
     _forget_traces(layers)
     return model
@@ -236,3 +243,43 @@ def _forget_traces(layers: list[Any]) -> None:
         if isinstance(layer, keras.Model):
             for name in ("train_function", "test_function", "predict_function"):
                 setattr(layer, name, None)
+
+
+def _change_class(layer: Any, cls: Any) -> None:
+    """Makes a layer of a Keras class one of its counterpart, or the other way round."""
+    if not isinstance(layer.quantize, _Quantize):
+        layer.quantize = _Quantize(layer)
+    elif cls is layer.quantize.made_as:
+        layer.quantize = layer.quantize.of_keras
+    layer.__class__ = cls
+    # `build` is bound to the layer as well, and goes on to be that of its old class.
+    if issubclass(cls, BuildsCell):
+        draw_in_fp32(layer)
+    elif isinstance(layer, keras.layers.RNN):
+        draw_as_keras(layer)
+
+
+class _Quantize:
+    """The method `quantize` of a layer of another class than it was made as.
+
+    Keras binds it to the layer when it is made, with a check that refuses subclasses.
+
+    Args:
+        layer: `keras.Layer`, before its class changes.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        functools.update_wrapper(self, layer.quantize)
+        self.layer, self.made_as, self.of_keras = layer, type(layer), layer.quantize
+
+    def __call__(
+        self, mode: Any = None, *args: Any, type_check: bool = True, **options: Any
+    ) -> None:
+        changed_to = type(self.layer)
+        is_subclass = changed_to not in (*KERAS_CLASSES, *COUNTERPARTS)
+        self.layer.__class__ = self.made_as
+        try:
+            checks = type_check and is_subclass
+            self.of_keras(mode, *args, type_check=checks, **options)
+        finally:
+            self.layer.__class__ = changed_to

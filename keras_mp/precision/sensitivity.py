@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from keras_mp.precision.decide import Choice, next_mode
+from keras_mp.precision.layer_table import LayerRow
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
 from keras_mp.precision.modes import FLOAT16, FLOAT32
-from keras_mp.precision_plan.decision import Choice, next_mode
-from keras_mp.precision_plan.layer_numbers import LayerNumbers
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Group:
     parts: tuple["Group", ...] = ()
 
 
-def groups_of(index: ModelIndex, numbers: Mapping[str, LayerNumbers]) -> list[Group]:
+def groups_of(index: ModelIndex, numbers: Mapping[str, LayerRow]) -> list[Group]:
     """Returns the groups of a model: one for each outermost layer that is no graph.
 
     Args:
         index: of the model.
-        numbers: the `LayerNumbers` by path of the layers that were called.
+        numbers: the `LayerRow` by path of the layers that were called.
     """
     seen: set[str] = set()
 
@@ -58,7 +58,7 @@ def groups_of(index: ModelIndex, numbers: Mapping[str, LayerNumbers]) -> list[Gr
 
 def widen_for_gradients(
     groups: Iterable[Group],
-    numbers: Mapping[str, LayerNumbers],
+    numbers: Mapping[str, LayerRow],
     choices: Mapping[str, Choice],
     error_of: Callable[[Mapping[str, str]], float],
     tolerance: float,
@@ -71,7 +71,7 @@ def widen_for_gradients(
 
     Args:
         groups: those of the model.
-        numbers: dict from path to `LayerNumbers`.
+        numbers: dict from path to `LayerRow`.
         choices: dict from path to `Choice`; other layers compute in FP16.
         error_of: function of a dict from path to mode, which returns the relative error
             of the gradients with these layers in these modes, and all others in FP32.

@@ -10,8 +10,8 @@ from older_versions import needs
 
 import keras_mp
 from keras_mp import layers
-from keras_mp.layers.conversion import counterparts
-from keras_mp.layers.conversion.counterparts import COUNTERPARTS, NOT_CONVERTED
+from keras_mp.precision import counterparts
+from keras_mp.precision.counterparts import COUNTERPARTS, NOT_CONVERTED
 
 
 def outputs(model, x):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from keras_mp.diagnostics.precision import is_below_fp32
+from keras_mp.precision.compute_dtype import is_below_fp32
 from keras_mp.precision.model_index import ModelIndex
 
 # What changes no number of its first input.

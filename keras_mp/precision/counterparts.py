@@ -14,7 +14,6 @@ from keras_mp.layers.attention.additive_attention import AdditiveAttention
 from keras_mp.layers.attention.attention import Attention
 from keras_mp.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras_mp.layers.attention.multi_head_attention import MultiHeadAttention
-from keras_mp.layers.conversion.own_code import nested
 from keras_mp.layers.convolutional.conv import Conv1D, Conv2D, Conv3D
 from keras_mp.layers.convolutional.conv_transpose import (
     Conv1DTranspose,
@@ -57,6 +56,7 @@ from keras_mp.layers.rnn.lstm import LSTM
 from keras_mp.layers.rnn.lstm_cell import LSTMCell
 from keras_mp.layers.rnn.simple_rnn import SimpleRNN
 from keras_mp.layers.rnn.simple_rnn_cell import SimpleRNNCell
+from keras_mp.precision.own_code import nested
 from keras_mp.precision.scope import CastResults
 
 # A new layer is one line here.
@@ -148,7 +148,19 @@ NOT_CONVERTED = {
     "TFSMLayer": _OTHER_CODE,
     "TorchModuleWrapper": _OTHER_CODE,
 }
-PLAIN = {ours: plain for plain, ours in COUNTERPARTS.items()}
+KERAS_CLASSES = {mp_class: of_keras for of_keras, mp_class in COUNTERPARTS.items()}
+# The layers that do as `Float16MatmulPolicy` says.
+WITH_MATMUL: tuple[type, ...] = (
+    AdditiveAttention,
+    Attention,
+    Dense,
+    Dot,
+    EinsumDense,
+    GroupedQueryAttention,
+    MultiHeadAttention,
+)
+if keras_internals.has("ReversibleEmbedding"):
+    WITH_MATMUL += (ReversibleEmbedding,)
 
 
 def counterpart(cls: Any) -> Any:
@@ -162,14 +174,14 @@ def counterpart(cls: Any) -> Any:
     Args:
         cls: class of a layer.
     """
-    base = plain_base(cls)
+    base = keras_base(cls)
     if base is None or overridden(cls):
         return None
-    ours = COUNTERPARTS[base]
+    mp_class = COUNTERPARTS[base]
     if cls is base:
-        return ours
+        return mp_class
     try:
-        return _insert_base(cls, ours)
+        return _insert_base(cls, mp_class)
     except TypeError:
         return None  # `__init_subclass__` of the class needs arguments
 
@@ -180,7 +192,12 @@ def converted_class(layer: Any) -> Any:
     return type(layer) if cls is None or replaced_methods(layer) else cls
 
 
-def plain_base(cls: Any) -> Any:
+def has_matmul(layer: Any) -> bool:
+    """Tells whether a layer, once converted, multiplies in FP16 with FP32 results."""
+    return issubclass(converted_class(layer), WITH_MATMUL)
+
+
+def keras_base(cls: Any) -> Any:
     """Returns the first base of `cls`, or `cls`, that has a counterpart, or None."""
     if is_converted(cls):
         return None
@@ -189,7 +206,7 @@ def plain_base(cls: Any) -> Any:
 
 def overridden(cls: Any) -> list[str]:
     """Returns the methods of a subclass that a conversion would disable or replace."""
-    base = plain_base(cls)
+    base = keras_base(cls)
     own = _methods(set(cls.__mro__) - set(base.__mro__))
     return sorted(own.keys() & _disabled(base))
 
@@ -203,7 +220,7 @@ def replaced_methods(layer: Any) -> list[str]:
         and callable(getattr(type(layer), name, None))
         and not (isinstance(value, CastResults) and value.own is None)
     }
-    return sorted((own - _SET_BY_KERAS) & _disabled(plain_base(type(layer))))
+    return sorted((own - _SET_BY_KERAS) & _disabled(keras_base(type(layer))))
 
 
 # The methods that Keras replaces on each layer when it is made.
@@ -257,27 +274,27 @@ def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
 
 def is_converted(cls: Any) -> bool:
     """Tells whether a class is a counterpart or a subclass of one."""
-    return any(base in PLAIN for base in cls.__mro__)
+    return any(base in KERAS_CLASSES for base in cls.__mro__)
 
 
-def plain(cls: Any) -> Any:
+def keras_class(cls: Any) -> Any:
     """Returns the class whose counterpart `cls` is, or None."""
-    return PLAIN.get(cls) or vars(cls).get(_EXTENDED)
+    return KERAS_CLASSES.get(cls) or vars(cls).get(_EXTENDED)
 
 
 _EXTENDED = "_keras_mp_counterpart_of"
 
 
 @functools.cache
-def _insert_base(cls: Any, ours: Any) -> Any:
-    """Returns a class with the bases `cls` and `ours`, in this order.
+def _insert_base(cls: Any, mp_class: Any) -> Any:
+    """Returns a class with the bases `cls` and `mp_class`, in this order.
 
     It has the name of `cls` and is registered under it, so that saved files are the
     same as those of `cls`.
     """
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names} | {_EXTENDED: cls}
-    made = type(cls.__name__, (cls, ours), members)
+    made = type(cls.__name__, (cls, mp_class), members)
     package, separator, name = keras.saving.get_registered_name(cls).partition(">")
     if separator:
         for each in (made, cls):  # a name loads as the last class registered

@@ -5,10 +5,10 @@ import math
 import keras
 import pytest
 
+from keras_mp.precision.decide import Choice
+from keras_mp.precision.layer_table import LayerRow
 from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision_plan.decision import Choice
-from keras_mp.precision_plan.layer_numbers import LayerNumbers
-from keras_mp.precision_plan.sensitivity import (
+from keras_mp.precision.sensitivity import (
     Group,
     groups_of,
     remembered,
@@ -28,9 +28,8 @@ GROUPS = (
     Group(("d",)),
 )
 NUMBERS = {
-    path: LayerNumbers(path, has_matmul=path.startswith("b/"))
-    for path in GROUPS[0].paths
-} | {"d": LayerNumbers("d")}
+    path: LayerRow(path, has_matmul=path.startswith("b/")) for path in GROUPS[0].paths
+} | {"d": LayerRow("d")}
 
 
 def measured(errors):
@@ -132,7 +131,7 @@ def test_groups_of_a_model():
     ]
     index = ModelIndex(keras.Sequential(layers, name="model"))
     called = {
-        path: LayerNumbers(path)
+        path: LayerRow(path)
         for path, entry in index.items()
         if entry.kind not in ("graph", "input") and path != "not_called"
     }
