@@ -89,7 +89,7 @@ class LossScale:
         Args:
             state: `LossScaleState` as in `next_scale`, with the old statistics.
             finite: scalar bool tensor. Whether every gradient was finite.
-            largest: scalar float32 tensor, the largest absolute un-scaled gradient of
+            largest: scalar float32 tensor, the largest absolute unscaled gradient of
                 the step, if that was finite; else any number, inf or NaN.
 
         Returns:

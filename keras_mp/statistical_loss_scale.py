@@ -21,7 +21,7 @@ _PRIOR_STEPS = 10
 class StatisticalLossScale(DynamicLossScale):
     """A loss scale that is chosen from the largest gradients seen.
 
-    The largest absolute un-scaled gradients of the steps are taken to be distributed
+    The largest absolute unscaled gradients of the steps are taken to be distributed
     log-normally. With `mean` and `std` of their log2, the next scale is the largest
     power of two such that
 

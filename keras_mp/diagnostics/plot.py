@@ -25,7 +25,7 @@ def plot_exponents(
     Args:
         path: of the file to write; its suffix chooses the format.
         panels: the statistics, by the title of their panel.
-        scale: float, the loss scale whose shift is marked.
+        scale: float, the loss scale; its shift is marked.
 
     Raises:
         ImportError: matplotlib is not installed.

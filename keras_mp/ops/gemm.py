@@ -59,7 +59,7 @@ def fp16_gemm(
             exact one, with erf).
         output_dtype: None (default), for the dtype of `a`, or `"float32"`.
         alpha: a number or a scalar tensor, taken as FP32; default 1. With `alpha = 1 /
-            loss_scale` and `output_dtype="float32"`, a weight gradient is un-scaled
+            loss_scale` and `output_dtype="float32"`, a weight gradient is unscaled
             in the pass that computes it.
 
     Returns:

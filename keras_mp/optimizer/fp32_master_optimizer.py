@@ -226,7 +226,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
 
         Raises:
             RuntimeError: no loss was scaled; called twice before `apply`; or several
-                replicas are to sum gradients in FP16, where un-scaled ones are lost.
+                replicas are to sum gradients in FP16, where unscaled ones are lost.
             ValueError: lists of different lengths.
 
         Example:
@@ -300,7 +300,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             replicas,
             self._execution.run,
         )
-        # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
+        # Step 2. Some updates unscale the gradients (step 3) in the same pass.
         check = joined(update.check(self._wanted) for update in updates)
         positions = [
             self._master_weights.position(master)

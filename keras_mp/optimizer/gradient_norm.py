@@ -27,7 +27,7 @@ def check_can_keep_norm() -> None:
 
 
 class GradientNorm:
-    """Keeps the norm of the un-scaled gradients of the last step, once asked to.
+    """Keeps the norm of the unscaled gradients of the last step, once asked to.
 
     Its variable is none of the optimizer's, so that files stay as they are.
 

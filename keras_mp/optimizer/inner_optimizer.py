@@ -39,7 +39,7 @@ def check_inner_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "The optimizer to wrap must not scale the loss itself, or gradients are "
-            f"un-scaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
+            f"unscaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
             "inside: keras_mp.wrap(optimizer.inner_optimizer)."
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):

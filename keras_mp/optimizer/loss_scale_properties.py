@@ -46,7 +46,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
 
     @property
     def gradient_norm(self) -> keras.Variable | None:
-        """The norm of all un-scaled gradients of the last step, before any clipping.
+        """The norm of all unscaled gradients of the last step, before any clipping.
 
         A scalar float32 variable, which is not saved; None before `keep_gradient_norm`.
         Inf or NaN after an overflow.

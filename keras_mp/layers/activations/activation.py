@@ -14,7 +14,7 @@ class Activation(keras.layers.Activation):
     They are rounded once, as in `keras_mp.layers.Softmax`. The other activations do not
     sum and are those of Keras.
 
-    Args: those of `keras.layers.Activation`.
+    Args: as in `keras.layers.Activation`.
 
     Example:
 

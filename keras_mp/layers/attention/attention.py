@@ -43,7 +43,7 @@ def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Attention(KeepsPolicy, keras.layers.Attention):
-    """`keras.layers.Attention`, whose scores and softmax are FP32.
+    """`keras.layers.Attention` with FP32 scores and softmax.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
     scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
@@ -55,7 +55,7 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     `use_scale` and the scores are not returned. There the dropout drops other weights
     in 16 bits than Keras's from the same seed.
 
-    Args: those of `keras.layers.Attention`.
+    Args: as in `keras.layers.Attention`.
 
     Example:
 

@@ -33,7 +33,7 @@ class AttentionDropout(keras.layers.Dropout):
     where it returns them, in 16 bits and in FP32. With another rank, on a GPU, and on
     another backend than TensorFlow, it is Keras's dropout.
 
-    Args: those of `keras.layers.Dropout`.
+    Args: as in `keras.layers.Dropout`.
     """
 
     @classmethod

@@ -17,7 +17,7 @@ class Embedding(keras.layers.Embedding):
     model without `keras.Input`, which casts integers too, and from a subclassed model
     or layer, whose float ids are cast when it is called.
 
-    Args: those of `keras.layers.Embedding`.
+    Args: as in `keras.layers.Embedding`.
 
     Raises:
         ValueError: when called, `input_dim` is larger than that, and ids have 16 bits.

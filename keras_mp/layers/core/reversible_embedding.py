@@ -20,7 +20,7 @@ class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
     FP32 embeddings. The lookup is that of Keras, and so is the product if
     `reverse_dtype` differs from the compute dtype.
 
-    Args: those of `keras.layers.ReversibleEmbedding`.
+    Args: as in `keras.layers.ReversibleEmbedding`.
 
     Example:
 

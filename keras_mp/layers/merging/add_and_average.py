@@ -21,7 +21,7 @@ class Add(keras.layers.Add):
 
     Two inputs are added as in Keras, where their sum is rounded once, too.
 
-    Args: those of `keras.layers.Add`.
+    Args: as in `keras.layers.Add`.
 
     Example:
 
@@ -42,7 +42,7 @@ class Add(keras.layers.Add):
 class Average(keras.layers.Average):
     """`keras.layers.Average`, which averages in FP32 and rounds once.
 
-    Args: those of `keras.layers.Average`.
+    Args: as in `keras.layers.Average`.
 
     Example:
 

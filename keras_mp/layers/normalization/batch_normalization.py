@@ -25,7 +25,7 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
     not change. With both a mask and `synchronized=True`, the statistics are those of
     the unmasked elements of all replicas.
 
-    Args: those of `keras.layers.BatchNormalization`.
+    Args: as in `keras.layers.BatchNormalization`.
 
     Example:
 

@@ -19,7 +19,7 @@ class Normalization(FP32Weights, keras.layers.Normalization):
     variance, a square, may be beyond it where they are not. The mean and the variance
     are FP32 under the policy `float16` too.
 
-    Args: those of `keras.layers.Normalization`.
+    Args: as in `keras.layers.Normalization`.
 
     Example:
 

@@ -19,7 +19,7 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
     If the inputs are integers, as for an `Embedding`, the outputs are not cast to
     integers, as the Keras layer does.
 
-    Args: those of `keras.layers.SpectralNormalization`.
+    Args: as in `keras.layers.SpectralNormalization`.
 
     Example:
 

@@ -16,7 +16,7 @@ class UnitNormalization(keras.layers.UnitNormalization):
     are kept for the backward pass. A vector of zeros stays one; its gradient, which is
     not defined, is 0, in FP32 too, where the Keras layer multiplies it by 1e12.
 
-    Args: those of `keras.layers.UnitNormalization`.
+    Args: as in `keras.layers.UnitNormalization`.
 
     Example:
 

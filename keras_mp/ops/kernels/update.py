@@ -195,7 +195,7 @@ def update_variables(
         hyperparameters: scalars by name, the fields of `UpdateHyperparameters`; those
             that are missing have their defaults.
         powers: empty, or one for each gradient: None, or a float32 tensor, the squares
-            of the un-scaled gradients of a row's tokens, added up; in `"adamax"` their
+            of the unscaled gradients of a row's tokens, added up; in `"adamax"` their
             magnitudes. Where there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]

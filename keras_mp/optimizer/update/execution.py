@@ -53,7 +53,7 @@ class Execution:
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def check_may_unscale(self, all_reduce_dtype: str) -> None:
-        """Checks that gradients may be un-scaled before they are summed.
+        """Checks that gradients may be unscaled before they are summed.
 
         Raises:
             RuntimeError: they are summed in FP16, in which small ones are lost.
@@ -62,7 +62,7 @@ class Execution:
             raise RuntimeError(
                 "Gradients that are summed in FP16 must be scaled. Received: a call of "
                 '`unscale_gradients` with all_reduce_dtype="float16" on several '
-                'replicas. Choose "float32", or do not un-scale: clipvalue, clipnorm '
+                'replicas. Choose "float32", or do not unscale: clipvalue, clipnorm '
                 "and global_clipnorm of the inner optimizer clip the sum."
             )
 

@@ -67,7 +67,7 @@ def step(
         rule: str, the name of a `FusedRule`.
         h: dict of scalars by name, as for `update_variables`, all of them.
         decays: bool, whether weight decay applies.
-        gradient: tensor or `tf.IndexedSlices`, un-scaled.
+        gradient: tensor or `tf.IndexedSlices`, unscaled.
         w: tensor, the master.
         slots: list of tensors.
     """

@@ -102,7 +102,7 @@ def clipping_of(optimizer: Any, norm: Any) -> dict[str, Any]:
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
-        norm: scalar float32 tensor, of all un-scaled gradients; not read without
+        norm: scalar float32 tensor, of all unscaled gradients; not read without
             `global_clipnorm`.
     """
     clip_norm = optimizer.global_clipnorm

@@ -1,4 +1,4 @@
-"""What a step learns of its un-scaled gradients before it uses them."""
+"""What a step learns of its unscaled gradients before it uses them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
 
 
 class GradientCheck(NamedTuple):
-    """What a check of un-scaled gradients has found.
+    """What a check of unscaled gradients has found.
 
     Attributes:
         nonfinite: bool tensor, one for each gradient: whether it is not finite.

@@ -83,7 +83,7 @@ class StoredUpdate(UnscaledUpdate):
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
-            gradients: list of un-scaled tensors or `tf.IndexedSlices`.
+            gradients: list of unscaled tensors or `tf.IndexedSlices`.
             clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale
