@@ -161,9 +161,8 @@ class Numerics:
     def suggested_scale(self, margin: float = 2.0) -> float:
         """Returns the loss scale that the rule of the paper gives for this batch.
 
-        The largest power of two whose product with `margin` and with the largest
-        magnitude of an activation or weight gradient is below 65,504; from 2**-14 to
-        2**24.
+        The largest power of two that, times `margin` and the largest magnitude of an
+        activation or weight gradient, is below 65,504; from 2**-14 to 2**24.
 
         Args:
             margin: positive float, by how much the gradients of other batches may be
@@ -464,7 +463,7 @@ def _damage(entry: Entry) -> tuple[float, float]:
 
 
 def scale_below_overflow(magnitude: float) -> float:
-    """Returns the largest power of two that keeps it below 65,504."""
+    """Returns the largest power of two that, times it, is below 65,504."""
     exponent = math.ceil(math.log2(_FP16_MAX / magnitude)) - 1
     return 2.0 ** min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
 

@@ -24,9 +24,9 @@ def suggest_loss_scale(
 ) -> ConstantLossScale:
     """Chooses a constant loss scale by the rule of the paper.
 
-    The largest power of two whose product with `margin` and with the largest magnitude
-    of an activation or weight gradient, computed in FP32, is below 65,504; from 2**-14
-    to 2**24. Nothing of the model is changed.
+    The largest power of two that, times `margin` and the largest magnitude of an
+    activation or weight gradient, computed in FP32, is below 65,504; from 2**-14 to
+    2**24. Nothing of the model is changed.
 
     Args:
         model: `keras.Model`, built and compiled. Its optimizer need not be wrapped.

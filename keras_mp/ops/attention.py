@@ -42,8 +42,8 @@ def dot_product_attention(
 
     `keras.ops.dot_product_attention` with the same arguments rounds the scores, and the
     weights, to 16 bits. Here scores, softmax and sums are FP32, and only the result is
-    rounded. (On a CPU with AMX the weights err by up to `2**-16` of themselves beside
-    FP16 values.)
+    rounded. (On a CPU with AMX the weights err by up to `2**-16` of themselves if the
+    values are FP16.)
 
     On a CPU one native kernel goes over blocks of keys (flash attention), forward and
     backward, so that no tensor of all scores is in memory: for the backward pass it
@@ -179,7 +179,7 @@ class _Formula:
 
 
 def _default_scale(query: tf.Tensor) -> Any:
-    """Returns `size**-0.5`; 1 without elements, whose scores are 0."""
+    """Returns `size**-0.5`; 1 without elements: the scores are then 0."""
     size = query.shape[-1]
     if size is None:
         return tf.math.rsqrt(tf.cast(tf.maximum(tf.shape(query)[-1], 1), tf.float32))

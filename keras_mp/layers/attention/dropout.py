@@ -1,4 +1,4 @@
-"""The dropout of attention weights, of which the kernel makes no tensor."""
+"""The dropout of attention weights. The kernel makes no tensor for it."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class AttentionDropout(keras.layers.Dropout):
 
 
 def drop_without_heads(weights: Any, rate: float, seed: Any) -> Any:
-    """Drops weights `[batch, queries, keys]` as those of one head.
+    """Drops weights `[batch, queries, keys]` as for one head.
 
     Args:
         weights: float tensor.

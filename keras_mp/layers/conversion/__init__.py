@@ -1,1 +1,1 @@
-"""Conversion of the layers of a model to those of `keras_mp`, and back."""
+"""Conversion of the layers of a model to `keras_mp` layers, and back."""

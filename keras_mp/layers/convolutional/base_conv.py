@@ -26,7 +26,7 @@ class BaseFP32Conv:
 
     On a CPU, TensorFlow's FP16 convolution takes about ten times as long as the one in
     FP32. If TensorFlow sees a GPU or TPU, Keras's own convolution runs, which
-    accumulates in FP32 there. The choice depends on the machine alone, not on XLA, and
+    accumulates in FP32 there. The choice depends only on the machine, not on XLA, and
     is made when the layer is called or traced.
 
     Inputs and weights are rounded to 16 bits and converted to FP32. Products, bias and
@@ -191,8 +191,8 @@ class FP32DepthwiseConv(BaseFP32Conv):
 class FP32SeparableConv(BaseFP32Conv):
     """Mixin for a separable convolution of Keras.
 
-    Where the native library computes such a depthwise convolution, it does so with the
-    depthwise part, whose result is rounded to 16 bits; `fp16_gemm` computes the rest.
+    If the native library computes such a depthwise convolution, it does so with the
+    depthwise part, and rounds its result to 16 bits; `fp16_gemm` computes the rest.
     """
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")

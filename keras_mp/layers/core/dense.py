@@ -24,8 +24,8 @@ class Dense(KeepsPolicy, keras.layers.Dense):
     the activations relu, tanh, sigmoid and exact gelu; any other activation is applied
     after the rounding. The gradients of an FP32 kernel and bias are FP32 and never
     rounded to FP16. With a float32 policy, when quantized, and for sparse inputs the
-    layer computes as that of Keras. With LoRA the adapted kernel is computed in the
-    dtype in which the kernel is stored.
+    layer computes as in Keras. With LoRA the adapted kernel is computed in the dtype in
+    which the kernel is stored.
 
     Args: as in `keras.layers.Dense`.
 

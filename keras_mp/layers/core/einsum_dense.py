@@ -24,7 +24,7 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
 
     `round(activation(einsum(equation, inputs, kernel) + bias))`; activations, gradients
     and exceptions are as in `keras_mp.layers.Dense`. An equation that is not a matrix
-    product (it takes a diagonal, or sums over one operand alone) is computed as in
+    product (it takes a diagonal, or sums over only one operand) is computed as in
     Keras.
 
     Args: as in `keras.layers.EinsumDense`.

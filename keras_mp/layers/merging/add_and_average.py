@@ -19,7 +19,7 @@ def sum_in_fp32(inputs: Any) -> Any:
 class Add(keras.layers.Add):
     """`keras.layers.Add`, which adds three or more inputs in FP32 and rounds once.
 
-    Two inputs are added as in Keras, where their sum is rounded once, too.
+    Two inputs are added as in Keras, which also rounds their sum once.
 
     Args: as in `keras.layers.Add`.
 

@@ -18,7 +18,7 @@ class RecurrentConvolution:
     """A recurrent kernel, rounded once for all time steps, to convolve states with.
 
     Args:
-        cell: that of a Keras ConvLSTM.
+        cell: the cell of a Keras ConvLSTM.
         kernel: tensor `[..., filters, columns]` in the dtype it is stored in.
         dtype: `"float16"` or `"bfloat16"`.
     """

@@ -17,8 +17,7 @@ class GRU(BuildsCell, keras.layers.GRU):
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The inputs of all time steps are multiplied in one product before the loop, and
     the recurrent kernel is rounded once, also before it. The gradients of FP32 weights
-    are FP32. On a GPU, the layer runs in cuDNN if that of
-    Keras does.
+    are FP32. On a GPU, the layer runs in cuDNN if the Keras layer does.
 
     Args: as in `keras.layers.GRU`.
 

@@ -20,7 +20,7 @@ _ELEMENTWISE = (
 
 
 def _split_gates(x: Any, units: int) -> list[Any]:
-    """Returns the columns of the two gates, and those of the candidate.
+    """Returns the columns of the two gates, and of the candidate.
 
     Keras splits at a position by slices and concatenations of the sizes, at each step.
     """

@@ -17,8 +17,7 @@ class LSTM(BuildsCell, keras.layers.LSTM):
     Products, bias and gates are FP32; `h` and `c` are rounded once, when they are
     written. The inputs of all time steps are multiplied in one product before the
     loop, and the recurrent kernel is rounded once, also before it. The gradients of
-    FP32 weights are FP32. On a GPU, the layer runs in cuDNN if that of
-    Keras does.
+    FP32 weights are FP32. On a GPU, the layer runs in cuDNN if the Keras layer does.
 
     Args: as in `keras.layers.LSTM`.
 
