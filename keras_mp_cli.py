@@ -1,6 +1,6 @@
 """The command line `keras-mp`: its commands, their arguments and their help.
 
-It is a module beside the package, since `import keras_mp` imports TensorFlow, which
+It is a module outside the package, since `import keras_mp` imports TensorFlow, which
 takes seconds: `--help` and mistakes are answered at once, and a command imports the
 package when it runs.
 """
@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: strings, such as `["info"]`. Defaults to those of the process.
+        arguments: strings, such as `["info"]`. Defaults to the arguments of the
+            process.
 
     Returns:
         int, the exit code of the process: 0 where the finding is good, 1 where it is

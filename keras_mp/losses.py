@@ -143,7 +143,7 @@ class CategoricalCrossentropy(_LinearLoss, keras.losses.CategoricalCrossentropy)
     """`keras.losses.CategoricalCrossentropy`, which does without the logits.
 
     As `SparseCategoricalCrossentropy`. The labels, a probability for each word, are as
-    large as the logits would be: integers are better where there is one word a row. The
+    large as the logits would be: integers are better with one word a row. The
     labels get no gradient.
 
     Args:

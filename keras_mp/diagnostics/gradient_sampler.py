@@ -120,7 +120,7 @@ class GradientSampler:
     ) -> Iterator[tuple[str, TensorStatistics | None, TensorStatistics | None]]:
         """Yields the path of each Probe, and what is known of its input and gradient.
 
-        None where it was not called, or where no gradient reached it.
+        None if it was not called, or if no gradient reached it.
         """
         paths = numbered([probe.path or probe.name for probe in self._probes])
         variables = (self._activations, self._activation_gradients)

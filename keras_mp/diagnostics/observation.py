@@ -29,8 +29,8 @@ class Call:
         outputs: list of the floating-point tensors that it returned.
         shown: `outputs`; of a recurrent layer that returns the last output, the outputs
             of all time steps.
-        gradients: list of the gradients of `outputs`, float32 tensors, None where there
-            is none.
+        gradients: list of the gradients of `outputs`, float32 tensors, None for an
+            output without one.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The train function of a model with counting in it, for as long as it is asked for."""
+"""The train function of a model with counting in it, while it is asked for."""
 
 from typing import Any, Optional
 

@@ -47,10 +47,10 @@ def dot_product_attention(
 
     On a CPU one native kernel goes over blocks of keys (flash attention), forward and
     backward, so that no tensor of all scores is in memory: for the backward pass it
-    keeps its inputs, the result, and an FP32 number for each query and head. Where
-    there is no kernel, or with a bias, with a scale that is a tensor or with float64,
-    the formula runs in TensorFlow: then the scores are in memory while it runs, and the
-    backward pass, for which only the inputs are kept, computes them again.
+    keeps its inputs, the result, and an FP32 number for each query and head. Without a
+    kernel, or with a bias, with a scale that is a tensor or with float64, the formula
+    runs in TensorFlow: then the scores are in memory while it runs, and the backward
+    pass, for which only the inputs are kept, computes them again.
 
     A key that the mask hides has weight 0. A query that sees no key attends to all of
     them equally, as in Keras; without keys the result is 0.

@@ -1,4 +1,4 @@
-"""Batch normalization of 16-bit tensors, by a native kernel where there is one."""
+"""Batch normalization of 16-bit tensors, by a native kernel if there is one."""
 
 import math
 from typing import Any

@@ -29,7 +29,7 @@ def check_can_keep_norm() -> None:
 class GradientNorm:
     """Keeps the norm of the unscaled gradients of the last step, once asked to.
 
-    Its variable is none of the optimizer's, so that files stay as they are.
+    Its variable is none of the optimizer's, so files do not change.
 
     Attributes:
         variable: scalar float32 variable, or None before `keep`.
@@ -59,7 +59,7 @@ class GradientNorm:
     def assign(
         self, check: GradientCheck, parts: Sequence[Any] | None, scale: Any
     ) -> None:
-        """Sets the norm to that of a step, if it is kept.
+        """Sets the norm to the norm of a step, if it is kept.
 
         Args:
             check: `GradientCheck` of the gradients.

@@ -89,14 +89,15 @@ def options_in_use(
 ) -> dict[str, Any]:
     """Returns the values of options that differ from their defaults.
 
-    A rule that knows some options uses this to refuse all others, among them those of
+    A rule that knows some options uses this to refuse all others, also the options of
     later versions of Keras.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
         besides: set of names of options that are left out.
-        kind: class, whose constructor and those of its bases have the options: a class
-            may hand some to a base as `**kwargs`. Defaults to that of `optimizer`.
+        kind: class. Its constructor and its bases' constructors have the options: a
+            class may hand some to a base as `**kwargs`. Defaults to the class of
+            `optimizer`.
     """
     classes = map(vars, reversed((kind or type(optimizer)).__mro__))
     defaults = _defaults(tuple(c["__init__"] for c in classes if "__init__" in c))

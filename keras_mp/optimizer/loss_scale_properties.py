@@ -29,7 +29,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     def loss_scale(self) -> keras.Variable:
         """The current scale: a scalar float32 variable.
 
-        Assign a number, `"dynamic"` or a `LossScale` to start anew with that rule.
+        Assign a number, `"dynamic"` or a `LossScale` to start again with that rule.
         A train function that was traced before keeps the rule that it was traced
         with; `LossScaleCallback(loss_scale=...)` has it traced again.
         """
@@ -150,8 +150,8 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     ) -> tuple[list[Any], list[Any]]:
         """Returns what `apply` makes of variables that are given as tensors.
 
-        For the JAX backend, whose `fit` and functions under `jax.jit` call it; that
-        of TensorFlow has no stateless optimizers.
+        For the JAX backend: its `fit` and functions under `jax.jit` call it. The
+        TensorFlow backend has no stateless optimizers.
 
         Args:
             optimizer_variables: list of tensors, the values of `variables`.

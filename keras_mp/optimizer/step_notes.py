@@ -60,8 +60,8 @@ class StepNotes:
         changed it since.
 
         Args:
-            current: the variable that holds the current scale. A copy of it is
-                returned where no loss was scaled, which nobody can change.
+            current: the variable that holds the current scale. If no loss was scaled, a
+                copy of it is returned, which nobody can change.
         """
         return self.scale if self._is_here() else ops.copy(current)
 
@@ -104,7 +104,7 @@ class StepNotes:
             )
 
     def use(self, indices: Set[int]) -> None:
-        """Notes an `apply`. What a branch used, another branch may use, too.
+        """Notes an `apply`. What a branch used, another branch may also use.
 
         Args:
             indices: as for `divisor`.
@@ -131,7 +131,7 @@ class StepNotes:
 
 
 class ReplicaStepNotes(threading.local, StepNotes):
-    """Notes of which each thread has its own: in TensorFlow a replica is a thread."""
+    """Notes, separate for each thread: in TensorFlow a replica is a thread."""
 
 
 def step_notes() -> StepNotes:

@@ -3,6 +3,7 @@
 `make lint` runs this file.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = [*sorted((ROOT / "keras_mp").rglob("*.py")), ROOT / "keras_mp_cli.py"]
 
 # A pattern, and what to write instead.
 DIALECT = {
@@ -25,7 +27,10 @@ DIALECT = {
     r"\bto the bit\b": "bit for bit, bit-identical",
     r"\b[Mm]end(s|ed|ing)?\b": "fix",
     r"(?<!atrix[ -])(?<!dot )\bproducts?\b": "matrix products",
-    r"\b(of|than|and) ours\b": "those of keras_mp",
+    r"\b(of|than|and) ours\b": "keras_mp's",
+}
+# In pages and docstrings.
+TICS = {
     r"\b(that|those) of\b": "the noun again, or its possessive",
     r"\bwhose\b|\bof which\b": "a second sentence",
     r"\balone\b": "only",
@@ -50,17 +55,36 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_dialect(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+def found_in(text, patterns):
     text = " ".join(text.split())
-    found = [
-        (match[0], instead)
-        for pattern, instead in DIALECT.items()
-        if (page.name, pattern) not in ALLOWED
+    return [
+        (text[max(0, match.start() - 40) : match.end()], instead)
+        for pattern, instead in patterns.items()
         for match in re.finditer(pattern, text)
     ]
-    assert not found
+
+
+def path_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
+def test_pages(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    patterns = {
+        pattern: instead
+        for pattern, instead in (DIALECT | TICS).items()
+        if (page.name, pattern) not in ALLOWED
+    }
+    assert not found_in(text, patterns)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=path_of)
+def test_docstrings(module):
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef
+    nodes = ast.walk(ast.parse(module.read_text()))
+    docstrings = [ast.get_docstring(n) for n in nodes if isinstance(n, documented)]
+    assert not found_in("\n".join(filter(None, docstrings)), TICS)
 
 
 def test_the_opening_of_the_readme_has_few_numbers():

@@ -51,9 +51,9 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     values accumulates in FP32.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the dot score in 16 bits,
-    without a tensor of the scores and without rounded weights, where there is no
-    `use_scale` and the scores are not returned. There the dropout drops other weights
-    in 16 bits than Keras's from the same seed.
+    without a tensor of the scores and without rounded weights, if `use_scale` is False
+    and the scores are not returned. There the dropout drops other weights in 16 bits
+    than Keras's from the same seed.
 
     Args: as in `keras.layers.Attention`.
 

@@ -40,7 +40,7 @@ class BaseFP32Conv:
     of a kernel is rounded to bfloat16 once.
 
     A subclass has the method `convolve(inputs, *kernels)`, which returns the
-    convolution without bias and activation, in the dtype of both; it is for where no
+    convolution without bias and activation, in the dtype of both; it is called if no
     kernel of the native library computes all of it.
     """
 

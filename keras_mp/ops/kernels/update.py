@@ -92,8 +92,8 @@ def check_gradients(
         compute_sum_of_squares: bool.
 
     Returns:
-        float32 tensor, `[len(gradients)]`: NaN where an element is NaN, and 0 where
-        there is none; scalar float32 tensor: the sum of the squares of all elements of
+        float32 tensor, `[len(gradients)]`: NaN where an element is NaN, and 0 for no
+        elements; scalar float32 tensor: the sum of the squares of all elements of
         `gradients / scale`, or 0 without `compute_sum_of_squares`.
     """
     return native.library().keras_mp_check_gradients(
@@ -196,7 +196,7 @@ def update_variables(
             that are missing have their defaults.
         powers: empty, or one for each gradient: None, or a float32 tensor, the squares
             of the unscaled gradients of a row's tokens, added up; in `"adamax"` their
-            magnitudes. Where there are any, `takes_powers` is true.
+            magnitudes. If there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]

@@ -40,7 +40,7 @@ _FOR_EACH_REPLICA = {
 
 @dataclass
 class Execution:
-    """How the update of the masters runs where there are several replicas.
+    """How the update of the masters runs on several replicas.
 
     Attributes:
         run: the `Runner` that `backend.cond_on_all_replicas` takes.

@@ -21,7 +21,7 @@ class Gradient:
     """The gradient of one variable, which may be sparse.
 
     Several tokens of a batch may share a row of a sparse gradient. As Keras does on
-    TensorFlow, a rule takes the square of each of them, and not that of their sum.
+    TensorFlow, a rule takes the square of each of them, and not of their sum.
 
     Args:
         by_token: tensor or `tf.IndexedSlices`.

@@ -47,7 +47,7 @@ def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None
 
 
 def rule_of_some(optimizer: Any) -> FusedRule | None:
-    """Returns the rule of an optimizer, though it may be that of some variables only.
+    """Returns the rule of an optimizer, though it may be for some variables only.
 
     The other variables have None for a slot.
 

@@ -9,7 +9,7 @@ from keras_mp.optimizer.backend import backend
 
 
 class Wanted(NamedTuple):
-    """What a check is to compute beside `nonfinite`.
+    """What a check is to compute in addition to `nonfinite`.
 
     Attributes:
         largest: bool.
@@ -36,7 +36,7 @@ class GradientCheck(NamedTuple):
 
 
 def joined(checks: Iterable[GradientCheck]) -> GradientCheck:
-    """Returns the check of all gradients, given those of parts of them."""
+    """Returns the check of all gradients, given checks of parts of them."""
     nonfinite, largest, sums = zip(*checks, strict=True)
     return GradientCheck(
         ops.concatenate(nonfinite),

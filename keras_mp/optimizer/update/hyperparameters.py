@@ -59,7 +59,7 @@ def of_lamb(optimizer: Any) -> dict[str, Any]:
 
 
 def of_adafactor(optimizer: Any) -> dict[str, Any]:
-    """Returns the hyperparameters of Adafactor, whose beta_2 grows with the steps."""
+    """Returns the hyperparameters of Adafactor: beta_2 grows with the steps."""
     step = ops.cast(optimizer.iterations + 1, "float32")
     rate = ops.cast(optimizer.learning_rate, "float32")
     beta_2 = 1 - ops.power(step, optimizer.beta_2_decay)
@@ -99,7 +99,7 @@ def of_nadam(optimizer: Any) -> dict[str, Any]:
 
 
 def next_product(optimizer: Any) -> Any:
-    """Returns the product of Nadam's momentums, that of this step included."""
+    """Returns the product of Nadam's momentums, this step's included."""
     product = nadam_momentum_product(optimizer)
     step = ops.cast(optimizer.iterations + 1, product.dtype)
     return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
@@ -162,7 +162,7 @@ def _powers(optimizer: Any, *betas: float) -> list[Any]:
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        *betas: floats, those of the optimizer by default.
+        *betas: floats, the optimizer's by default.
     """
     step = ops.cast(optimizer.iterations + 1, "float32")
     betas = betas or (optimizer.beta_1, optimizer.beta_2)
