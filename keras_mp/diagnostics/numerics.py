@@ -394,7 +394,7 @@ class Numerics:
 
 
 _OVERFLOWS = (
-    "FP16 has not the range for this model: see keras_mp.plan_precision(model, x, y)"
+    "This model exceeds the range of FP16: see keras_mp.plan_precision(model, x, y)"
 )
 _ROW = "{:<19} {:<27} {:>9} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}"
 _TITLES = (

@@ -11,6 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHER_PAGES = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 MODULES = [*sorted((ROOT / "keras_mp").rglob("*.py")), ROOT / "keras_mp_cli.py"]
 
 # A pattern, and what to write instead.
@@ -68,15 +73,23 @@ def path_of(path):
     return str(path.relative_to(ROOT))
 
 
+def without_code(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_pages(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     patterns = {
         pattern: instead
         for pattern, instead in (DIALECT | TICS).items()
         if (page.name, pattern) not in ALLOWED
     }
-    assert not found_in(text, patterns)
+    assert not found_in(without_code(page), patterns)
+
+
+@pytest.mark.parametrize("page", OTHER_PAGES, ids=path_of)
+def test_other_pages(page):
+    assert not found_in(without_code(page), TICS)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=path_of)
