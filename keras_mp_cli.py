@@ -249,7 +249,7 @@ def import_quietly(module: str) -> Any:
     """Imports a module, and hides what TensorFlow logs when it is imported.
 
     TensorFlow's C++ code does so before it reads `TF_CPP_MIN_LOG_LEVEL`, which is set
-    here for what it logs later. Where a user has set it, nothing is hidden. What Python
+    here for what it logs later. If a user has set it, nothing is hidden. What Python
     prints, such as warnings, is not hidden either.
 
     Args:

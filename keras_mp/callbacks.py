@@ -48,7 +48,7 @@ class LossScaleCallback(keras.callbacks.Callback):
     batch.
 
     It watches the wrapped optimizer of `compile`, and those that the model holds as
-    attributes, as a GAN does. Where they do not share one loss scale, the names of
+    attributes, as a GAN does. If they do not share one loss scale, the names of
     their numbers begin with the attribute: `d_optimizer_loss_scale`.
 
     Args:

@@ -390,7 +390,7 @@ def keep_iterator(model: keras.Model) -> None:
 
 
 def kept_iterator(model: keras.Model) -> Any:
-    """Returns that iterator, or None where it is not known.
+    """Returns that iterator, or None if it is not known.
 
     As for `keep_iterator`.
     """

@@ -56,7 +56,7 @@ def _describe(model: keras.Model, iterator: Any) -> str:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns a batch with None where Keras has put a `tf.experimental.Optional`."""
+    """Returns a batch with None instead of Keras's `tf.experimental.Optional`."""
     import tensorflow as tf
 
     return keras.tree.map_structure(

@@ -110,7 +110,7 @@ def find_overflow(
             or 1.
 
     Returns:
-        `Overflow`, or None where all values are finite.
+        `Overflow`, or None if all values are finite.
 
     Raises:
         TypeError, ValueError, RuntimeError: as for `inspect`.

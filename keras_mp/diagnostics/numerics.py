@@ -126,7 +126,7 @@ class Numerics:
         fp16_loss: float or None, the loss of the batch in FP16.
         loss_error: float or None, its relative error; inf if it is not finite.
         output_error: float or None, the relative error of the model's outputs in FP16,
-            taken as one vector; inf where they are not finite.
+            taken as one vector; inf if they are not finite.
 
     Example:
 
@@ -213,7 +213,7 @@ class Numerics:
     def needs_fp32(self) -> Verdict:
         """Tells whether the forward pass needs more range than FP16 has.
 
-        Yes, where the loss or the outputs of the model differ in FP16 from those in
+        Yes, if the loss or the outputs of the model differ in FP16 from those in
         FP32 by more than a tenth, or are not finite. No loss scale helps then.
 
         Raises:
@@ -260,7 +260,7 @@ class Numerics:
     def needs_masters(self) -> Verdict:
         """Tells whether weights stored only in FP16 would lose their updates.
 
-        Yes, where the relative error of the change of the FP16 weights, averaged over
+        Yes, if the relative error of the change of the FP16 weights, averaged over
         all weights (each variable counts by its number of elements, and at most as
         1), is more than a tenth.
 

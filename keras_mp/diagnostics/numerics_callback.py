@@ -321,7 +321,7 @@ def _update_entry(path: str, update: Update) -> Entry:
 
 
 def _share(entry: Entry) -> float | None:
-    """Returns the share lost, None where all are zeros, as in a skipped step."""
+    """Returns the share lost, None if all are zeros, as in a skipped step."""
     return None if entry.statistics.largest is None else entry.lost_share
 
 

@@ -41,7 +41,7 @@ def suggest_loss_scale(
         `ConstantLossScale`, for `keras_mp.wrap(optimizer, loss_scale=...)`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as for `inspect`; and where the dataset is
+        TypeError, ValueError, RuntimeError: as for `inspect`; and if the dataset is
             empty, a layer divides by zero, or all gradients are zero.
 
     Example:

@@ -63,8 +63,8 @@ class GradientNorm:
 
         Args:
             check: `GradientCheck` of the gradients.
-            parts: list of this replica's gradients or of None, where they are not
-                summed over the replicas yet; or None.
+            parts: list of this replica's gradients or of None, if they are not summed
+                over the replicas yet; or None.
             scale: scalar float32 tensor that the parts are divided by, or None.
         """
         if self.variable is None:

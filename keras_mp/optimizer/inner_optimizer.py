@@ -159,7 +159,7 @@ def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
         master: `keras.Variable`.
 
     Returns:
-        int tensor of row numbers, or None where any row may change.
+        int tensor of row numbers, or None if any row may change.
     """
     known = _KEEP_ROWS.get(type(optimizer))
     if (

@@ -56,7 +56,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     def keep_gradient_norm(self) -> bool:
         """Has the following steps keep the norm of their gradients.
 
-        Where replicas do not sum their gradients before the step, they do so once more
+        If replicas do not sum their gradients before the step, they do so once more
         for the norm. A train function that was traced before does not keep it.
 
         Returns:

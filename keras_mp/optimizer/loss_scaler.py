@@ -160,7 +160,7 @@ class LossScaler:
         Args:
             finite: scalar bool tensor. Whether every gradient was finite.
             largest: scalar float32 tensor, the largest absolute unscaled gradient of
-                this replica; or None where the rule does not need it.
+                this replica; or None if the rule does not need it.
             last_round: the variable that `add_user` returned to the optimizer.
         """
         if largest is not None:

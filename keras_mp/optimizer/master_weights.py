@@ -1,8 +1,8 @@
 """FP32 masters of 16-bit weights, and how the two are kept in agreement.
 
 A master is the FP32 value of a weight, a variable with the weight's name and path. It
-holds the true value, except where other code than the optimizer wrote to the weight:
-there the weight is no rounding of its master any more, and the master takes its value.
+holds the true value, unless other code than the optimizer wrote to the weight: there
+the weight is no rounding of its master any more, and the master takes its value.
 
 keras_mp/optimizer/state has masters that are stored in fewer bits.
 """

@@ -124,7 +124,7 @@ class ModelIndex(Mapping[str, LayerEntry]):
 def numbered(paths: list[str]) -> list[str]:
     """Returns the paths, with a number where one is listed again.
 
-    A layer is listed again for its second output, and where it is called again.
+    A layer is listed again for its second output, and when it is called again.
     """
     seen: Counter[str] = Counter()
     result = []

@@ -263,7 +263,7 @@ def _cast_results(
 ) -> None:
     """Has the code of a layer receive one dtype from another one.
 
-    FP32, where it computes in that; else what it would receive without modes.
+    FP32, if it computes in that; else what it would receive without modes.
     """
     if caller.path in modes:
         dtype = "float32"

@@ -142,7 +142,7 @@ class _Trial:
         choices: dict from path to `Choice`.
         errors: list of the gradient error in each batch; empty where values overflow.
         notes: list of str, what the choices do not mend.
-        fp32_noise: float, or None where it was not measured.
+        fp32_noise: float, or None if it was not measured.
     """
 
     choices: dict[str, Choice]
@@ -152,7 +152,7 @@ class _Trial:
 
     @property
     def error(self) -> float:
-        """The largest gradient error; inf where values overflow."""
+        """The largest gradient error; inf if values overflow."""
         return max(self.errors, default=math.inf)
 
 
@@ -250,7 +250,7 @@ def _widen(
 ) -> bool:
     """Gives the next mode to a layer, or to those inside and around it.
 
-    Returns False where they have no further one.
+    Returns False if they have no further one.
     """
     while path not in numbers and "/" in path:  # to the innermost layer that was called
         path = path.rpartition("/")[0]

@@ -25,7 +25,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
     is applied, a warning tells what has changed, the loss scale starts again, at most
     at the plan's, and the train function is traced again.
 
-    Where that plan changes nothing, the streak has to become twice as long before the
+    If that plan changes nothing, the streak has to become twice as long before the
     next one is measured. A streak is looked for once in `patience` steps, which waits
     for the device.
 

@@ -30,7 +30,7 @@ class AttentionDropout(keras.layers.Dropout):
     """Drops weights `[batch, heads, queries, keys]` by a hash of their position.
 
     So a layer drops the same weights by the kernel, which makes no tensor of them, and
-    where it returns them, in 16 bits and in FP32. With another rank, on a GPU, and on
+    when it returns them, in 16 bits and in FP32. With another rank, on a GPU, and on
     another backend than TensorFlow, it is Keras's dropout.
 
     Args: as in `keras.layers.Dropout`.

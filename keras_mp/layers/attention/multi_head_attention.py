@@ -35,7 +35,7 @@ class MultiHeadAttention(
     `keras_mp.layers.EinsumDense`.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the attention without a
-    tensor of the scores: in 16 bits, where the scores are not returned. There, for
+    tensor of the scores: in 16 bits, if the scores are not returned. There, for
     inputs `[batch, length, size]`, the dropout drops other weights than Keras's from
     the same seed, and the same ones in every precision.
 

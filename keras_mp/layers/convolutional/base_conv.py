@@ -34,10 +34,10 @@ class BaseFP32Conv:
     are FP32. The 16-bit inputs are kept for the backward pass and converted again.
 
     On a CPU with bfloat16 instructions, TensorFlow's bfloat16 convolution accumulates
-    in FP32 and takes half the time, so that it is used there, except where the native
-    library convolves, and where `is_narrow` says that the gradient would be wrong. Then
-    the result of the convolution is rounded before the bias is added, and the gradient
-    of a kernel is rounded to bfloat16 once.
+    in FP32 and takes half the time, so that it is used there, unless the native library
+    convolves or `is_narrow` says that the gradient would be wrong. Then the result of
+    the convolution is rounded before the bias is added, and the gradient of a kernel is
+    rounded to bfloat16 once.
 
     A subclass has the method `convolve(inputs, *kernels)`, which returns the
     convolution without bias and activation, in the dtype of both; it is called if no
@@ -301,7 +301,7 @@ def _multiplies_fp32(layer: Any, inputs: Any) -> bool:
 def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
     """Tells whether the native library convolves the channels of such inputs.
 
-    It does not where TensorFlow's FP32 convolution is faster: channels that fill less
+    It does not if TensorFlow's FP32 convolution is faster: channels that fill less
     than a vector, and large kernels.
     """
     from keras_mp.ops.kernels.dispatch import has_cpu_kernels

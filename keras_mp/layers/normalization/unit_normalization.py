@@ -14,7 +14,7 @@ class UnitNormalization(keras.layers.UnitNormalization):
 
     `round(x / sqrt(sum(x**2)))`; everything inside `round` is FP32. The 16-bit inputs
     are kept for the backward pass. A vector of zeros stays one; its gradient, which is
-    not defined, is 0, in FP32 too, where the Keras layer multiplies it by 1e12.
+    not defined, is 0, in FP32 too; the Keras layer multiplies it by 1e12.
 
     Args: as in `keras.layers.UnitNormalization`.
 

@@ -35,7 +35,7 @@ def is_on() -> bool:
 def gpus() -> dict[str, str]:
     """Returns the kinds of the GPUs that TensorFlow sees, by the names of devices.
 
-    Where one GPU is several devices, they have the kind of the first GPU.
+    If one GPU is several devices, they have the kind of the first GPU.
     """
     kinds = [
         str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))

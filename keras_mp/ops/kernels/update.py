@@ -188,7 +188,7 @@ def update_variables(
         slots: list of float32 variables, or of what has the uint8 variables `codes` and
             `exponents`: the first slot of each master, then the second slot of each, as
             many as the rule has. What it has no use for may be any variable.
-        weights: list of 16-bit variables, or None where the master is the weight.
+        weights: list of 16-bit variables, or None if the master is the weight.
         uniforms: as for `cast_masters`, for the weights that are not None.
         apply_weight_decay: list of bool, one for each master.
         rule: the name of an `UpdateRule` of update.h, such as `"adam"`.

@@ -154,7 +154,7 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     Args:
         gradients: list of this replica's tensors, `tf.IndexedSlices` or None.
         dtype: str, of the terms and the sums between replicas. `"float32"` is the least
-            for a gradient, or `"float16"`, where a sum may overflow to infinity.
+            for a gradient, or `"float16"`; a sum may then overflow to infinity.
 
     Returns:
         List like `gradients`, at least float32.

@@ -68,7 +68,7 @@ def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | N
         besides: set of names of options that the caller implements.
 
     Returns:
-        str, or None where the kernel implements all of it.
+        str, or None if the kernel implements all of it.
     """
     return _what_is_unknown(optimizer, _KNOWN, besides)
 
