@@ -49,7 +49,7 @@ help:
 	@echo 'make wheel          build a wheel and a source distribution in dist, and test them'
 	@echo 'make wheel-cuda     the same in dist-cuda, with the CUDA kernels; needs no GPU and no nvcc'
 	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
-	@echo 'make lint           check style, format and types'
+	@echo 'make lint           check style, format, types and prose'
 	@echo 'make clean          remove .venv, build outputs and caches'
 
 demo: $(VENV)/.installed-examples $(NATIVE)
@@ -230,6 +230,7 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
+	$(RUN) -m pytest -q --noconftest tests/docs/test_prose.py
 
 clean:
 	rm -rf $(VENV) build dist dist-cuda *.egg-info .coverage .hypothesis keras_mp/ops/kernels/_keras_mp_ops*.so

@@ -1,6 +1,6 @@
 """The command line `keras-mp`: its commands, their arguments and their help.
 
-It is a module beside the package, since `import keras_mp` imports TensorFlow, which
+It is a module outside the package, since `import keras_mp` imports TensorFlow, which
 takes seconds: `--help` and mistakes are answered at once, and a command imports the
 package when it runs.
 """
@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: strings, such as `["info"]`. Defaults to those of the process.
+        arguments: strings, such as `["info"]`. Defaults to the arguments of the
+            process.
 
     Returns:
         int, the exit code of the process: 0 where the finding is good, 1 where it is
@@ -248,7 +249,7 @@ def import_quietly(module: str) -> Any:
     """Imports a module, and hides what TensorFlow logs when it is imported.
 
     TensorFlow's C++ code does so before it reads `TF_CPP_MIN_LOG_LEVEL`, which is set
-    here for what it logs later. Where a user has set it, nothing is hidden. What Python
+    here for what it logs later. If a user has set it, nothing is hidden. What Python
     prints, such as warnings, is not hidden either.
 
     Args:

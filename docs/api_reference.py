@@ -10,7 +10,7 @@ import griffe
 import keras_mp
 
 EXAMPLE = re.compile(r"^Example:\n(.*?)(?=^Reference:|\Z)", re.DOTALL | re.MULTILINE)
-KERAS_ARGUMENTS = re.compile(r"^Args: those of `keras\.layers\.(\w+)`\.$", re.MULTILINE)
+KERAS_ARGUMENTS = re.compile(r"^Args: as in `keras\.layers\.(\w+)`\.$", re.MULTILINE)
 
 KERAS_LAYERS = "https://keras.io/api/layers/"
 # The folder of keras_mp/layers, and that of the site of Keras.
@@ -96,7 +96,7 @@ class ApiReference(griffe.Extension):
             folder = cls.path.removeprefix("keras_mp.layers.").partition(".")[0]
             link = f"[`keras.layers.{match[1]}`]({keras_page(match[1], folder)})"
             cls.docstring.value = cls.docstring.value.replace(
-                match[0], f"Args: those of {link}."
+                match[0], f"Args: as in {link}."
             )
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:

@@ -11,9 +11,14 @@ keras.config.set_dtype_policy("float16")
 x = np.random.default_rng(0).normal(size=(2048, 16)).astype("float32")
 y = (np.sin(x[:, :1]) > x[:, 1:2] * x[:, 2:3]).astype("float32")
 
-layers = keras.layers
-model = keras.Sequential([layers.Dense(64, "relu"), layers.Dense(1, "sigmoid")])
-model.compile(keras_mp.wrap(keras.optimizers.Adam(3e-3)), "binary_crossentropy")
+model = keras.Sequential(
+    [
+        keras.layers.Dense(64, "relu"),
+        keras.layers.Dense(1, dtype="float32"),  # so that the logits are not rounded
+    ]
+)
+loss = keras.losses.BinaryCrossentropy(from_logits=True)
+model.compile(keras_mp.wrap(keras.optimizers.Adam(3e-3)), loss)
 model.fit(x, y, epochs=5, verbose=2, callbacks=[keras_mp.LossScaleCallback()])
 
 for weight, master in zip(model.weights, model.optimizer.master_weights, strict=True):

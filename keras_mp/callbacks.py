@@ -48,7 +48,7 @@ class LossScaleCallback(keras.callbacks.Callback):
     batch.
 
     It watches the wrapped optimizer of `compile`, and those that the model holds as
-    attributes, as a GAN does. Where they do not share one loss scale, the names of
+    attributes, as a GAN does. If they do not share one loss scale, the names of
     their numbers begin with the attribute: `d_optimizer_loss_scale`.
 
     Args:
@@ -60,10 +60,10 @@ class LossScaleCallback(keras.callbacks.Callback):
             `"raise"`, the default, names the layer where the next batch overflows.
         patience: int >= 1, in steps. Defaults to 100.
         log_dir: str or path, a folder to which `loss_scale`, `skipped_steps` and
-            `gradient_norm`, the norm of all un-scaled gradients before any clipping,
-            are written for TensorBoard: after every step, or every
-            `steps_per_execution`. A run that is resumed goes on at its step; skipped
-            steps count. Needs Keras's TensorFlow backend. Defaults to None.
+            `gradient_norm`, the norm of all unscaled gradients before any clipping, are
+            written for TensorBoard: after every step, or every `steps_per_execution`. A
+            resumed run continues at its step; skipped steps count. Needs Keras's
+            TensorFlow backend. Defaults to None.
 
     Raises:
         TypeError: `patience` is not an int, or `log_dir` is no path.
@@ -204,7 +204,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
 
 class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
-    """Keras's `SwapEMAWeights`, for models whose weights are stored in 16 bits too.
+    """Keras's `SwapEMAWeights`, also for models with weights in 16 bits.
 
     Keras's callback swaps the variables that the inner optimizer updates, here the
     masters, with their moving averages. This one keeps a copy of the masters, has

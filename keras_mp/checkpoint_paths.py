@@ -29,12 +29,12 @@ def first_other_path(
     """Returns the position of the first variable that was saved for another one.
 
     The numbers that Keras appends to names depend on what else the process has made:
-    `dense` may have been `dense_3`. Where the same numbered names stand in another
-    order, nobody counted, and they are compared with their numbers. The names of two
+    `dense` may have been `dense_3`. If the same numbered names come in another order,
+    nobody counted, and they are compared with their numbers. The names of two
     optimizers are compared where both are those that Keras makes of its classes.
 
     Args:
-        saved: list of paths, those of the checkpoint.
+        saved: list of the paths in the checkpoint.
         wanted: list of paths, as many, in the same order.
         optimizers: set of str, the names of the optimizers to be restored.
     """

@@ -5,7 +5,7 @@ function, which names the attribute and says why no public way exists; nothing e
 the package touches a private attribute (tests/project/test_house_rules.py), and each
 function has a test of what it takes for granted (tests/test_keras_internals.py).
 
-No other module knows versions of Keras, either. A function whose host has changed
+No other module knows versions of Keras, either. A function for a host that has changed
 branches on `KERAS`, names the version, and has a test on both sides of it. None guesses
 with a default: an attribute that is missing is an AttributeError, not another result.
 
@@ -43,7 +43,7 @@ def has(name: str) -> bool:
     """Tells whether the installed Keras has a layer.
 
     Args:
-        name: that of the class in `keras.layers`.
+        name: the name of the class in `keras.layers`.
     """
     return ADDED.get(name, (3, 8)) <= KERAS
 
@@ -51,8 +51,8 @@ def has(name: str) -> bool:
 def view(x: Any, dtype: str) -> Any:
     """Returns the bits of a tensor as another dtype of the same size.
 
-    `keras.ops.view` is public; before Keras 3.12, where keras_mp runs on TensorFlow
-    alone, there is none.
+    `keras.ops.view` is public; before Keras 3.12, where keras_mp runs only on
+    TensorFlow, there is none.
     """
     if KERAS < (3, 12):
         import tensorflow as tf
@@ -128,7 +128,7 @@ def untracked(optimizer: Any) -> Iterator[None]:
 def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built with, `[]` before that.
 
-    `Optimizer._trainable_variables`: `optimizer.variables` has the state alone.
+    `Optimizer._trainable_variables`: `optimizer.variables` has only the state.
     """
     return optimizer._trainable_variables
 
@@ -174,9 +174,9 @@ def without_missing_gradients(
 def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
     """Tells whether an optimizer would decay a variable, if it decays any.
 
-    `Optimizer._use_weight_decay`: `exclude_from_weight_decay` is public, its result
-    can only be read here. From Keras 3.16 on that is asked of a built optimizer alone,
-    and `_is_excluded_from_weight_decay` before.
+    `Optimizer._use_weight_decay`: `exclude_from_weight_decay` is public, its result can
+    only be read here. From Keras 3.16 on only a built optimizer is asked for that, and
+    `_is_excluded_from_weight_decay` before.
     """
     if KERAS >= (3, 16):
         return not optimizer._is_excluded_from_weight_decay(variable)
@@ -230,7 +230,7 @@ def slots(optimizer: Any, *names: str) -> list[list[Any]]:
     """Returns lists of the slots of a built optimizer, in the order of its variables.
 
     `Adam._velocities` for `"velocities"`, and so on: `optimizer.variables` has all of
-    them in one list, told apart by their paths alone.
+    them in one list, told apart only by their paths.
     """
     return [getattr(optimizer, f"_{name}") for name in names]
 
@@ -247,8 +247,8 @@ def layout_argument(variable: Any) -> dict[str, Any]:
     """Returns what makes `keras.Variable` shard a new variable as another one.
 
     `Variable._layout`: the argument `layout` is public, but cannot be read. A
-    `tf.Variable` has none, and before Keras 3.15 no variable but those of JAX has the
-    attribute or takes the argument.
+    `tf.Variable` has none, and before Keras 3.15 only variables of JAX have the
+    attribute and take the argument.
     """
     has_layouts = KERAS >= (3, 15) or keras.backend.backend() == "jax"
     if not (has_layouts and isinstance(variable, keras.Variable)):
@@ -277,7 +277,7 @@ def supports_no_merge_call() -> bool:
 
 
 def graph_around(graph: Any) -> Any:
-    """Returns the graph around that of a branch or a loop body, None for any other.
+    """Returns the graph around the graph of a branch or a loop body, else None.
 
     `outer_graph` of `CondBranchFuncGraph` (`tf.cond`, `tf.switch_case`) and
     `WhileBodyFuncGraph` (`tf.while_loop`): TensorFlow exports neither class, so that
@@ -318,7 +318,7 @@ _ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 def flatten_layers(layer: Any) -> list[Any]:
     """Returns a layer or model and all layers inside it, at any depth.
 
-    `Layer._flatten_layers`: `model.layers` has the outermost alone, and a layer that
+    `Layer._flatten_layers`: `model.layers` has only the outermost, and a layer that
     is not a model has no list at all.
     """
     return layer._flatten_layers()
@@ -327,7 +327,7 @@ def flatten_layers(layer: Any) -> list[Any]:
 def forget_losses(layer: keras.Layer) -> None:
     """Forgets what a layer gave to `add_loss` in a `keras.StatelessScope`.
 
-    `Layer._loss_ids`: losses of later scopes are taken for those of the layer if they
+    `Layer._loss_ids`: losses of later scopes are taken for losses of the layer if they
     have one of these ids, which Python gives again.
     """
     layer._loss_ids.clear()
@@ -361,7 +361,7 @@ class IteratorKeeper:
 
     Attributes:
         train_function: the one of the model, which it calls.
-        iterator: that of the last call, or None.
+        iterator: the iterator of the last call, or None.
     """
 
     def __init__(self, train_function: Any) -> None:
@@ -381,7 +381,7 @@ def keep_iterator(model: keras.Model) -> None:
     """Has a model know the iterator over the batches that `fit` runs on.
 
     `Model.train_function`, on TensorFlow: the attribute is public; that `fit` reads it
-    for every execution, and passes it the iterator alone, is not said anywhere.
+    for every execution, and passes it only the iterator, is not documented.
     """
     function = model.train_function
     # There is none yet in a loop that calls `train_on_batch` and callbacks by itself.
@@ -390,7 +390,7 @@ def keep_iterator(model: keras.Model) -> None:
 
 
 def kept_iterator(model: keras.Model) -> Any:
-    """Returns that iterator, or None where it is not known.
+    """Returns that iterator, or None if it is not known.
 
     As for `keep_iterator`.
     """
@@ -412,7 +412,7 @@ class NextBatches:
 
     Args:
         model: `keras.Model`. Its `train_function` becomes this object.
-        look: function of the batch, which may make the train function anew.
+        look: function of the batch, which may make the train function again.
     """
 
     def __init__(self, model: keras.Model, look: Any) -> None:
@@ -558,8 +558,8 @@ def causal_mask(layer: keras.layers.MultiHeadAttention, query: Any, value: Any) 
 def returns_attention_scores(layer: keras.layers.GroupQueryAttention) -> bool:
     """Tells whether the call in progress returns the attention scores.
 
-    `GroupQueryAttention._return_attention_scores`: `call` hands the argument on in this
-    attribute alone.
+    `GroupQueryAttention._return_attention_scores`: `call` hands the argument on only in
+    this attribute.
     """
     return layer._return_attention_scores
 
@@ -606,7 +606,7 @@ def mask_of(tensor: Any) -> Any:
 
 
 def in_scratch_graph() -> bool:
-    """Tells whether Keras calls this code for the shapes of its results alone.
+    """Tells whether Keras calls this code only for the shapes of its results.
 
     On TensorFlow it does so in a `FuncGraph` named `scratch_graph`, with placeholders
     that no layer made: before `fit` with a strategy, of losses and metrics.
@@ -669,7 +669,8 @@ def own_variables(layer: Any) -> list[tuple[Any, bool]]:
     """Returns the variables of a layer itself, each with True if listed as trainable.
 
     `Layer._trainable_variables` and `Layer._non_trainable_variables`: the public lists
-    also hold those of sublayers, and a frozen weight among the non-trainable ones.
+    also hold the variables of sublayers, and a frozen weight among the non-trainable
+    ones.
     """
     trainable, others = layer._trainable_variables, layer._non_trainable_variables
     return [(v, True) for v in trainable] + [(v, False) for v in others]
@@ -691,7 +692,7 @@ def unlocked(layer: Any) -> Iterator[None]:
 
 
 def add_variable(layer: Any, variable: Any) -> None:
-    """Appends a variable to those of a layer.
+    """Appends a variable to the variables of a layer.
 
     `Layer._track_variable`: setting an attribute would, but under one name each.
     """
@@ -699,7 +700,7 @@ def add_variable(layer: Any, variable: Any) -> None:
 
 
 def remove_variable(layer: Any, variable: Any) -> None:
-    """Removes a variable from those of a layer.
+    """Removes a variable from the variables of a layer.
 
     `Layer._untrack_variable`: deleting the attribute would, but loses the attribute.
     """

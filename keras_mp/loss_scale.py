@@ -45,9 +45,9 @@ skips_at_minimum=0, statistics={})
 class LossScale:
     """A rule for the loss scale: maps `(state, finite)` to the next state.
 
-    A subclass implements `next_scale` and `get_config`; the counters are the same
-    for every rule. One that chooses the scale by the size of the gradients implements
-    `initial_statistics` and `next_statistics`, too.
+    A subclass implements `next_scale` and `get_config`; the counters are the same for
+    every rule. One that chooses the scale by the size of the gradients also implements
+    `initial_statistics` and `next_statistics`.
 
     Args:
         initial_scale: float > 0. The scale of the first step.
@@ -84,16 +84,16 @@ class LossScale:
     def next_statistics(
         self, state: LossScaleState, finite: Any, largest: Any
     ) -> dict[str, Any]:
-        """Returns the statistics after a step: those of `state`, unchanged.
+        """Returns the statistics after a step: those in `state`, unchanged.
 
         Args:
             state: `LossScaleState` as in `next_scale`, with the old statistics.
             finite: scalar bool tensor. Whether every gradient was finite.
-            largest: scalar float32 tensor, the largest absolute un-scaled gradient of
+            largest: scalar float32 tensor, the largest absolute unscaled gradient of
                 the step, if that was finite; else any number, inf or NaN.
 
         Returns:
-            Dict like that of `initial_statistics`, of scalar tensors.
+            Dict as from `initial_statistics`, of scalar tensors.
         """
         return state.statistics
 

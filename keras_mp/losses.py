@@ -1,4 +1,4 @@
-"""Cross entropies from the input of a linear layer, in place of its logits."""
+"""Cross entropies from the input of a linear layer, instead of its logits."""
 
 import warnings
 from typing import Any
@@ -64,21 +64,20 @@ class SparseCategoricalCrossentropy(
     With `from_logits=True` the loss finds the layer behind `y_pred`, a `Dense`,
     `EinsumDense` or `ReversibleEmbedding` of `keras_mp.layers`, such as
     `keras_mp.convert` makes, and computes `linear_cross_entropy` from its inputs and
-    weights, in FP32. Masks, sample weights and reductions are those of Keras. In a
-    graph, as in `fit`, with XLA and without, the logits are then never in memory,
-    unless something else reads them: a metric of Keras does, those of
-    `keras_mp.metrics` do not. In eager mode the layer has computed them before the loss
-    is called.
+    weights, in FP32. Masks, sample weights and reductions work as in Keras. In a graph,
+    as in `fit`, with XLA and without, the logits are then never in memory, unless
+    something else reads them: a metric of Keras does, `keras_mp.metrics` do not. In
+    eager mode the layer has computed them before the loss is called.
 
-    Where there is no such layer, or an activation between it and the loss, the loss is
-    that of Keras, and warns once. A label outside the vocabulary makes the loss NaN.
+    Without such a layer, or with an activation between it and the loss, the loss is
+    Keras's, and warns once. A label outside the vocabulary makes the loss NaN.
 
     Args:
-        from_logits: bool, default False. Without True the loss is that of Keras.
+        from_logits: bool, default False. Without True the loss is Keras's.
         ignore_class: int, the label of rows that do not count, or None (default).
         reduction: str or None, as in Keras. Defaults to `"sum_over_batch_size"`.
-        axis: int, default -1, that of the words. With another one the loss is that of
-            Keras.
+        axis: int, default -1, the axis of the words. With another one the loss is
+            Keras's.
         name: str.
         dtype: dtype of the result, default None for `keras.config.floatx()`.
 
@@ -144,15 +143,15 @@ class CategoricalCrossentropy(_LinearLoss, keras.losses.CategoricalCrossentropy)
     """`keras.losses.CategoricalCrossentropy`, which does without the logits.
 
     As `SparseCategoricalCrossentropy`. The labels, a probability for each word, are as
-    large as the logits would be: integers are better where there is one word a row. The
+    large as the logits would be: integers are better with one word a row. The
     labels get no gradient.
 
     Args:
-        from_logits: bool, default False. Without True the loss is that of Keras.
+        from_logits: bool, default False. Without True the loss is Keras's.
         label_smoothing: float from 0 (default) to 1, the share of each label that is
             spread over all words.
-        axis: int, default -1, that of the words. With another one the loss is that of
-            Keras.
+        axis: int, default -1, the axis of the words. With another one the loss is
+            Keras's.
         reduction: str or None, as in Keras. Defaults to `"sum_over_batch_size"`.
         name: str.
         dtype: dtype of the result, default None for `keras.config.floatx()`.

@@ -17,8 +17,8 @@ class SparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
 
     `keras_mp.losses.SparseCategoricalCrossentropy` finds the word with the largest
     logit of each row. This metric takes it from there; without such a loss, it reads
-    the logits, as that of Keras does. Logits are compared before they are rounded to 16
-    bits.
+    the logits, as Keras's metric does. Logits are compared before they are rounded to
+    16 bits.
 
     Args:
         name: str, default `"sparse_categorical_accuracy"`.
@@ -57,9 +57,9 @@ class SparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
 class Perplexity(keras.metrics.SparseCategoricalCrossentropy):
     """The exponential of the mean cross entropy, over all words seen.
 
-    The cross entropies are those of `keras_mp.losses.SparseCategoricalCrossentropy`
-    where that has the same labels and `ignore_class`; else they are computed from the
-    logits, by Keras. What is masked, or of `ignore_class`, does not count.
+    The cross entropies come from `keras_mp.losses.SparseCategoricalCrossentropy` if
+    that has the same labels and `ignore_class`; else they are computed from the logits,
+    by Keras. What is masked, or of `ignore_class`, does not count.
 
     Args:
         name: str, default `"perplexity"`.
@@ -67,7 +67,7 @@ class Perplexity(keras.metrics.SparseCategoricalCrossentropy):
         from_logits: bool, default True, whether the model returns logits; else it
             returns probabilities.
         ignore_class: int, label of rows that do not count, or None (default).
-        axis: int, default -1, that of the words.
+        axis: int, default -1, the axis of the words.
 
     Example:
 

@@ -9,9 +9,9 @@ GOLDEN = 0x9E3779B9
 
 
 def mix(x: Any) -> Any:
-    """Returns a hash of int32 numbers: a bijection whose every output bit looks random.
+    """Returns a hash of int32 numbers: a bijection with output bits that look random.
 
-    The constants are those of Chris Wellons' `lowbias32`.
+    The constants are from Chris Wellons' `lowbias32`.
     """
     x = ops.bitwise_xor(x, shift_right(x, 16)) * int32(0x7FEB352D)
     x = ops.bitwise_xor(x, shift_right(x, 15)) * int32(0x846CA68B)

@@ -85,7 +85,7 @@ def regularize_layers(layers: Iterable[keras.Layer]) -> None:
     """Puts `FP32Regularizer` around the regularizers of 16-bit layers and weights.
 
     Args:
-        layers: those of a model, at any depth.
+        layers: of a model, at any depth.
     """
     layers = list(layers)
     for layer, name in regularizers_in_16_bits(layers):

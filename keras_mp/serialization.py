@@ -48,9 +48,9 @@ def deserialize(
     Args:
         argument: str, the name of the argument, for error messages.
         config: what `keras.saving.serialize_keras_object` returned. Of a class of Keras
-            it may also be written by hand, with `class_name` and `config` alone.
-        kind: class, of which registered subclasses are allowed.
-        module: str, a module of Keras whose subclasses of `kind` are allowed too, such
+            it may also be written by hand, with only `class_name` and `config`.
+        kind: class. Registered subclasses of it are allowed.
+        module: str, a module of Keras. Its subclasses of `kind` are allowed too, such
             as `"optimizers"`.
         custom_objects: dict of further classes by name, which count as registered.
 
@@ -80,9 +80,10 @@ def deserialize(
 
 
 def _of_keras(config: Any, module: str) -> Any:
-    """Returns a config written by hand as Keras writes that of its class of this name.
+    """Returns a config written by hand as Keras writes it for its class of this name.
 
-    Keras too finds its own classes by `class_name` alone, in capital letters or not.
+    Keras too needs only `class_name` to find its own classes, in capital letters or
+    not.
     """
     if not isinstance(config, dict) or config.keys() != {"class_name", "config"}:
         return config

@@ -21,23 +21,23 @@ _PRIOR_STEPS = 10
 class StatisticalLossScale(DynamicLossScale):
     """A loss scale that is chosen from the largest gradients seen.
 
-    The largest absolute un-scaled gradients of the steps are taken to be distributed
+    The largest absolute unscaled gradients of the steps are taken to be distributed
     log-normally. With `mean` and `std` of their log2, the next scale is the largest
     power of two such that
 
         log2(scale) + mean + max(n_sigma * std, margin) <= log2(65504)
 
-    So it follows the gradients, up and down, where `DynamicLossScale` doubles every
-    `growth_interval` steps until one overflows. `mean` and `std` are those of all
-    steps, and after `window` steps running ones; `std` starts at 2 octaves (factors of
-    two) with the weight of 10 steps. A step whose gradients are all zero teaches
-    nothing. Until there is another one, the scale is that of `DynamicLossScale`.
+    So it follows the gradients, up and down, while `DynamicLossScale` doubles every
+    `growth_interval` steps until one overflows. `mean` and `std` are over all steps,
+    and after `window` steps running ones; `std` starts at 2 octaves (factors of two)
+    with the weight of 10 steps. A step with only zero gradients teaches nothing. Until
+    there is another one, the scale is `DynamicLossScale`'s.
 
     An overflow halves the scale, and does not tell how large the gradients were. From
     it `margin` learns, which becomes an octave more than the distance between `mean`
     and `log2(65504 / scale)`. In `growth_interval` finite steps it falls by an octave.
-    It is what keeps steps from being skipped where the gradients of activations, which
-    the optimizer does not see, are larger than those of the weights, and where a few
+    It keeps steps from being skipped if the gradients of activations, which the
+    optimizer does not see, are larger than the gradients of the weights, or if a few
     batches have much larger gradients than the others.
 
     Args:
@@ -94,7 +94,7 @@ class StatisticalLossScale(DynamicLossScale):
     def next_statistics(
         self, state: LossScaleState, finite: Any, largest: Any
     ) -> dict[str, Any]:
-        """Returns the statistics with those of a step."""
+        """Returns the statistics with a step's added."""
         old = self._repaired(state.statistics)
         mean, variance, count = old["mean"], old["variance"], old["count"]
         # Subnormal numbers are left out: a device may take them for zero.

@@ -11,7 +11,7 @@ class StepLog:
 
     Args:
         log_dir: str, the folder.
-        watched: list of `Watched`, whose optimizers keep the norm.
+        watched: list of `Watched`. Their optimizers keep the norm.
     """
 
     def __init__(self, log_dir: str, watched: Sequence[Watched]) -> None:

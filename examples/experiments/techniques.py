@@ -1,4 +1,4 @@
-"""Which technique, alone, saves what: the table of docs/gallery.md."""
+"""Which technique saves what: the table of docs/gallery.md."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -115,7 +115,7 @@ SETTINGS = {
     "mixed, plan, Adam": Setting(2, 4, 8, 2, PLANNED),
     # masters="remainders" and Int8State(excluded=()).
     "mixed, plan, Adam in 8 bits": Setting(2, 2, 2 + 2 / 32, 2, PLANNED),
-    # It is given un-scaled FP32 gradients, and Keras's keeps a velocity of each weight.
+    # It is given unscaled FP32 gradients, and Keras's keeps a velocity of each weight.
     "mixed, plan, Adafactor": Setting(2, 4, 4, 2 + 4, PLANNED),
     "mixed, plan, SGD": Setting(2, 4, 0, 2, PLANNED),
     "fp32, LoRA": Setting(4, 0, 8, 4, FP32, lora=True),

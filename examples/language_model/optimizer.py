@@ -25,7 +25,7 @@ class LSTMClippingAdagrad(keras.optimizers.Adagrad):
     `tf.IndexedSlices`, in which a word has as many rows as it occurs in a batch. These
     are added up first; Keras's Adagrad would square each by itself.
 
-    Inside `keras_mp.wrap` the gradients are un-scaled, in FP32.
+    Inside `keras_mp.wrap` the gradients are unscaled, in FP32.
 
     Args:
         learning_rate: Float, or a schedule.

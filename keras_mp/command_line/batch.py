@@ -35,7 +35,7 @@ _DAMAGED = (
 
 
 class Batch(NamedTuple):
-    """What `keras_mp.inspect` takes beside the model.
+    """What `keras_mp.inspect` takes in addition to the model.
 
     Attributes:
         x: array, list of arrays in the order of the model's inputs, or dict of arrays
@@ -81,7 +81,7 @@ def inputs_for(model: keras.Model, x: Any) -> Any:
     """Returns the inputs of a batch in the structure that a model takes them.
 
     Args:
-        model: `keras.Model`. If it has a `call` of its own, it gets them as they are.
+        model: `keras.Model`. If it has a `call` of its own, it gets them unchanged.
         x: as in `Batch`.
 
     Raises:

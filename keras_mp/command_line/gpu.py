@@ -209,7 +209,7 @@ def kernels(report: Report, sizes: Sizes) -> None:
 
 
 def products(report: Report, sizes: Sizes) -> None:
-    """The time of products beside those of TensorFlow."""
+    """The time of products, and TensorFlow's."""
     for dtype in DTYPES:
         times = product_ms(dtype, sizes.product, sizes.products)
         ours = times["fp16_gemm"]

@@ -24,8 +24,8 @@ def error_over_bound(
 ) -> float:
     """Returns the largest error of an FP32 result of `fp16_gemm`, over its bound.
 
-    The factors are random numbers, and the oracle is float64. The bound is that of sums
-    whose every term is cut off to FP32, which tensor cores may do.
+    The factors are random numbers, and the oracle is float64. The bound is for sums
+    that cut off every term to FP32, which tensor cores may do.
 
     Args:
         dtype: `"float16"` or `"bfloat16"`.

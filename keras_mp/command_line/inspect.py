@@ -122,7 +122,7 @@ def _reason(error: Exception) -> str:
     """Returns an error in one line, without what Keras and TensorFlow put around it.
 
     Keras sets the reason of an error in a call in bold type, and the configs of all
-    layers that contain it before that of one in loading.
+    layers that contain it before the reason of an error in loading.
     """
     text = str(error).rpartition("Exception encountered: ")[2]
     in_bold = re.search(r"\x1b\[1m(.*)\x1b\[0m", text, re.DOTALL)

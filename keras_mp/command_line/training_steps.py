@@ -22,8 +22,8 @@ class Recipe:
     Attributes:
         name: str, of its row in the table.
         policy: str, the dtype policy of Keras.
-        loss_scale: that of `keras_mp.wrap`, or None (default) where layers and
-            optimizer are those of Keras.
+        loss_scale: as in `keras_mp.wrap`, or None (default) for the layers and the
+            optimizer of Keras.
     """
 
     name: str

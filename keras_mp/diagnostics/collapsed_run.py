@@ -10,12 +10,12 @@ from keras_mp.diagnostics.find_overflow import find_overflow
 def describe_overflow(model: keras.Model, iterator: Any) -> str:
     """Returns a sentence on the layer where the next batch of a run overflows.
 
-    The batches that were skipped are gone. The weights are as they were before them,
-    so that the next one very probably overflows at the same place.
+    The batches that were skipped are gone. They did not change the weights, so the next
+    one very probably overflows at the same place.
 
     Args:
         model: `keras.Model`, in `fit`.
-        iterator: that of `fit` over its batches, or None where it is not known.
+        iterator: the iterator of `fit` over its batches, or None if it is not known.
 
     Returns:
         str: what `find_overflow` says, or why it can say nothing. Nothing is raised.
@@ -56,7 +56,7 @@ def _describe(model: keras.Model, iterator: Any) -> str:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns a batch with None where Keras has put a `tf.experimental.Optional`."""
+    """Returns a batch with None instead of Keras's `tf.experimental.Optional`."""
     import tensorflow as tf
 
     return keras.tree.map_structure(

@@ -27,7 +27,7 @@ def counts_of(tensor: Any) -> Any:
     """Returns the counts of a float16, bfloat16 or float32 tensor.
 
     Returns:
-        int64 tensor of shape (LENGTH,). Where no number is finite and not zero, the
+        int64 tensor of shape (LENGTH,). If no number is finite and not zero, the
         largest magnitude is 0.
     """
     import tensorflow as tf

@@ -47,7 +47,7 @@ def find_divisor(calls: list[CallRecord]) -> str | None:
     """Returns the path of a layer that multiplies the gradient of zeros without bound.
 
     Of a tensor, the gradient is 2**16 times larger in its vectors of zeros than all
-    gradients of the outputs of a layer that is given it; or not finite there alone.
+    gradients of the outputs of a layer that is given it; or not finite only there.
 
     Args:
         calls: list of the `CallRecord`s of a run in FP32.

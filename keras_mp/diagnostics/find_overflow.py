@@ -47,13 +47,13 @@ class Overflow:
     """Where the values of a batch stop being finite.
 
     Attributes:
-        path: str, of the layer, or of the weight whose gradient it is; of the model,
-            where it is the loss.
+        path: str, of the layer, or of the weight that has this gradient; of the model,
+            if it is the loss.
         where: `"weight"`, `"forward"`, `"loss"` or `"backward"`.
         largest: float or None, the largest finite magnitude of what was computed
             before.
         divisor: str or None, the path of a layer that divides by zero, which is the
-            cause: not an overflow, and FP32 has it, too.
+            cause: not an overflow, and FP32 also has it.
 
     Example:
 
@@ -96,21 +96,21 @@ def find_overflow(
     The batch is run under the model's own dtype policy. First come the weights
     themselves, then what the layers compute, at any depth and in the order of
     computation, then the loss, then the gradients of the scaled loss, in the order of
-    back-propagation: of the outputs of a layer before those of its weights, and those
-    before the layer that comes before it. The innermost layer is named: one with
-    sublayers, where its own arithmetic overflows. Where the loss is finite, -inf in an
-    output is taken for that of a mask. Nothing of the model, its optimizer, metrics or
-    seeds is changed.
+    backpropagation: of the outputs of a layer, then of its weights, then of the layer
+    that comes before it. The innermost layer is named: one with sublayers, if its own
+    arithmetic overflows. If the loss is finite, -inf in an output is taken for a mask.
+    Nothing of the model, its optimizer, metrics or seeds is changed.
 
     Args:
         model: `keras.Model`, built and compiled.
         x: array or tensor, or a structure of several: one batch of inputs.
         y: as `x`: its targets.
         sample_weight: as `x`, or None (default).
-        loss_scale: positive float. Defaults to that of the model's optimizer, or 1.
+        loss_scale: positive float. Defaults to the loss scale of the model's optimizer,
+            or 1.
 
     Returns:
-        `Overflow`, or None where all values are finite.
+        `Overflow`, or None if all values are finite.
 
     Raises:
         TypeError, ValueError, RuntimeError: as for `inspect`.
@@ -187,7 +187,7 @@ def _is_masked(tensor: Any, loss: Any) -> bool:
 
 
 def in_backward_pass(model: Any, found: Trace, scale: float) -> Overflow | None:
-    """Returns the first overflow in the order of back-propagation."""
+    """Returns the first overflow in the order of backpropagation."""
     order = {id(call): index for index, call in enumerate(found.calls)}
     used_by: dict[int, int] = {}  # a variable: the first call that uses it
     for call in found.calls:

@@ -19,14 +19,14 @@ from keras_mp.precision.model_index import numbered
 class GradientSampler:
     """Has the gradients of every n-th step counted inside of the step.
 
-    A branch counts the un-scaled gradients and leaves the counts in variables, which
+    A branch counts the unscaled gradients and leaves the counts in variables, which
     nobody saves. On several replicas each counts its own gradients, before they are
     summed, in variables of its own, since a branch inside of a replica cannot wait for
     the others; the counts are added where they are read.
 
     Args:
         optimizer: `FP32MasterOptimizer`, built.
-        probes: list of `keras_mp.layers.Probe`, whose inputs and gradients are counted
+        probes: list of `keras_mp.layers.Probe`. Their inputs and gradients are counted
             in the same steps.
         every: int, in steps. The first step has the number 1.
     """
@@ -112,7 +112,7 @@ class GradientSampler:
         return float(self._copies(self._scale)[0].numpy())
 
     def weight_gradients(self) -> list[TensorStatistics | None]:
-        """Returns those of each trainable weight, None where it had no gradient."""
+        """Returns the counts of each trainable weight, None if it had no gradient."""
         return self._read(self._gradients)
 
     def activations(
@@ -120,7 +120,7 @@ class GradientSampler:
     ) -> Iterator[tuple[str, TensorStatistics | None, TensorStatistics | None]]:
         """Yields the path of each Probe, and what is known of its input and gradient.
 
-        None where it was not called, or where no gradient reached it.
+        None if it was not called, or if no gradient reached it.
         """
         paths = numbered([probe.path or probe.name for probe in self._probes])
         variables = (self._activations, self._activation_gradients)
@@ -194,7 +194,7 @@ class GradientSampler:
 
 
 def _one_of_each_replica(shape: tuple[int, ...], dtype: str = "int64") -> Any:
-    """Returns a variable of which each replica has a copy that the others never see."""
+    """Returns a variable with a copy for each replica that the others never see."""
     import tensorflow as tf
 
     return tf.Variable(

@@ -33,16 +33,16 @@ def inspect(
 ) -> Numerics:
     """Runs one batch through a model and reports what FP16 does to its values.
 
-    Activations, their gradients, weights, weight gradients and updates are those of the
-    model computed in FP32, so that they show what FP16 *would* lose. Beside them the
-    batch is run in FP16, without a loss scale and with one, and the loss, the outputs
-    and the gradients are compared. Nothing of the model, its optimizer, metrics or
-    seeds is changed. Its layers have other dtype policies for the time of the call, so
-    that no other thread may run the model meanwhile.
+    Activations, their gradients, weights, weight gradients and updates come from the
+    model in FP32, so they show what FP16 *would* lose. In addition the batch is run in
+    FP16, without a loss scale and with one, and the loss, the outputs and the gradients
+    are compared. Nothing of the model, its optimizer, metrics or seeds is changed. Its
+    layers have other dtype policies for the time of the call, so that no other thread
+    may run the model meanwhile.
 
     The outputs of all layers are seen, at any depth and in any model; of recurrent
-    layers those of all time steps, with the gradients of what the layer returns. To see
-    a tensor in the middle of a layer, pass it through a `keras_mp.layers.Probe`.
+    layers at all time steps, with the gradients of what the layer returns. To see a
+    tensor in the middle of a layer, pass it through a `keras_mp.layers.Probe`.
 
     Args:
         model: `keras.Model`, built and compiled, of any dtype policy.
@@ -50,10 +50,9 @@ def inspect(
         y: as `x`: its targets.
         sample_weight: as `x`, or None (default).
         loss_scale: positive float, at which the gradients of FP16 are computed.
-            Defaults to that of the model's optimizer, or 1.
-        as_is: bool, default False: whether the values are to be those of the model
-            under its own policy, at `loss_scale` and divided by it, instead of those in
-            FP32.
+            Defaults to the loss scale of the model's optimizer, or 1.
+        as_is: bool, default False: whether to compute the values under the model's own
+            policy, at `loss_scale` and divided by it, instead of in FP32.
 
     Returns:
         `Numerics`. Printed, it is a table, the worst layers first.
@@ -109,7 +108,7 @@ def inspect(
 def _run_in_fp16(
     model: Any, batch: tuple[Any, Any, Any], scale: float, masters: dict[int, Any]
 ) -> Trace:
-    """Runs the batch in FP16, and keeps no activations, of which there are many.
+    """Runs the batch in FP16, and keeps none of the many activations.
 
     Raises:
         ValueError: the code of the model computes in several dtypes at once.
@@ -144,7 +143,7 @@ def _notes(model: Any, in_fp32: Trace, report: Numerics) -> Iterator[str]:
 
 
 def _forward_errors(in_fp16: Trace, in_fp32: Trace) -> dict[str, Any]:
-    """Returns the loss in FP16, and its error and that of the outputs."""
+    """Returns the loss in FP16, its error and the error of the outputs."""
     return {
         "fp16_loss": float(in_fp16.loss),
         "loss_error": _relative_error([in_fp16.loss], [in_fp32.loss]),

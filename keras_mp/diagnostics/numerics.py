@@ -39,7 +39,7 @@ class Entry:
             computed in FP32.
         cosine: float or None, of the angle between the two.
         too_small: int or None, updates that are zero in FP16 and not in FP32.
-        absorbed: int or None, other updates that leave the FP16 weight as it was.
+        absorbed: int or None, other updates that do not change the FP16 weight.
         rounding_noise: float or None, the standard deviation of the update of an FP16
             weight that is rounded stochastically, over the length of the update.
     """
@@ -118,15 +118,15 @@ class Numerics:
 
     Attributes:
         entries: tuple of `Entry`, in the order of computation.
-        loss: float, that of the batch.
+        loss: float, of the batch.
         loss_scale: float, at which FP16's gradients were computed.
         gradient_errors: dict from a loss scale to the relative error of all FP16 weight
             gradients, taken as one vector, at that scale.
         notes: tuple of str, what was not seen, and why.
-        fp16_loss: float or None, that of the batch in FP16.
-        loss_error: float or None, its relative error; inf where it is not finite.
+        fp16_loss: float or None, the loss of the batch in FP16.
+        loss_error: float or None, its relative error; inf if it is not finite.
         output_error: float or None, the relative error of the model's outputs in FP16,
-            taken as one vector; inf where they are not finite.
+            taken as one vector; inf if they are not finite.
 
     Example:
 
@@ -161,9 +161,8 @@ class Numerics:
     def suggested_scale(self, margin: float = 2.0) -> float:
         """Returns the loss scale that the rule of the paper gives for this batch.
 
-        The largest power of two whose product with `margin` and with the largest
-        magnitude of an activation or weight gradient is below 65,504; from 2**-14 to
-        2**24.
+        The largest power of two that, times `margin` and the largest magnitude of an
+        activation or weight gradient, is below 65,504; from 2**-14 to 2**24.
 
         Args:
             margin: positive float, by how much the gradients of other batches may be
@@ -214,7 +213,7 @@ class Numerics:
     def needs_fp32(self) -> Verdict:
         """Tells whether the forward pass needs more range than FP16 has.
 
-        Yes, where the loss or the outputs of the model differ in FP16 from those in
+        Yes, if the loss or the outputs of the model differ in FP16 from those in
         FP32 by more than a tenth, or are not finite. No loss scale helps then.
 
         Raises:
@@ -242,8 +241,8 @@ class Numerics:
     def needs_scaling(self) -> Verdict:
         """Tells whether FP16 loses gradients that a loss scale would keep.
 
-        Yes, where without a scale the weight gradients of FP16 differ from those of
-        FP32 by more than a tenth of their length, and by less than half as much at
+        Yes, if without a scale the weight gradients of FP16 differ from FP32's by more
+        than a tenth of their length, and by less than half as much at
         `suggested_scale()`.
         """
         without = self.gradient_errors[1.0]
@@ -259,15 +258,15 @@ class Numerics:
         )
 
     def needs_masters(self) -> Verdict:
-        """Tells whether weights stored in FP16 alone would lose their updates.
+        """Tells whether weights stored only in FP16 would lose their updates.
 
-        Yes, where the relative error of the change of the FP16 weights, averaged over
+        Yes, if the relative error of the change of the FP16 weights, averaged over
         all weights (each variable counts by its number of elements, and at most as
         1), is more than a tenth.
 
         Then the reason also says when `wrap(opt, masters=None, rounding="stochastic")`
-        is enough: after how many equal steps the noise of stochastic rounding, whose
-        square grows as the steps do, is a tenth of the sum of the updates.
+        is enough: after how many equal steps the noise of stochastic rounding is a
+        tenth of the sum of the updates (its square grows as the steps do).
         """
         updates = [e for e in self.of_kind("update") if e.relative_error is not None]
         elements = sum(e.statistics.elements for e in updates)
@@ -395,7 +394,7 @@ class Numerics:
 
 
 _OVERFLOWS = (
-    "FP16 has not the range for this model: see keras_mp.plan_precision(model, x, y)"
+    "This model exceeds the range of FP16: see keras_mp.plan_precision(model, x, y)"
 )
 _ROW = "{:<19} {:<27} {:>9} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}"
 _TITLES = (
@@ -464,7 +463,7 @@ def _damage(entry: Entry) -> tuple[float, float]:
 
 
 def scale_below_overflow(magnitude: float) -> float:
-    """Returns the largest power of two whose product with it is below 65,504."""
+    """Returns the largest power of two that, times it, is below 65,504."""
     exponent = math.ceil(math.log2(_FP16_MAX / magnitude)) - 1
     return 2.0 ** min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
 

@@ -39,25 +39,24 @@ _MAPS = {
 class NumericsCallback(keras.callbacks.Callback):
     """Samples what FP16 does to the values of a model while `fit` trains it.
 
-    At every n-th step the un-scaled weight gradients, the weights (their masters), the
+    At every n-th step the unscaled weight gradients, the weights (their masters), the
     updates, and what passes through a `keras_mp.layers.Probe` with its gradient are
     counted by exponent, as by `inspect`: exact zeros, what FP16 would lose, make
-    subnormal or let overflow, and the updates that leave an FP16 weight without a
-    master as it was. Gradients are counted inside of the step, the rest beside it;
-    training is bit-identical. The step is traced once more, at the beginning; a
-    `fit` that an exception or Ctrl-C ended leaves nothing in the steps that follow.
+    subnormal or let overflow, and the updates that do not change an FP16 weight without
+    a master. Gradients are counted in the step, the rest next to it; training is
+    bit-identical. The step is traced once more, at the beginning; a `fit` that an
+    exception or Ctrl-C ended leaves nothing in the steps that follow.
 
     With `log_dir` a sample is a line of JSON in `numerics.jsonl`, flushed to the disk;
     TensorBoard shows it under `numerics/<layer or weight>`; and at the end of training
     `exponents.png` and `lost.png` are drawn: the exponents of all samples, and the
     share lost of each layer at each step. A run that is resumed from a checkpoint
-    goes on in the same files, and steps that are trained again are not listed twice; a
-    run that begins anew begins the file anew.
+    continues in the same files, and steps that are trained again are not listed twice;
+    a run that starts again also starts the file again.
 
-    On several replicas the gradients are those of each replica's share of the batch,
-    before they are summed, counted together. With `steps_per_execution` above 1 there
-    are no updates, which could not be told apart, and of several samples in one
-    execution there is the last.
+    With several replicas, the gradients of all replicas are counted together, before
+    they are summed. With `steps_per_execution` above 1 there are no updates, which
+    could not be told apart, and of several samples in one execution there is the last.
 
     Args:
         every: int >= 1, in steps. The first step has the number 1, so that with the
@@ -67,9 +66,9 @@ class NumericsCallback(keras.callbacks.Callback):
             written.
 
     Attributes:
-        samples: list of samples, with `step`, `loss_scale` and `entries`, each of which
-            has `path`, `kind` and `statistics` as those of `Numerics`. Of a resumed run
-            with `log_dir`, those before are there, too.
+        samples: list of samples, with `step`, `loss_scale` and `entries`. Each entry
+            has `path`, `kind` and `statistics`, as in `Numerics`. In a resumed run with
+            `log_dir`, the earlier samples are there as well.
 
     Raises:
         OSError: in `fit`, `log_dir` cannot be written to.
@@ -141,7 +140,7 @@ class NumericsCallback(keras.callbacks.Callback):
             self._collect()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the steps anew: the last execution may have had less."""
+        """Counts the steps again: the last execution may have had less."""
         if self._step is not None and self.model.steps_per_execution > 1:
             self._step = self._sampler.step
 
@@ -322,7 +321,7 @@ def _update_entry(path: str, update: Update) -> Entry:
 
 
 def _share(entry: Entry) -> float | None:
-    """Returns the share lost, None where all are zeros, as in a skipped step."""
+    """Returns the share lost, None if all are zeros, as in a skipped step."""
     return None if entry.statistics.largest is None else entry.lost_share
 
 

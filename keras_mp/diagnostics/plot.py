@@ -25,7 +25,7 @@ def plot_exponents(
     Args:
         path: of the file to write; its suffix chooses the format.
         panels: the statistics, by the title of their panel.
-        scale: float, the loss scale whose shift is marked.
+        scale: float, the loss scale; its shift is marked.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -63,7 +63,7 @@ def plot_lost(
         path: of the file to write; its suffix chooses the format.
         steps: the numbers of the steps.
         panels: by the title of a map, and in it by the layer or weight: the share lost
-            at each step, or None where there was nothing to lose.
+            at each step, or None if there was nothing to lose.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -15,7 +15,7 @@ class Sample:
 
     Attributes:
         step: int, its number; the first step of a run has the number 1.
-        loss_scale: float, that of the step.
+        loss_scale: float, of the step.
         entries: tuple of `Entry`.
     """
 
@@ -68,7 +68,7 @@ class SampleLog:
             step: int, how many steps were made before.
 
         Raises:
-            ValueError: a line of the file is no sample. The file is left as it is.
+            ValueError: a line of the file is no sample. The file does not change.
         """
         *lines, unfinished = self.path.read_bytes().split(b"\n")
         samples = [self._sample(i + 1, line) for i, line in enumerate(lines)]

@@ -1,4 +1,4 @@
-"""The train function of a model with counting in it, for as long as it is asked for."""
+"""The train function of a model with counting in it, while it is asked for."""
 
 from typing import Any, Optional
 
@@ -12,7 +12,7 @@ class SampledTrainFunction:
 
     `fit` tells no callback that an exception ended it. So the sampler is attached while
     the function is called, and no longer; and each call is announced by the callback.
-    One that is not is of another `fit`: it makes the train function anew, without
+    One that is not is of another `fit`: it makes the train function again, without
     counting, and calls that.
 
     Args:
@@ -30,7 +30,7 @@ class SampledTrainFunction:
 
     @staticmethod
     def of(model: keras.Model) -> Optional["SampledTrainFunction"]:
-        """Returns that of a model, which another object may call, or None."""
+        """Returns the one of a model, which another object may call, or None."""
         function = model.train_function
         while function is not None and not isinstance(function, SampledTrainFunction):
             function = getattr(function, "train_function", None)

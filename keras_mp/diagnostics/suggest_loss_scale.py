@@ -24,9 +24,9 @@ def suggest_loss_scale(
 ) -> ConstantLossScale:
     """Chooses a constant loss scale by the rule of the paper.
 
-    The largest power of two whose product with `margin` and with the largest magnitude
-    of an activation or weight gradient, computed in FP32, is below 65,504; from 2**-14
-    to 2**24. Nothing of the model is changed.
+    The largest power of two that, times `margin` and the largest magnitude of an
+    activation or weight gradient, computed in FP32, is below 65,504; from 2**-14 to
+    2**24. Nothing of the model is changed.
 
     Args:
         model: `keras.Model`, built and compiled. Its optimizer need not be wrapped.
@@ -41,7 +41,7 @@ def suggest_loss_scale(
         `ConstantLossScale`, for `keras_mp.wrap(optimizer, loss_scale=...)`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as for `inspect`; and where the dataset is
+        TypeError, ValueError, RuntimeError: as for `inspect`; and if the dataset is
             empty, a layer divides by zero, or all gradients are zero.
 
     Example:

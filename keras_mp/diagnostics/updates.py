@@ -48,7 +48,7 @@ class Update:
     Attributes:
         values: float32 array, the update in FP32.
         too_small: int, updates that are not zero, and zero in FP16.
-        absorbed: int, updates that FP16 holds, and that leave the FP16 weight as it was
+        absorbed: int, updates that FP16 holds, and that do not change the FP16 weight
             when they are added.
         difference: `Difference` of the change of the FP16 weight from the update.
         rounding_noise: float, the standard deviation of the change, rounded

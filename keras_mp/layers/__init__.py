@@ -1,4 +1,4 @@
-"""Keras layers whose 16-bit matrix products and sums accumulate in FP32."""
+"""Keras layers with 16-bit matrix products and sums that accumulate in FP32."""
 
 from keras_mp import keras_internals
 from keras_mp.layers.activations.activation import Activation

@@ -11,14 +11,14 @@ class Float16MatmulPolicy(keras.DTypePolicy):
 
     That is what tensor cores compute at the speed of FP16. A layer of `keras_mp.layers`
     rounds the inputs and the weights of its matrix products to FP16, and in the
-    backward pass the upstream gradient, too; products, bias, activation, softmax,
+    backward pass also the upstream gradient; products, bias, activation, softmax,
     outputs and gradients are FP32. So activations cannot overflow, but they take the
     memory of FP32.
 
     The layers are Dense, EinsumDense, ReversibleEmbedding (its reverse product),
     MultiHeadAttention, GroupQueryAttention, Attention, AdditiveAttention, Dot, and
     Conv1D to Conv3D with a kernel and strides of 1. All others compute in FP32, and so
-    do those of Keras: call `keras_mp.convert`.
+    do Keras layers: call `keras_mp.convert`.
 
     What goes into a product is infinite beyond 65,504, and zero below 2**-25, so that
     small gradients need a loss scale. With `scaled` it is first multiplied by a power
@@ -27,13 +27,13 @@ class Float16MatmulPolicy(keras.DTypePolicy):
     the largest, and no product needs a loss scale.
 
     The `name` is `"float32"`: Keras makes quantized layers, and most layers of a file,
-    from the name of their policy alone. A layer of your own that passes its policy on
+    only from the name of their policy. A layer of your own that passes its policy on
     to layers inside it is therefore loaded in FP32.
 
     Args:
         scaled: bool, default False: whether to scale what is multiplied.
         variable_dtype: str, what weights are stored in: `"float32"` (default), or
-            `"float16"`. Those are multiplied as they are, without a scale, and have
+            `"float16"`. Those are multiplied unchanged, without a scale, and have
             FP16 gradients.
 
     Raises:
@@ -87,7 +87,7 @@ class Float16MatmulPolicy(keras.DTypePolicy):
 
 
 class KeepsPolicy:
-    """Mixin for a layer that has a `Float16MatmulPolicy` when it is loaded, too.
+    """Mixin for a layer that has a `Float16MatmulPolicy` also when it is loaded.
 
     Keras hands the name of a policy to the constructor, and nothing else of it.
     """

@@ -19,7 +19,7 @@ class Pass:
 
     Args:
         y_true: the object that the loss was given.
-        ignore_class: that of the loss.
+        ignore_class: as in the loss.
         graph: where the tensors live; of no use in another one.
         rows: the `LinearCrossEntropy` of the op.
     """
@@ -36,7 +36,7 @@ class LinearLogits:
 
     Args:
         inputs: tensor `[..., size]`.
-        kernel: tensor `[size, words]`, as it is stored.
+        kernel: tensor `[size, words]`, in its stored dtype.
         bias: tensor `[words]`, or None.
         transpose: whether the kernel is `[words, size]`.
         soft_cap: float, or None.

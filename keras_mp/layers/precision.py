@@ -59,7 +59,7 @@ def multiply(
     Args:
         layer: for its dtype policy.
         a: tensor of the compute dtype.
-        b: tensor, or a weight as it is stored.
+        b: tensor, or a weight in its stored dtype.
         output_dtype: None, for the compute dtype, or `"float32"`.
         **options: arguments that both functions have.
     """
@@ -125,7 +125,7 @@ class FP32Weights:
 
 
 class _WithoutAutocast(keras.layers.Layer):
-    """A layer whose call reads variables without autocast."""
+    """A layer with a call that reads variables without autocast."""
 
     def __init__(self) -> None:
         super().__init__(dtype="float32", autocast=False, name="read_without_autocast")
@@ -161,7 +161,7 @@ def read_without_autocast(variable: Any) -> Any:
 
 
 class _InFP32(keras.layers.Layer):
-    """A layer whose call reads variables in FP32."""
+    """A layer with a call that reads variables in FP32."""
 
     def __init__(self) -> None:
         # Keras casts what is read where this differs from what is stored.
@@ -178,7 +178,7 @@ _in_fp32 = _InFP32()
 def read_kernel(layer: Any) -> Any:
     """Reads the kernel of a layer in its storage dtype; with LoRA, the adapted one.
 
-    LoRA's weights are FP32. A kernel of 16 bits is read in FP32 beside them: without
+    LoRA's weights are FP32. A kernel of 16 bits is then also read in FP32: without
     autocast, inside a layer with autocast, Keras adds the two as if both were FP32.
 
     Args:

@@ -1,4 +1,4 @@
-"""Probe, an identity whose input diagnostics report."""
+"""Probe, an identity; diagnostics report its input."""
 
 from collections.abc import Callable
 from typing import Any

@@ -42,15 +42,15 @@ def dot_product_attention(
 
     `keras.ops.dot_product_attention` with the same arguments rounds the scores, and the
     weights, to 16 bits. Here scores, softmax and sums are FP32, and only the result is
-    rounded. (On a CPU with AMX the weights err by up to `2**-16` of themselves beside
-    FP16 values.)
+    rounded. (On a CPU with AMX the weights err by up to `2**-16` of themselves if the
+    values are FP16.)
 
     On a CPU one native kernel goes over blocks of keys (flash attention), forward and
     backward, so that no tensor of all scores is in memory: for the backward pass it
-    keeps its inputs, the result, and an FP32 number for each query and head. Where
-    there is no kernel, or with a bias, with a scale that is a tensor or with float64,
-    the formula runs in TensorFlow: then the scores are in memory while it runs, and the
-    backward pass, for which only the inputs are kept, computes them again.
+    keeps its inputs, the result, and an FP32 number for each query and head. Without a
+    kernel, or with a bias, with a scale that is a tensor or with float64, the formula
+    runs in TensorFlow: then the scores are in memory while it runs, and the backward
+    pass, for which only the inputs are kept, computes them again.
 
     A key that the mask hides has weight 0. A query that sees no key attends to all of
     them equally, as in Keras; without keys the result is 0.
@@ -179,7 +179,7 @@ class _Formula:
 
 
 def _default_scale(query: tf.Tensor) -> Any:
-    """Returns `size**-0.5`; 1 without elements, whose scores are 0."""
+    """Returns `size**-0.5`; 1 without elements: the scores are then 0."""
     size = query.shape[-1]
     if size is None:
         return tf.math.rsqrt(tf.cast(tf.maximum(tf.shape(query)[-1], 1), tf.float32))

@@ -31,7 +31,7 @@ def draw(seed: Any) -> tf.Tensor:
     """Returns the two int32 numbers of a seed.
 
     Args:
-        seed: int, two ints, or a `keras.random.SeedGenerator`, whose next is taken.
+        seed: int, two ints, or a `keras.random.SeedGenerator`, to take the next from.
 
     Raises:
         ValueError: it is None, or has another dtype or shape.
@@ -57,7 +57,7 @@ def keeps(rate: float, seed: tf.Tensor, sizes: Any) -> tf.Tensor:
     Args:
         rate: float, of `check_rate`.
         seed: int32, of shape [2].
-        sizes: those of the weights, `[batch, heads, queries, keys]`; ints or tensors.
+        sizes: of the weights, `[batch, heads, queries, keys]`; ints or tensors.
 
     Returns:
         bool tensor of these sizes.

@@ -94,7 +94,7 @@ class BatchNormKernel:
 def find_kernel(data_format: str, epsilon: float) -> BatchNormKernel | None:
     """Returns the kernel, or None if this machine has none.
 
-    The arguments are those of `BatchNormKernel`.
+    The arguments are as in `BatchNormKernel`.
     """
     return BatchNormKernel(data_format, epsilon) if has_reduction_kernels() else None
 

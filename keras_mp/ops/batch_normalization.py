@@ -1,4 +1,4 @@
-"""Batch normalization of 16-bit tensors, by a native kernel where there is one."""
+"""Batch normalization of 16-bit tensors, by a native kernel if there is one."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def normalize_batch(
         epsilon: number.
         mask: bool tensor of the shape of `x`, or None. Where it is False, an element
             does not count in the statistics.
-        synchronized: bool, whether the statistics are those of all replicas' batches.
+        synchronized: bool, whether the statistics are over all replicas' batches.
 
     Returns:
         The result in the dtype of `x`, and the mean and variance, FP32 `[channels]`,
@@ -186,7 +186,7 @@ def batch_statistics(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the mean and variance of each channel in FP32, without gradients.
 
-    The arguments are those of `normalize_batch`.
+    The arguments are as in `normalize_batch`.
     """
     shape, data_format = _image_shape(x, axis)
     wide = tf.cast(tf.reshape(tf.stop_gradient(x), shape), tf.float32)
@@ -197,7 +197,7 @@ def batch_statistics(
 
 
 def _channel_sum(data_format: str, synchronized: bool) -> PooledSum:
-    """Returns the sum over all axes but that of the channels."""
+    """Returns the sum over all axes except the channels."""
     axes = tuple(i for i, c in enumerate(data_format) if c != "C")
     return PooledSum(axes, cross_replica_sum()) if synchronized else PooledSum(axes)
 

@@ -32,7 +32,7 @@ def depthwise_conv(
         strides: 2 integers.
         padding: `"valid"` or `"same"`.
         dilation_rate: 2 integers.
-        output_dtype: that of `x`, or `"float32"`.
+        output_dtype: the dtype of `x`, or `"float32"`.
     """
     biases = [] if bias is None else [bias]
     kernel, *biases = (

@@ -44,9 +44,9 @@ def softmax(
         x: float16, bfloat16 or float32 tensor of logits. With float64, all is float64.
         axis: int or several, default -1: the axes over which the result sums to 1.
             None: all.
-        mask: bool tensor that broadcasts to `x`, or a tensor of numbers, of which those
-            above 0.5 count as True; default None. Where it is False, result and
-            gradient are 0, also in a row without a True.
+        mask: bool tensor that broadcasts to `x`, or a tensor of numbers: above 0.5 they
+            count as True; default None. Where it is False, result and gradient are 0,
+            also in a row without a True.
         output_dtype: default the dtype of `x`.
 
     Returns:
@@ -159,7 +159,7 @@ def _softmax(
 def _nan_where_undefined(y: tf.Tensor, x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """Sets a row of `y` to NaN if its `x` has a NaN or +inf, or is all -inf.
 
-    TensorFlow's kernels differ between CPUs for such rows: those of oneDNN for AVX-512
+    TensorFlow's kernels differ between CPUs for such rows: oneDNN's kernels for AVX-512
     return probabilities of 0 in a row with a NaN. The maximum is taken after NaN has
     been replaced by +inf, since XLA's maximum may drop a NaN.
     """

@@ -30,8 +30,8 @@ def float16_matmul(
 
     `activation(alpha * round(op(a)) @ round(op(b)) + bias)`, where everything but the
     factors of the product is FP32. The gradients of `a` and `b` are two such products,
-    in which the upstream gradient is rounded, too; so are theirs. For the backward pass
-    a graph keeps `a` and `b` in FP16 alone. What is beyond 65,504 becomes inf.
+    and also round the upstream gradient; so are theirs. For the backward pass a graph
+    keeps `a` and `b` only in FP16. What is beyond 65,504 becomes inf.
 
     With `scaled`, each factor is first multiplied by a power of two that brings its
     largest magnitude to between 2**14 and 2**15, and the result is divided by both.
@@ -45,7 +45,7 @@ def float16_matmul(
     Args:
         a: float32, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
         b: float32, `[..., K, N]`, or `[..., N, K]` with `transpose_b`. A factor that is
-            float16 is multiplied as it is, and its gradient is rounded to FP16.
+            float16 is multiplied unchanged, and its gradient is rounded to FP16.
         transpose_a: bool, default False.
         transpose_b: bool, default False.
         bias: `[N]`, default None.
@@ -79,9 +79,9 @@ class _Factor(NamedTuple):
     """A factor of a product.
 
     Args:
-        tensor: gets the gradient. Its numbers are read before the product alone.
+        tensor: gets the gradient. Its numbers are read only before the product.
         halves: float16, what is multiplied.
-        exponent: int32 scalar, that of the power of two by which `halves` are larger
+        exponent: int32 scalar, of the power of two by which `halves` are larger
             than `tensor`; None if they are not scaled.
     """
 
@@ -159,7 +159,7 @@ class _Products:
 def _exponent_to_the_top(x: tf.Tensor) -> tf.Tensor:
     """Returns the exponent of the power of two by which `x` is scaled.
 
-    It is at most 126, so that its inverse is an FP32 number, too; then the largest
+    It is at most 126, so that its inverse is also an FP32 number; then the largest
     magnitude may stay below the top.
     """
     largest = tf.reduce_max(tf.abs(x))

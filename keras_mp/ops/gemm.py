@@ -49,9 +49,9 @@ def fp16_gemm(
     Args:
         a: float16 or bfloat16, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
         b: `[..., K, N]`, or `[..., N, K]` with `transpose_b`. Its leading dimensions
-            broadcast with those of `a`. The dtype of `a`; or float32, for a master
-            weight: it is rounded to the dtype of `a` before the product, and its
-            gradient is FP32, without a rounding to FP16 on the way.
+            broadcast with `a`'s. The dtype of `a`; or float32, for a master weight: it
+            is rounded to the dtype of `a` before the product, and its gradient is FP32,
+            without a rounding to FP16 on the way.
         transpose_a: bool, default False.
         transpose_b: bool, default False.
         bias: `[N]`, the dtype of `a` or float32; default None.
@@ -59,7 +59,7 @@ def fp16_gemm(
             exact one, with erf).
         output_dtype: None (default), for the dtype of `a`, or `"float32"`.
         alpha: a number or a scalar tensor, taken as FP32; default 1. With `alpha = 1 /
-            loss_scale` and `output_dtype="float32"`, a weight gradient is un-scaled
+            loss_scale` and `output_dtype="float32"`, a weight gradient is unscaled
             in the pass that computes it.
 
     Returns:
@@ -139,7 +139,7 @@ class _Gemm:
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of a, b, alpha (None) and, if there is one, bias.
 
-        The control dependency defers what is computed from a, b and c alone, as in
+        The control dependency defers what is computed only from a, b and c, as in
         `defer_until_upstream`.
         """
         with tf.control_dependencies([upstream]):
@@ -216,7 +216,7 @@ def _gemm_like(
 ) -> tf.Tensor:
     """Returns the product of a and b, summed in FP32 to the shape of `target`.
 
-    `target` is the operand whose gradient this is. The sum is over the batch dimensions
+    `target` is the operand that has this gradient. The sum is over the batch dimensions
     along which it was broadcast in the forward pass. There are none if one of the three
     is a single matrix or if all have the same batch.
     """
@@ -233,7 +233,7 @@ def _gemm_like(
 def sum_over_broadcast(product: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Returns a product, summed to the shape of `target`.
 
-    `target` is the operand whose gradient this is. The sum is over the batch dimensions
+    `target` is the operand that has this gradient. The sum is over the batch dimensions
     along which it was broadcast.
     """
     is_known = product.shape.is_fully_defined()

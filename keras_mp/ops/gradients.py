@@ -12,7 +12,7 @@ def defer_until_upstream(gradient: Callable[..., Any]) -> Callable[..., Any]:
 
     A graph runs an operation as soon as its inputs are ready, and merges operations
     that compute the same. Without this control dependency, whatever a gradient computes
-    from the inputs alone, such as their FP32 copies, would be computed in the forward
+    only from the inputs, such as their FP32 copies, would be computed in the forward
     pass and stay in memory until the backward pass.
     """
 
@@ -28,7 +28,7 @@ def as_one_operation(formula: Callable[..., Any], *arguments: tf.Tensor) -> Any:
     """Computes a formula that a tape records as one operation.
 
     No intermediate result is kept: the gradient computes the formula again. A second
-    tape differentiates the formula anew.
+    tape differentiates the formula again.
 
     Args:
         formula: function of the arguments that returns a tensor or a tuple of tensors.

@@ -40,14 +40,13 @@ def linear_cross_entropy(
     """Computes the cross entropy of `inputs @ kernel + bias` without all the logits.
 
     With `z = inputs @ kernel + bias`, or `soft_cap * tanh(z / soft_cap)` of it, the
-    loss of a row is `log(sum(exp(z))) - z[label]`. Logits, softmax and sums are FP32.
-    A pass over the words finds the numbers of each row, a block of words at a time;
-    the backward pass computes each block again. So memory besides arguments, results
-    and gradients is that of one block, and an FP32 gradient of the inputs, where the
-    logits would be `rows * words` numbers. For 16-bit inputs on a CPU native kernels
-    compute this, with XLA and without, and a block has 4 MiB of logits, or `rows * 256`
-    FP32 numbers where that is more. Elsewhere TensorFlow does, and a block has 2,048
-    words.
+    loss of a row is `log(sum(exp(z))) - z[label]`. Logits, softmax and sums are FP32. A
+    pass over the words finds the numbers of each row, a block of words at a time; the
+    backward pass computes each block again. So memory besides arguments, results and
+    gradients is one block and an FP32 gradient of the inputs, while the logits would be
+    `rows * words` numbers. For 16-bit inputs on a CPU native kernels compute this, with
+    XLA and without, and a block has 4 MiB of logits, or `rows * 256` FP32 numbers where
+    that is more. Elsewhere TensorFlow does, and a block has 2,048 words.
 
     The gradient of the logits is rounded to the dtype of `inputs` for the products
     that make the gradients of inputs and kernel; in FP16 it is first multiplied by a
@@ -56,9 +55,9 @@ def linear_cross_entropy(
     is rounded to the dtype of the kernel at the end. A second derivative has all the
     logits in memory.
 
-    A row with an infinite or NaN logit has a loss that is not finite; -inf alone is a
-    probability of 0. A label below 0 or beyond the last word makes the loss of its row
-    NaN, and with it the gradients, on every device, with XLA and without.
+    A row with an infinite or NaN logit has a loss that is not finite; a single -inf is
+    a probability of 0. A label below 0 or beyond the last word makes the loss of its
+    row NaN, and with it the gradients, on every device, with XLA and without.
 
     Args:
         inputs: float16, bfloat16 or float32, `[..., size]`. With float64, all is
@@ -69,15 +68,15 @@ def linear_cross_entropy(
         labels: integers `[...]`, a word for each row; or of a floating dtype, `[...,
             words]`, a probability for each word, which gets no gradient.
         bias: `[words]`, of a floating dtype; default None.
-        transpose: bool, default False: whether the kernel is `[words, size]`, as that
-            of an embedding is.
+        transpose: bool, default False: whether the kernel is `[words, size]`, as an
+            embedding's is.
         soft_cap: a number above 0, or None (default) for no cap.
         label_smoothing: a number from [0, 1), default 0: the share of each label that
             is spread evenly over all words.
         ignore_class: int or None (default): the loss of a row with this label is 0,
             and so is its gradient.
-        return_statistics: bool, default False: whether to return the argmax and the
-            logsumexp of each row, too.
+        return_statistics: bool, default False: whether to return also the argmax and
+            the logsumexp of each row.
 
     Returns:
         FP32 tensor `[...]`; with `return_statistics` a named tuple of `loss`, `argmax`

@@ -43,7 +43,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """A linear layer whose outputs are logits.
+    """A linear layer with logits as outputs.
 
     Args:
         transpose: whether the kernel is `[words, size]`, as an embedding is.
@@ -320,5 +320,5 @@ class _Blocks(_Computation):
 
 
 def _times_zero_is_zero(weights: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """Returns the product; 0 where the weight is 0, also beside a logit of -inf."""
+    """Returns the product; 0 where the weight is 0, even if the logit is -inf."""
     return tf.where(tf.equal(weights, 0.0), tf.zeros_like(z), weights * z)

@@ -77,7 +77,7 @@ def _covered_sizes(
 
     With padding `"same"` and strides larger than the windows, the last window may end
     before the input does. TensorFlow's op would place the windows differently there,
-    so that it gets this part of the input alone.
+    so it gets only this part of the input.
     """
     if padding != "same" or all(
         stride <= window for window, stride in zip(pool_size, strides, strict=True)

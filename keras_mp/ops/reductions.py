@@ -230,7 +230,7 @@ def accumulate(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
 
 
 def _with_one_inferred(sizes: list[Any]) -> list[Any]:
-    """Returns -1 in place of the only dynamic size, where the others tell it.
+    """Returns -1 instead of the only dynamic size, if the others determine it.
 
     XLA cannot reshape to an int64 tensor of a size that it finds at run time.
     """

@@ -27,16 +27,16 @@ def normalize_rows(
 ) -> tf.Tensor:
     """Returns `round(gamma * z + beta)`, where `z` is `x` normalized along axes.
 
-    Along the last axes one native kernel computes it where there are such kernels. Only
+    Along the last axes one native kernel computes it, if there are such kernels. Only
     `x` is kept for the backward pass.
 
     Args:
         x: float16 or bfloat16 tensor.
         axis: int or several.
         kind: `"layer"`: `z = (x - mean) / sqrt(variance + epsilon)`;
-            `"root_mean_square"`: `z = x / sqrt(mean(x**2) + epsilon)`;
-            `"unit_length"`: `z = x / max(norm(x), epsilon)`; at a vector of zeros,
-            where there is no derivative, the gradient is 0.
+            `"root_mean_square"`: `z = x / sqrt(mean(x**2) + epsilon)`; `"unit_length"`:
+            `z = x / max(norm(x), epsilon)`; at a vector of zeros, which has no
+            derivative, the gradient is 0.
         epsilon: number.
         gamma: FP32 tensor of the rank of `x`, with size 1 except along the axes;
             default None: 1.

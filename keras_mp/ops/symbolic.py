@@ -18,7 +18,7 @@ class FP32Reduction(keras.Operation):
     Args:
         function: the name of the function.
         arguments: the arguments that are not tensors, by name.
-        name: the name of the node; default derived from that of the class.
+        name: the name of the node; default derived from the name of the class.
 
     Raises:
         ValueError: there is no such function, or it has no such argument.

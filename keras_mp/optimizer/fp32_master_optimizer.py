@@ -180,7 +180,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
     def _masters_in_eight_bits(self, masters: Sequence[Any]) -> dict[int, Any]:
-        """Returns the masters whose slots are stored in 8 bits, by their `id`."""
+        """Returns the masters with slots stored in 8 bits, by their `id`."""
         if self._eight_bit is None:
             return {}
         return {id(m): m for m in masters if self._eight_bit.applies_to(m)}
@@ -214,7 +214,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         """Divides gradients by the scale, in FP32, for a loop that looks at them.
 
         The `apply` that follows, in the same function or in a branch or loop of it,
-        takes them as they are.
+        takes them unchanged.
 
         Args:
             gradients: list of tensors, `tf.IndexedSlices` or None.
@@ -226,7 +226,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
 
         Raises:
             RuntimeError: no loss was scaled; called twice before `apply`; or several
-                replicas are to sum gradients in FP16, where un-scaled ones are lost.
+                replicas are to sum gradients in FP16, where unscaled ones are lost.
             ValueError: lists of different lengths.
 
         Example:
@@ -300,7 +300,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             replicas,
             self._execution.run,
         )
-        # Step 2. Some updates un-scale the gradients (step 3) in the same pass.
+        # Step 2. Some updates unscale the gradients (step 3) in the same pass.
         check = joined(update.check(self._wanted) for update in updates)
         positions = [
             self._master_weights.position(master)
@@ -378,10 +378,10 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def load_own_variables(self, store: Any) -> None:
         """Takes over the state of an optimizer, in whatever form that stored it.
 
-        That of a bare optimizer fits as well: its slots are loaded, and the loss scale
-        stays as it was. State of another optimizer, or of weights of other shapes, is
-        left out as a whole, with a warning that names a variable and both shapes. So is
-        all state while this optimizer is not built.
+        The state of a bare optimizer fits as well: its slots are loaded, and the loss
+        scale does not change. State of another optimizer, or of weights of other
+        shapes, is left out as a whole, with a warning that names a variable and both
+        shapes. So is all state while this optimizer is not built.
 
         Args:
             store: dict-like, which `save_own_variables` has filled.
@@ -421,6 +421,6 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         )
 
     def _forms(self) -> str:
-        """Returns the forms that differ from the defaults, as they are written."""
+        """Returns the forms that differ from the defaults, as `wrap` takes them."""
         given = {"masters": self.masters, "state": self.state}
         return "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")

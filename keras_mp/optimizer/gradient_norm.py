@@ -27,9 +27,9 @@ def check_can_keep_norm() -> None:
 
 
 class GradientNorm:
-    """Keeps the norm of the un-scaled gradients of the last step, once asked to.
+    """Keeps the norm of the unscaled gradients of the last step, once asked to.
 
-    Its variable is none of the optimizer's, so that files stay as they are.
+    Its variable is none of the optimizer's, so files do not change.
 
     Attributes:
         variable: scalar float32 variable, or None before `keep`.
@@ -59,12 +59,12 @@ class GradientNorm:
     def assign(
         self, check: GradientCheck, parts: Sequence[Any] | None, scale: Any
     ) -> None:
-        """Sets the norm to that of a step, if it is kept.
+        """Sets the norm to the norm of a step, if it is kept.
 
         Args:
             check: `GradientCheck` of the gradients.
-            parts: list of this replica's gradients or of None, where they are not
-                summed over the replicas yet; or None.
+            parts: list of this replica's gradients or of None, if they are not summed
+                over the replicas yet; or None.
             scale: scalar float32 tensor that the parts are divided by, or None.
         """
         if self.variable is None:

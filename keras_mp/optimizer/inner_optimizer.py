@@ -39,7 +39,7 @@ def check_inner_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "The optimizer to wrap must not scale the loss itself, or gradients are "
-            f"un-scaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
+            f"unscaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
             "inside: keras_mp.wrap(optimizer.inner_optimizer)."
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -89,14 +89,15 @@ def options_in_use(
 ) -> dict[str, Any]:
     """Returns the values of options that differ from their defaults.
 
-    A rule that knows some options uses this to refuse all others, among them those of
+    A rule that knows some options uses this to refuse all others, also the options of
     later versions of Keras.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
         besides: set of names of options that are left out.
-        kind: class, whose constructor and those of its bases have the options: a class
-            may hand some to a base as `**kwargs`. Defaults to that of `optimizer`.
+        kind: class. Its constructor and its bases' constructors have the options: a
+            class may hand some to a base as `**kwargs`. Defaults to the class of
+            `optimizer`.
     """
     classes = map(vars, reversed((kind or type(optimizer)).__mro__))
     defaults = _defaults(tuple(c["__init__"] for c in classes if "__init__" in c))
@@ -158,7 +159,7 @@ def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
         master: `keras.Variable`.
 
     Returns:
-        int tensor of row numbers, or None where any row may change.
+        int tensor of row numbers, or None if any row may change.
     """
     known = _KEEP_ROWS.get(type(optimizer))
     if (

@@ -29,7 +29,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     def loss_scale(self) -> keras.Variable:
         """The current scale: a scalar float32 variable.
 
-        Assign a number, `"dynamic"` or a `LossScale` to start anew with that rule.
+        Assign a number, `"dynamic"` or a `LossScale` to start again with that rule.
         A train function that was traced before keeps the rule that it was traced
         with; `LossScaleCallback(loss_scale=...)` has it traced again.
         """
@@ -46,7 +46,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
 
     @property
     def gradient_norm(self) -> keras.Variable | None:
-        """The norm of all un-scaled gradients of the last step, before any clipping.
+        """The norm of all unscaled gradients of the last step, before any clipping.
 
         A scalar float32 variable, which is not saved; None before `keep_gradient_norm`.
         Inf or NaN after an overflow.
@@ -56,7 +56,7 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     def keep_gradient_norm(self) -> bool:
         """Has the following steps keep the norm of their gradients.
 
-        Where replicas do not sum their gradients before the step, they do so once more
+        If replicas do not sum their gradients before the step, they do so once more
         for the norm. A train function that was traced before does not keep it.
 
         Returns:
@@ -150,8 +150,8 @@ class LossScaleProperties(keras.optimizers.LossScaleOptimizer):
     ) -> tuple[list[Any], list[Any]]:
         """Returns what `apply` makes of variables that are given as tensors.
 
-        For the JAX backend, whose `fit` and functions under `jax.jit` call it; that
-        of TensorFlow has no stateless optimizers.
+        For the JAX backend: its `fit` and functions under `jax.jit` call it. The
+        TensorFlow backend has no stateless optimizers.
 
         Args:
             optimizer_variables: list of tensors, the values of `variables`.

@@ -24,8 +24,8 @@ class LossScaler:
     The steps of optimizers that share a scaler are counted in rounds: a round ends when
     an optimizer that has applied in it applies again. The scale changes once a round,
     from its value before the round, which counts as finite if all of its steps were;
-    its largest gradient is that of all of them. With one optimizer each step is a
-    round, and none are counted.
+    its largest gradient is the largest of all of them. With one optimizer each step is
+    a round, and none are counted.
 
     Args:
         rule: `LossScale`.
@@ -90,9 +90,10 @@ class LossScaler:
     def check_a_loss_was_scaled(self) -> None:
         """Refuses gradients before any user has scaled a loss.
 
-        Gradients do not tell whether their loss was scaled. To divide those of one that
-        was not would stop training, and not to divide those of one that was, by hand or
-        by a function of another program, would destroy the model: so neither is done.
+        Gradients do not tell whether their loss was scaled. To divide gradients of an
+        unscaled loss would stop training, and not to divide gradients of a loss that
+        was scaled, by hand or by a function of another program, would destroy the
+        model: so neither is done.
 
         One user may scale for another, one `tf.function` or thread for another, and one
         loss for many `apply`; the first call of `scale_loss`, traced or executed, is
@@ -158,8 +159,8 @@ class LossScaler:
 
         Args:
             finite: scalar bool tensor. Whether every gradient was finite.
-            largest: scalar float32 tensor, the largest absolute un-scaled gradient of
-                this replica; or None where the rule does not need it.
+            largest: scalar float32 tensor, the largest absolute unscaled gradient of
+                this replica; or None if the rule does not need it.
             last_round: the variable that `add_user` returned to the optimizer.
         """
         if largest is not None:

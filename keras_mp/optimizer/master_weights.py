@@ -1,8 +1,8 @@
 """FP32 masters of 16-bit weights, and how the two are kept in agreement.
 
 A master is the FP32 value of a weight, a variable with the weight's name and path. It
-holds the true value, except where other code than the optimizer wrote to the weight:
-there the weight is no rounding of its master any more, and the master takes its value.
+holds the true value, unless other code than the optimizer wrote to the weight: there
+the weight is no rounding of its master any more, and the master takes its value.
 
 keras_mp/optimizer/state has masters that are stored in fewer bits.
 """
@@ -116,8 +116,8 @@ class MasterWeights:
 
     Attributes:
         all: list of the masters of all variables.
-        pairs: list of (weight, master), of each weight stored in 16 bits whose master
-            is an FP32 variable.
+        pairs: list of (weight, master), of each weight stored in 16 bits with an FP32
+            variable as master.
         stored: list of the other masters of weights stored in 16 bits.
         slots: as the argument.
         kept: `Kept`, where masters or slots are compressed.
@@ -214,7 +214,7 @@ class MasterWeights:
         return self._positions[id(master)]
 
     def of(self, masters: Sequence[Any]) -> "MasterWeights":
-        """Returns the part of these whose masters are among `masters`."""
+        """Returns the part of these with masters among `masters`."""
         wanted = {id(master) for master in masters}
         pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -223,7 +223,7 @@ class MasterWeights:
     def exchanged(
         self, variables: list[Any], new: Mapping[int, Any]
     ) -> "MasterWeights":
-        """Returns the same with FP32 variables in place of some masters.
+        """Returns the same with FP32 variables instead of some masters.
 
         Args:
             variables: list of all trainable variables, these among them.

@@ -1,4 +1,4 @@
-"""Weights in 16 bits that a training step moves and moves back by itself."""
+"""Weights in 16 bits that a training step itself moves and moves back."""
 
 import warnings
 from collections.abc import Sequence

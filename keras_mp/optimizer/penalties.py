@@ -1,6 +1,6 @@
 """Penalties that regularizers add to the loss of a model, computed in FP32.
 
-On TensorFlow, Keras adds them to a float32 loss by an op whose arguments must have the
+On TensorFlow, Keras adds them to a float32 loss by an op that needs arguments of the
 same dtype, before it calls the optimizer.
 """
 

@@ -53,8 +53,8 @@ class SavedState:
     Attributes:
         scaling: of the loss scale and the counters of steps.
         masters: of the masters of all weights; empty if none is stored in 16 bits.
-        masters_of_halves: those of weights stored in 16 bits, which a file of an
-            earlier version has alone.
+        masters_of_halves: of the weights stored in 16 bits; a file of an earlier
+            version has only these.
         inner: of the inner optimizer.
     """
 
@@ -71,7 +71,7 @@ class SavedState:
     def load(self, store: Any, optimizer: Any) -> None:
         """Takes over what a file has, each of the three parts as a whole or not at all.
 
-        The file may be that of a bare optimizer, which has the last part alone, or of
+        The file may come from a bare optimizer, which has only the last part, or from
         weights in another dtype, which have other masters: those then follow their
         weights. Warns once of what else does not fit.
 
@@ -135,8 +135,8 @@ def saved_state(
     """Returns the entries that an optimizer with FP32 masters and slots would save.
 
     Args:
-        own: list of the variables of the `FP32MasterOptimizer`, without those of the
-            inner optimizer.
+        own: list of the variables of the `FP32MasterOptimizer`, without the inner
+            optimizer's.
         optimizer: the inner optimizer.
         master_weights: `MasterWeights`.
     """

@@ -9,7 +9,7 @@ from keras_mp import keras_internals
 
 
 class ScalarVariable(keras.Variable):
-    """A scalar that `float` and `int` read on several replicas, too.
+    """A scalar that `float` and `int` also read on several replicas.
 
     Keras asks the variable of the backend, and on replicas that has neither.
     """

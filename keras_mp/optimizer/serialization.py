@@ -44,8 +44,8 @@ def deserialize_arguments(
     """Returns the arguments that `serialize_arguments` described.
 
     Args:
-        config: dict, of which `loss_scale` may also be an `FP32MasterOptimizer`, whose
-            scale is to be shared.
+        config: dict. Its `loss_scale` may also be an `FP32MasterOptimizer`, to share
+            the scale with it.
         custom_objects: dict, classes that the config may name.
 
     Raises:

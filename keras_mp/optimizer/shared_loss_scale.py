@@ -1,4 +1,4 @@
-"""Several optimizers that share one loss scale, and how their configs say so.
+"""Several optimizers that share one loss scale, and their configs.
 
 While Keras loads a model it recognizes, by an id in their configs, objects that it has
 made already. Outside of that a config cannot tell which scale it means.

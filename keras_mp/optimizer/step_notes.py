@@ -11,7 +11,7 @@ from keras_mp.optimizer.backend import backend
 
 
 class StepNotes:
-    """The scale that multiplied the loss, and whether gradients are un-scaled.
+    """The scale that multiplied the loss, and whether gradients are unscaled.
 
     A note is valid only in the function in which it was made and in branches and loop
     bodies of that function: another function may be traced once and run many times.
@@ -60,8 +60,8 @@ class StepNotes:
         changed it since.
 
         Args:
-            current: the variable that holds the current scale. A copy of it is
-                returned where no loss was scaled, which nobody can change.
+            current: the variable that holds the current scale. If no loss was scaled, a
+                copy of it is returned, which nobody can change.
         """
         return self.scale if self._is_here() else ops.copy(current)
 
@@ -73,7 +73,7 @@ class StepNotes:
             indices: set of int, the positions of the variables in the optimizer.
 
         Raises:
-            RuntimeError: gradients were un-scaled in another function.
+            RuntimeError: gradients were unscaled in another function.
         """
         if self.unscaled and self._is_here():
             return None
@@ -84,27 +84,27 @@ class StepNotes:
         self._clear()
         raise RuntimeError(
             "`unscale_gradients` and `apply` must be called in the same function, or "
-            "`apply` cannot know that the gradients are un-scaled. Received: calls in "
+            "`apply` cannot know that the gradients are unscaled. Received: calls in "
             "two functions, of which at least one is a tf.function. Move both into it; "
             "`apply` may stand in a branch or loop after `unscale_gradients`."
         )
 
     def check_not_unscaled(self) -> None:
-        """Checks that gradients of this step have not been un-scaled yet.
+        """Checks that gradients of this step have not been unscaled yet.
 
         Raises:
             RuntimeError: they have.
         """
         if self._awaits_apply and self._is_here():
             raise RuntimeError(
-                "The gradients of a step must be un-scaled once. Received: a second "
+                "The gradients of a step must be unscaled once. Received: a second "
                 "call of `unscale_gradients` before `apply`. Call it once, on all "
                 "gradients; to add up gradients of several batches set "
                 "`gradient_accumulation_steps` on the inner optimizer."
             )
 
     def use(self, indices: Set[int]) -> None:
-        """Notes an `apply`. What a branch used, another branch may use, too.
+        """Notes an `apply`. What a branch used, another branch may also use.
 
         Args:
             indices: as for `divisor`.
@@ -122,7 +122,7 @@ class StepNotes:
 
     @property
     def _awaits_apply(self) -> bool:
-        """Whether gradients have been un-scaled and not applied."""
+        """Whether gradients have been unscaled and not applied."""
         return self.unscaled and not self._used
 
     def _clear(self) -> None:
@@ -131,7 +131,7 @@ class StepNotes:
 
 
 class ReplicaStepNotes(threading.local, StepNotes):
-    """Notes of which each thread has its own: in TensorFlow a replica is a thread."""
+    """Notes, separate for each thread: in TensorFlow a replica is a thread."""
 
 
 def step_notes() -> StepNotes:

@@ -25,7 +25,7 @@ def check_state(
         rounding: as for `wrap`.
 
     Returns:
-        `Int8State`, or None where all slots are FP32.
+        `Int8State`, or None if all slots are FP32.
 
     Raises:
         TypeError: `state` is of the wrong type.
@@ -116,7 +116,7 @@ _VELOCITY = SlotKind("velocity", is_signed=False)
 def _kinds_of(optimizer: Any) -> tuple[SlotKind, ...] | None:
     """Returns the kinds of the slots of an optimizer that has a rule, in its order.
 
-    None where 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
+    None if 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
     the largest rounding, the centered RMSprop subtracts nearly equal numbers, Lamb
     reads its slots twice in a step, and Adafactor keeps means of rows and columns.
     """

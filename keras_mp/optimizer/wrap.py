@@ -21,17 +21,17 @@ def wrap(
 ) -> FP32MasterOptimizer:
     """Gives `optimizer` FP32 master weights and loss scaling.
 
-    `fit` scales the loss by itself. A `train_step` or a loop of your own calls
+    `fit` scales the loss. A `train_step` or a loop of your own calls
     `scale_loss`, or the first step is an error.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, its name or its config.
         loss_scale: `"dynamic"`, a positive number (a constant scale), a `LossScale`,
-            or another `FP32MasterOptimizer` whose scale this one is to share. A step of
+            or another `FP32MasterOptimizer`, to share its scale. A step of
             all of them then counts as one: the scale moves once until one of them
             applies again, and backs off if any of them overflowed. Their counters are
             shared; `iterations` and `last_overflow` are each optimizer's own. Wrap them
-            all before a train function is traced, or it moves the scale by itself.
+            all before a train function is traced, or it moves the scale separately.
             Defaults to `"dynamic"`.
         rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
             weights. Defaults to `"nearest"`.
@@ -39,15 +39,15 @@ def wrap(
         all_reduce_dtype: `"float32"` or `"float16"`, in which the replicas of a
             `tf.distribute.Strategy` sum their gradients. FP16 halves the traffic. The
             error of a sum over n replicas is at most n roundings of the sum of the
-            absolute terms, and a step whose sum overflows is skipped. Where the
-            optimizer clips or accumulates, the sum is then copied in FP32 from the
-            first replica of a machine to its others. Defaults to `"float32"`.
+            absolute terms, and a step is skipped if a sum overflows. If the optimizer
+            clips or accumulates, the sum is then copied in FP32 from the first replica
+            of a machine to its others. Defaults to `"float32"`.
         name: str. Defaults to a name made from the class.
         masters: how the masters of 16-bit weights are stored. `"float32"`: as FP32
             variables. `"remainders"`: as what the weights lack, in 16 bits; the values
             are the same but in the cases that docs/guides/optimizer_state.md lists.
-            None: no masters; each update rounds the weights stochastically, and
-            `rounding` must say so. Defaults to `"float32"`.
+            None: no masters; each update rounds the weights stochastically, and needs
+            `rounding="stochastic"`. Defaults to `"float32"`.
         state: how the optimizer's own variables, such as the moments of Adam, are
             stored: `"float32"`, `"int8"` (8 bits and an exponent for each 32
             elements), or an `Int8State`, which says for which variables. Defaults to

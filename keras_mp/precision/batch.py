@@ -95,7 +95,7 @@ def _as_tensor(data: Any) -> Any:
 
 
 def scale_of(model: Any, loss_scale: float | None) -> float:
-    """Returns the loss scale: the given one, that of the model's optimizer, or 1."""
+    """Returns the loss scale: the given one, the optimizer's, or 1."""
     if loss_scale is not None:
         return positive_number("loss_scale", loss_scale, "Try 2.0**15.")
     optimizer = model.optimizer

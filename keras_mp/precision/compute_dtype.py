@@ -22,14 +22,14 @@ _ONE_THREAD = threading.RLock()
 def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
     """Has all layers of a model compute in another precision inside a `with` block.
 
-    In FP32, layers of 16-bit policies and of `Float16MatmulPolicy` compute in FP32.
-    In FP16, layers of bfloat16 policies compute in FP16, and where no layer has one of
-    these policies all do, but for quantized layers. Weights stay as they are. No other
-    thread may run the model meanwhile.
+    In FP32, layers of 16-bit policies and of `Float16MatmulPolicy` compute in FP32. In
+    FP16, layers of bfloat16 policies compute in FP16, and if no layer has one of these
+    policies all do, except quantized layers. Weights do not change. No other thread may
+    run the model meanwhile.
 
     Args:
         model: `keras.Model`.
-        dtype: `"float32"`, `"float16"`, or None, for that of the model itself.
+        dtype: `"float32"`, `"float16"`, or None, for the dtype of the model itself.
     """
     index = ModelIndex(model)
     layers = [entry.layer for entry in index.values() if entry.kind != "input"]
@@ -104,7 +104,7 @@ def _statistics_made_again(layers: list[Any]) -> Iterator[None]:
 def notes_on_cached_tensors(model: Any) -> list[str]:
     """Returns a note on each 16-bit tensor that a layer has made before it runs.
 
-    A run in FP32 has its rounding, too. A Normalization makes its statistics again.
+    A run in FP32 also rounds. A Normalization makes its statistics again.
 
     Args:
         model: `keras.Model`.

@@ -74,10 +74,10 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
     """Reports which layers of a model are converted, which are not, and why.
 
     A layer is not converted if its compute dtype is FP16 or bfloat16 and it is a Keras
-    layer with a counterpart in keras_mp, a Keras layer without one that computes
-    matrix products or sums, or a layer of your own whose `call` refers to one of them.
+    layer with a counterpart in keras_mp, a Keras layer without one that computes matrix
+    products or sums, or a layer of your own with a `call` that refers to one of them.
     The code of such a layer is analysed, not run. If it mentions float32, it may cast
-    before it sums, and the reason says so.
+    before it sums, and the reason adds that.
 
     Args:
         model: `keras.Model`, or a layer with sublayers.

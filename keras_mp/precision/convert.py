@@ -39,7 +39,7 @@ from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
 def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
-    """Converts the layers inside a model to those of `keras_mp.layers`, in place.
+    """Converts the layers inside a model to `keras_mp.layers`, in place.
 
     A layer of class `keras.layers.X` becomes a `keras_mp.layers.X`, if that exists, at
     any depth: in nested models, in Keras's wrappers, and in layers and models of your
@@ -47,7 +47,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     policies, weights, seeds, adapted tables, quantization and LoRA. References to it
     stay valid: the functional graph, compiled losses and metrics, the optimizer and its
     state. A subclass of `keras.layers.X` gets `keras_mp.layers.X` as an additional base
-    class, below its own methods. It is left as it is if it overrides a method that
+    class, below its own methods. It is not converted if it overrides a method that
     `keras_mp.layers.X` replaces, such as `call`, or does not call, such as
     `convolution_op`; so is a layer on which you have replaced one.
 
@@ -61,10 +61,10 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     is no longer cast to 16 bits.
 
     A file saved from the model contains `keras_mp.layers.X` for each layer in the
-    config of the model. A layer that creates sublayers in its constructor creates those
-    of Keras when it is loaded: call `convert` after `load_model`. Functions traced with
-    `tf.function` before the conversion do not change; those of `fit`, `evaluate` and
-    `predict` are traced again.
+    config of the model. A layer that creates sublayers in its constructor creates Keras
+    layers when it is loaded: call `convert` after `load_model`. Functions traced with
+    `tf.function` before the conversion do not change; the functions of `fit`,
+    `evaluate` and `predict` are traced again.
 
     Args:
         model: `keras.Model`, or a layer.
@@ -143,7 +143,7 @@ def convert_layers(model: keras.Layer) -> None:
 
 
 def to_keras(model: keras.Layer) -> keras.Layer:
-    """Converts the layers of `keras_mp.layers` inside a model to those of Keras.
+    """Converts the layers of `keras_mp.layers` inside a model to Keras layers.
 
     The inverse of `convert` and of `PrecisionPlan.apply`, in place: weights, names and
     all other state stay. Layers with a `Float16MatmulPolicy` get `float32`, or

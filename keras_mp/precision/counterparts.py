@@ -233,7 +233,7 @@ def _disabled(base: Any) -> set[str]:
 
     They are the methods that the counterpart overrides, such as `call`, and those that
     only the overridden methods of the Keras layer call, such as `convolution_op`; but
-    not those of its `hands_on`, which call that of the Keras layer.
+    not the methods in its `hands_on`, which call the Keras layer's method.
     """
     counterpart = COUNTERPARTS[base]
     of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
@@ -261,7 +261,7 @@ def _called(functions: Iterable[Any], methods: dict[str, Any]) -> set[str]:
 
     Args:
         functions: the functions to start with.
-        methods: further functions by name; one whose name is found is searched too.
+        methods: further functions by name; one is searched too if its name is found.
     """
     waiting, found = list(functions), set[str]()
     while waiting:
@@ -278,7 +278,7 @@ def is_converted(cls: Any) -> bool:
 
 
 def keras_class(cls: Any) -> Any:
-    """Returns the class whose counterpart `cls` is, or None."""
+    """Returns the class that has `cls` as its counterpart, or None."""
     return KERAS_CLASSES.get(cls) or vars(cls).get(_EXTENDED)
 
 
@@ -290,7 +290,7 @@ def _insert_base(cls: Any, mp_class: Any) -> Any:
     """Returns a class with the bases `cls` and `mp_class`, in this order.
 
     It has the name of `cls` and is registered under it, so that saved files are the
-    same as those of `cls`.
+    same as for `cls`.
     """
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names} | {_EXTENDED: cls}

@@ -103,7 +103,7 @@ def at_least(choices: dict[str, Choice], modes: Mapping[str, str]) -> None:
 
 
 def next_mode(each: LayerRow, mode: str) -> str | None:
-    """Returns the next mode for a layer whose numbers one does not hold, or None."""
+    """Returns the next mode for a layer if one does not hold its numbers, or None."""
     ladder = [*MODES] if each.has_matmul else [FLOAT16, FLOAT32]
     later = ladder[ladder.index(mode) + 1 :]
     return later[0] if later else None

@@ -17,12 +17,12 @@ from keras_mp.precision.scope import members
 
 @dataclass
 class LayerRow:
-    """The largest magnitudes of a layer, and where it stands in the model.
+    """The largest magnitudes of a layer, and its place in the model.
 
     Attributes:
         path: str.
-        around: tuple of the paths of the layers whose own code computes with what this
-            one returns.
+        around: tuple of the paths of the layers that compute in their own code with
+            what this one returns.
         has_matmul: bool, whether it can multiply in FP16 with FP32 results, and has
             not FP32 from its author.
         casts_inputs: bool, whether Keras casts what it is given to what it computes in.

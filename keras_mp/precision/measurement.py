@@ -96,7 +96,7 @@ class Measurement:
         return relative_error(self._in_fp32_but({}, batch), self.references[batch])
 
     def fp32_noise(self, batch: int) -> float:
-        """Returns the relative error of the gradients that FP32 has by itself.
+        """Returns the relative error of the gradients that FP32 itself has.
 
         It is the difference to a run in which every weight is multiplied by 1 + 2**-24
         or 1 - 2**-24, as FP32 may have rounded it.
@@ -145,8 +145,8 @@ def smallest_loss_scale(gradients: TensorStatistics | None) -> float:
     """Returns the smallest loss scale with which FP16 keeps gradients.
 
     It is a power of two from 2**-14 to 1: with it at most 1% of the gradients become 0
-    that do not with 1. One layer with large gradients is not to cost those of all
-    others.
+    that do not with 1. One layer with large gradients is not to cost the gradients of
+    all others.
     """
     if gradients is None:
         return 1.0

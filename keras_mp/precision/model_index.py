@@ -1,4 +1,4 @@
-"""`ModelIndex`: every layer of a model once, by a path that another copy has, too."""
+"""`ModelIndex`: every layer of a model once, by a path that another copy also has."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ Kind = Literal["graph", "unit", "code", "leaf", "input"]
 
 @dataclass(eq=False)
 class LayerEntry:
-    """A layer, and where it stands in its model.
+    """A layer, and its place in its model.
 
     Attributes:
         path: str.
@@ -31,7 +31,7 @@ class LayerEntry:
             - `"input"`, an `InputLayer`, which computes nothing.
 
         children: list of the entries of the layers directly inside.
-        recurrent: the entry of the recurrent layer whose cell this is, or is a part of;
+        recurrent: the entry of the recurrent layer that has this as its cell, or in it;
             None for other layers.
     """
 
@@ -48,11 +48,11 @@ class LayerEntry:
 class ModelIndex(Mapping[str, LayerEntry]):
     """Every layer of a model once, outer layers first, by path.
 
-    The path of a layer is its name behind those of the layers around it, up to the
-    model, whose own name stands for itself alone. A layer that several others hold
-    stands where it is found first. A name that Keras has made of the class, such as
-    `dense_17`, counts over the whole process: another copy of the model has another
-    one. It is counted among the layers beside it instead.
+    The path of a layer is its name after the names of the layers around it, up to the
+    model. The model's own name is the path of the model only. A layer that several
+    others hold has the place where it is found first. A name that Keras has made of the
+    class, such as `dense_17`, counts over the whole process: another copy of the model
+    has another one. It is counted among its neighbors instead.
 
     Args:
         model: `keras.Model`, or a layer.
@@ -124,7 +124,7 @@ class ModelIndex(Mapping[str, LayerEntry]):
 def numbered(paths: list[str]) -> list[str]:
     """Returns the paths, with a number where one is listed again.
 
-    A layer is listed again for its second output, and where it is called again.
+    A layer is listed again for its second output, and when it is called again.
     """
     seen: Counter[str] = Counter()
     result = []

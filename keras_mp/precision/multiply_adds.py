@@ -20,18 +20,18 @@ _CONVOLUTIONS = frozenset(
 
 
 def float16_share(model: Any, x: Any) -> float:
-    """Returns the share of multiply-adds in the forward pass whose inputs are FP16.
+    """Returns the share of multiply-adds in the forward pass with FP16 inputs.
 
-    The graph of the model is traced and its matrix products are counted: those of
-    layers, and those in the code of layers; but not those in loops over time. A layer
-    in FP32 multiplies in FP32, whatever its inputs were before.
+    The graph of the model is traced and its matrix products are counted: in layers, and
+    in the code of layers; but not in loops over time. A layer in FP32 multiplies in
+    FP32, whatever its inputs were before.
 
     Args:
         model: `keras.Model`, built.
         x: tensor, or a structure of several: a batch of inputs.
 
     Returns:
-        float from 0 to 1; 1 where there are no matrix products.
+        float from 0 to 1; 1 without matrix products.
     """
     import tensorflow as tf
 

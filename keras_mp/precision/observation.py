@@ -27,10 +27,10 @@ class CallRecord:
         outer: the call of the layer around it, or None.
         calls_before: int, how many calls had ended when it began.
         outputs: list of the floating-point tensors that it returned.
-        shown: `outputs`; of a recurrent layer that returns the last output, those of
-            all time steps.
-        gradients: list of the gradients of `outputs`, float32 tensors, None where there
-            is none.
+        shown: `outputs`; of a recurrent layer that returns the last output, the outputs
+            of all time steps.
+        gradients: list of the gradients of `outputs`, float32 tensors, None for an
+            output without one.
     """
 
     path: str
@@ -46,17 +46,18 @@ class CallRecord:
 class Observation:
     """Records the calls of all layers of a model inside a `with` block.
 
-    Each layer has a subclass of its class meanwhile, whose `__call__` records, so that
-    nothing is needed of a layer but that it is one: no config, and no functional model.
-    Layers at any depth are seen, but for the cells of recurrent layers, which are
-    called once in each time step.
+    Each layer has a subclass of its class meanwhile. Its `__call__` records, so nothing
+    is needed of a layer but that it is one: no config, and no functional model. Layers
+    at any depth are seen, but for the cells of recurrent layers, which are called once
+    in each time step.
 
     Args:
         model: `keras.Model`, built.
 
     Attributes:
         calls: list of `CallRecord`, in the order in which they ended.
-        unseen: list of the paths of layers whose class cannot have such a subclass.
+        unseen: list of the paths of layers with a class that cannot have such a
+            subclass.
 
     Raises:
         RuntimeError: a layer of the model is observed already.
@@ -158,7 +159,7 @@ def _members(cls: Any, observation: Observation) -> dict[str, Any]:
         cls.add_loss(layer, keras.tree.map_structure(_in_float32, loss))
 
     def inner_loop(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """As that of the class, which keeps the outputs of all time steps here."""
+        """Keeps the outputs of all time steps, as the class does here."""
         if layer.return_sequences:
             return cls.inner_loop(layer, *args, **kwargs)
         layer.return_sequences = True

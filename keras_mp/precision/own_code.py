@@ -59,8 +59,8 @@ _LIBRARIES = ("keras", "keras_mp", "tensorflow", "numpy")
 def products_and_sums(layer: Any) -> tuple[list[str], bool]:
     """Returns the products and sums in a layer's code, and whether it names float32.
 
-    The bytecode of `call` is analysed, not run, and so is that of the methods and
-    functions it refers to, except those of Keras, TensorFlow, NumPy and keras_mp.
+    The bytecode of `call` is analysed, not run, and also the bytecode of the methods
+    and functions it refers to, except in Keras, TensorFlow, NumPy and keras_mp.
 
     Args:
         layer: `keras.Layer`.
@@ -84,7 +84,7 @@ def products_and_sums(layer: Any) -> tuple[list[str], bool]:
 
 
 def _unwrap_method(value: Any) -> Any:
-    """Returns the function of a method or property, and other values as they are."""
+    """Returns the function of a method or property, and other values unchanged."""
     return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 

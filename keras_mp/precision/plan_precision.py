@@ -54,9 +54,9 @@ def plan_precision(
     returns values above `65504 / margin` leaves FP16, with the layers that have code of
     their own and receive these values. Its matrix products stay in FP16, with FP32
     results. Then the model is run with the plan. If a value still overflows, its layer
-    leaves FP16, too; if only gradients overflow, the loss scale is lowered, down to
+    also leaves FP16; if only gradients overflow, the loss scale is lowered, down to
     2**-14. If the weight gradients differ from those in FP32 by more than `tolerance`,
-    layers are run in FP16 alone, all others in FP32, and those with the largest errors
+    each is run in FP16, with all others in FP32, and the layers with the largest errors
     leave FP16. A layer with weights above that limit stores them in FP32, if FP16
     stores them now. Nothing of the model is changed until `PrecisionPlan.apply`.
 
@@ -72,8 +72,8 @@ def plan_precision(
         margin: float, at least 1: by how much other batches, and later steps, may have
             larger values. Defaults to 4.
         tolerance: positive float, the relative error of all weight gradients, taken as
-            one vector, that is accepted. Three times the error that FP32 has by itself
-            is accepted, too. Defaults to 0.02.
+            one vector, that is accepted. Three times the error that FP32 itself has is
+            also accepted. Defaults to 0.02.
         batches: int, how many batches of a dataset are run. Defaults to 4.
         keep_applied: bool, default False: whether a layer keeps at least the precision
             that a plan applied to the model before has given it.
@@ -143,7 +143,7 @@ class _Trial:
         choices: dict from path to `Choice`.
         errors: list of the gradient error in each batch; empty where values overflow.
         notes: list of str, what the choices do not mend.
-        fp32_noise: float, or None where it was not measured.
+        fp32_noise: float, or None if it was not measured.
     """
 
     choices: dict[str, Choice]
@@ -153,7 +153,7 @@ class _Trial:
 
     @property
     def error(self) -> float:
-        """The largest gradient error; inf where values overflow."""
+        """The largest gradient error; inf if values overflow."""
         return max(self.errors, default=math.inf)
 
 
@@ -185,7 +185,7 @@ def _keep_finite(measured: Measurement, choices: Mapping[str, Choice]) -> _Trial
 def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _Trial:
     """Widens the layers that bring the largest errors into the gradients.
 
-    No layer is widened for an error that FP32 has by itself.
+    No layer is widened for an error that FP32 itself has.
     """
     worst = int(np.argmax(trial.errors))
     noise = measured.fp32_noise(worst)
@@ -251,7 +251,7 @@ def _widen(
 ) -> bool:
     """Gives the next mode to a layer, or to those inside and around it.
 
-    Returns False where they have no further one.
+    Returns False if they have no further one.
     """
     while path not in numbers and "/" in path:  # to the innermost layer that was called
         path = path.rpartition("/")[0]

@@ -68,15 +68,15 @@ class PrecisionPlan:
         layers: tuple of `LayerPlan`, in the order of computation, with the attributes
             `path`, `precision`, `reason`, `extra_bytes`, by how much its results grow,
             and `fp32_weights`, whether its weights are too large to store in FP16.
-        float16_share: float, the share of multiply-adds whose inputs are FP16.
+        float16_share: float, the share of multiply-adds with FP16 inputs.
         gradient_error: float, the relative error of all weight gradients with the plan,
-            taken as one vector, as it was measured.
+            taken as one vector, when the plan was measured.
         margin: float, by how much other batches may have larger values.
         notes: tuple of str, what the plan could not mend, and why.
         loss_scale: float, the largest power of two at which no gradient overflowed in
             FP16; None in a plan that was saved without it.
-        fp32_noise: float, the relative error of the weight gradients that FP32 has by
-            itself, if each weight is rounded anew; None if it was not needed.
+        fp32_noise: float, the relative error of the weight gradients that FP32 itself
+            has, if each weight is rounded again; None if it was not needed.
 
     Example:
 
@@ -116,9 +116,9 @@ class PrecisionPlan:
         precision of that. Weights that are too large for FP16 are stored in FP32, with
         the values of their masters, and their layers get the policy `mixed_float16`.
         All other weights, names and the state of the optimizer stay, except for a
-        dynamic loss scale above `loss_scale`: it is lowered to that. Where no
-        layer has a 16-bit policy, the other layers get `mixed_float16`. A plan that was
-        applied before is forgotten; `keras_mp.to_keras` does that, too.
+        dynamic loss scale above `loss_scale`: it is lowered to that. If no layer has a
+        16-bit policy, the other layers get `mixed_float16`. A plan that was
+        applied before is forgotten; `keras_mp.to_keras` also does that.
 
         Policies are saved with a model, for the layers in its config. A layer that
         creates sublayers creates them without: apply the plan again after `load_model`.
@@ -265,7 +265,7 @@ class PrecisionPlan:
         return [layer.path for layer in self.layers if layer.fp32_weights]
 
     def _precisions_in(self, model: keras.Model) -> dict[str, str]:
-        """Returns `precisions`, all of which are in the model."""
+        """Returns `precisions`, after checking that all are in the model."""
         index = ModelIndex(model)
         missing = [layer.path for layer in self.layers if layer.path not in index]
         if missing:

@@ -16,16 +16,16 @@ from keras_mp.precision.scope import modes_of
 
 
 class PrecisionPlanCallback(keras.callbacks.Callback):
-    """Measures a plan in `fit` when steps are skipped for long, applies it, goes on.
+    """Measures a plan in `fit` when steps are skipped for long, and applies it.
 
     Activations may grow beyond FP16 after thousands of steps. Then every step
     overflows, and no loss scale helps. Once `patience` steps in a row were skipped,
     this callback runs `keras_mp.plan_precision` on the next batch, which is trained on
-    afterwards. The layers keep at least what a plan has given them before. The new
-    plan is applied, a warning tells what has changed, the loss scale begins anew, at
-    most at that of the plan, and the train function is traced again.
+    afterwards. The layers keep at least what a plan has given them before. The new plan
+    is applied, a warning tells what has changed, the loss scale starts again, at most
+    at the plan's, and the train function is traced again.
 
-    Where that plan changes nothing, the streak has to become twice as long before the
+    If that plan changes nothing, the streak has to become twice as long before the
     next one is measured. A streak is looked for once in `patience` steps, which waits
     for the device.
 

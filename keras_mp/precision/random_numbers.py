@@ -66,7 +66,7 @@ def layers_that_drew(model: Any, scope: keras.StatelessScope) -> list[str]:
 
     Args:
         model: `keras.Model`.
-        scope: that of the run.
+        scope: the scope of the run.
     """
     return [
         path
@@ -77,7 +77,7 @@ def layers_that_drew(model: Any, scope: keras.StatelessScope) -> list[str]:
 
 
 def _has_moved(value: Any, scope: keras.StatelessScope) -> bool:
-    """Tells whether it is a generator whose state is another one in a scope."""
+    """Tells whether it is a generator with another state in a scope."""
     if not isinstance(value, keras.random.SeedGenerator):
         return False
     state = scope.get_current_value(value.state)

@@ -25,7 +25,7 @@ from keras_mp.precision.variable_values import (
 class Trace:
     """What one forward and backward pass computed.
 
-    All gradients are those of the loss times the scale, divided by the scale.
+    All gradients belong to the loss times the scale, and are divided by the scale.
 
     Attributes:
         calls: list of `CallRecord`, of all layers at any depth, in the order of computation.
@@ -62,7 +62,7 @@ class Trace:
     def outputs(self) -> list[tuple[str, CallRecord, int]]:
         """The tensors that layers return: path, call, and which of its outputs.
 
-        What a layer returns as one inside it has returned it, is listed there alone.
+        What a layer returns as one inside it has returned it, is listed only there.
         """
         first: dict[int, int] = {}  # by the `id` of a tensor: the call it came from
         outputs = []

@@ -60,10 +60,10 @@ def apply_modes(
 ) -> None:
     """Puts layers into modes; the others keep their policies.
 
-    Where no layer of the model has a 16-bit policy, the others get `"float16"`.
+    If no layer of the model has a 16-bit policy, the others get `"float16"`.
 
     Args:
-        index: of a model whose layers have no modes.
+        index: of a model with layers that have no modes.
         modes: dict from the path of a layer to one of `MODES`. A recurrent layer or a
             wrapper has one mode with what it calls past the casts of a call.
         fp32_weights: paths of layers among them whose weights count as FP32.
@@ -114,7 +114,7 @@ def remove_modes(index: ModelIndex) -> None:
 def modes_of(index: ModelIndex) -> dict[str, str]:
     """Returns the mode of each layer that has another one than `"float16"`, by path.
 
-    A cell has that of its recurrent layer, and is not listed.
+    A cell has the mode of its recurrent layer, and is not listed.
     """
     found = {
         path: entry.layer.dtype_policy.mode
@@ -130,9 +130,9 @@ def modes_of(index: ModelIndex) -> dict[str, str]:
 def precision_scope(
     index: ModelIndex, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
 ) -> Iterator[None]:
-    """Puts layers into modes inside a `with` block, in place of those they have.
+    """Puts layers into modes inside a `with` block, instead of the modes they have.
 
-    Args: those of `apply_modes`.
+    Args: as in `apply_modes`.
     """
     before = [
         (
@@ -242,7 +242,7 @@ def _has_modes(entry: LayerEntry, modes: Mapping[str, str]) -> bool:
 
 
 def _leave_casts_to_layers(graph: LayerEntry) -> None:
-    """Has a functional or Sequential model give its layers inputs as they are.
+    """Has a functional or Sequential model give its layers unchanged inputs.
 
     A Sequential model that is built when it is called casts its inputs to what its
     first layer computes in then.
@@ -269,7 +269,7 @@ def _cast_results(
 ) -> None:
     """Has the code of a layer receive one dtype from another one.
 
-    FP32, where it computes in that; else what it would receive without modes.
+    FP32, if it computes in that; else what it would receive without modes.
     """
     if caller.path in modes:
         dtype = "float32"

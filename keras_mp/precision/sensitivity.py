@@ -1,4 +1,4 @@
-"""The layers whose rounding the gradients do not bear, found by running each alone.
+"""The layers with rounding that the gradients do not bear: each is run separately.
 
 An error that a layer amplifies in its backward pass shows in the gradients of the
 layers before it, and all roundings before it are at fault. So no comparison of tensors
@@ -70,7 +70,7 @@ def widen_for_gradients(
     tried together may have `sqrt(k)` times that.
 
     Args:
-        groups: those of the model.
+        groups: the groups of the model.
         numbers: dict from path to `LayerRow`.
         choices: dict from path to `Choice`; other layers compute in FP16.
         error_of: function of a dict from path to mode, which returns the relative error

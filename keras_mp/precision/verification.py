@@ -17,8 +17,8 @@ class Comparison:
     Attributes:
         loss: float.
         gradient_error: float, the relative error of all weight gradients as one vector;
-            inf where one is not finite.
-        cosine: float or None, of the angle between the two; None where one is not
+            inf if one is not finite.
+        cosine: float or None, of the angle between the two; None if one is not
             finite.
     """
 

@@ -259,7 +259,7 @@ def test_gradients_are_unscaled_once():
     optimizer.scale_loss(0.0)
     gradients = optimizer.unscale_gradients(tensors([np.full(1, 16.0)], "float16"))
     assert value(gradients[0]).tolist() == [2.0]
-    with pytest.raises(RuntimeError, match="must be un-scaled once"):
+    with pytest.raises(RuntimeError, match="must be unscaled once"):
         optimizer.unscale_gradients(gradients)
     optimizer.apply(gradients, [weight])
     assert value(weight).tolist() == [0.5]

@@ -86,7 +86,7 @@ def test_a_plan_is_printed_and_written(capsys):
     layers = [keras.Input((3,)), dense, large]
     save(keras.Sequential(layers))
     np.savez("batch.npz", x=X, y=Y)
-    assert inspect("--plan", "plan.json") == 1  # FP16 has not the range
+    assert inspect("--plan", "plan.json") == 1  # it exceeds the range of FP16
     plan = keras_mp.PrecisionPlan.load("plan.json")
     assert plan.precisions["too_large"] == "float32"
     assert capsys.readouterr().out.endswith(f"\n{plan}\nwrote plan.json\n")

@@ -40,7 +40,7 @@ class CheckSubject:
     name: str = "CheckKernel"
 
     def is_right(self, ptx):
-        """Whether PTX finds the largest numbers, the sum, and what is un-scaled."""
+        """Whether PTX finds the largest numbers, the sum, and what is unscaled."""
         (kernel,) = parse(ptx).values()
         arrays = [np.linspace(-3, 5, size, dtype=np.float32) for size in (4099, 30)]
         unscaled, largest, total = check_by_kernels(

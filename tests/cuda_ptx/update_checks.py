@@ -28,7 +28,7 @@ def check_by_kernels(architecture, gradients, scale, kernel=None):
             the name of their type, and the elements by which they are misaligned.
 
     Returns:
-        The un-scaled gradients, the largest magnitude of each, the sum of squares.
+        The unscaled gradients, the largest magnitude of each, the sum of squares.
     """
     memory = GlobalMemory()
     largest = memory.put(np.zeros(len(gradients), np.float32))

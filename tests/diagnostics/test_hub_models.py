@@ -78,4 +78,4 @@ def test_the_silent_clip_of_gemma_3_is_told(policy):
     assert report.needs_fp32() and np.isfinite(report.needs_fp32().value)
     first, second, *_ = str(report).split("\n")
     assert f"in FP16 the loss is {report.fp16_loss:.6g}, off by" in first
-    assert second.startswith("FP16 has not the range for this model")
+    assert second.startswith("This model exceeds the range of FP16")

@@ -302,7 +302,7 @@ def test_a_clip_that_hides_an_overflow_is_the_first_line(policy):
     assert (
         first.startswith("loss 0.8; in FP16 the loss is 0.655") and "off by 18" in first
     )
-    assert second.startswith("FP16 has not the range for this model")
+    assert second.startswith("This model exceeds the range of FP16")
 
 
 class DropPath(L.Layer):

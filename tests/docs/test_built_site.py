@@ -66,7 +66,7 @@ def test_every_public_name_is_described(entries, name):
         return
     [signature] = texts(box, "doc-signature")
     assert signature.startswith(f"{short}(")
-    if "Args: those of keras.layers." in contents:
+    if "Args: as in keras.layers." in contents:
         links = [a.get("href") for a in box.iter("a")]
         assert any(link.startswith("https://keras.io/api/layers/") for link in links)
     elif signature != f"{short}()":

@@ -113,7 +113,7 @@ def test_unscale_in_a_branch_and_apply_after_it():
 
 
 def test_apply_in_a_function_of_its_own_is_refused_twice():
-    # It is traced once, and could be called where nothing was un-scaled.
+    # It is traced once, and could be called where nothing was unscaled.
     weight = variable()
     optimizer = keras_mp.wrap(optimizers.SGD(0.25), loss_scale=8)
     optimizer.build([weight])

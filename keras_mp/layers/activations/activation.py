@@ -9,12 +9,12 @@ from keras_mp.layers.precision import activate, uses_ops
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Activation(keras.layers.Activation):
-    """`keras.layers.Activation`, whose softmax and log-softmax are computed in FP32.
+    """`keras.layers.Activation` with softmax and log-softmax in FP32.
 
     They are rounded once, as in `keras_mp.layers.Softmax`. The other activations do not
-    sum and are those of Keras.
+    sum, and Keras computes them.
 
-    Args: those of `keras.layers.Activation`.
+    Args: as in `keras.layers.Activation`.
 
     Example:
 

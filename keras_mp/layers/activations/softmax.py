@@ -15,7 +15,7 @@ class Softmax(keras.layers.Softmax):
     backward pass. Masked elements are 0 in result and gradient, whatever their input,
     also in a row that is masked entirely.
 
-    Args: those of `keras.layers.Softmax`.
+    Args: as in `keras.layers.Softmax`.
 
     Example:
 

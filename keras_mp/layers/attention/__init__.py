@@ -1,1 +1,1 @@
-"""Attention whose matrix products and softmax accumulate in FP32."""
+"""Attention with matrix products and softmax that accumulate in FP32."""

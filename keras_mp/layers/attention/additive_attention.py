@@ -27,13 +27,13 @@ def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class AdditiveAttention(KeepsPolicy, keras.layers.AdditiveAttention):
-    """`keras.layers.AdditiveAttention`, whose scores and softmax are FP32.
+    """`keras.layers.AdditiveAttention` with FP32 scores and softmax.
 
     The scores `sum(scale * tanh(query + key))` of 16-bit queries and keys are computed
     in FP32 and not rounded before mask and softmax. The weights are rounded, and their
     product with the values accumulates in FP32.
 
-    Args: those of `keras.layers.AdditiveAttention`.
+    Args: as in `keras.layers.AdditiveAttention`.
 
     Example:
 

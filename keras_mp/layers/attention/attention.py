@@ -43,7 +43,7 @@ def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Attention(KeepsPolicy, keras.layers.Attention):
-    """`keras.layers.Attention`, whose scores and softmax are FP32.
+    """`keras.layers.Attention` with FP32 scores and softmax.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
     scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
@@ -51,11 +51,11 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     values accumulates in FP32.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the dot score in 16 bits,
-    without a tensor of the scores and without rounded weights, where there is no
-    `use_scale` and the scores are not returned. There the dropout drops other weights
-    in 16 bits than Keras's from the same seed.
+    without a tensor of the scores and without rounded weights, if `use_scale` is False
+    and the scores are not returned. There the dropout drops other weights in 16 bits
+    than Keras's from the same seed.
 
-    Args: those of `keras.layers.Attention`.
+    Args: as in `keras.layers.Attention`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The causal mask of an attention, of which the kernel needs no tensor."""
+"""The causal mask of an attention. The kernel needs no tensor for it."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def merge(mask: Any, causal: Any) -> Any:
 
 
 class HidesLaterKeys:
-    """Mixin for a Keras attention, whose causal mask is a `CausalMask`.
+    """Mixin for a Keras attention: its causal mask is a `CausalMask`.
 
     It remains a tensor where a subclass has methods of its own for masks.
     """

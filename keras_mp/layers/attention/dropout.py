@@ -1,4 +1,4 @@
-"""The dropout of attention weights, of which the kernel makes no tensor."""
+"""The dropout of attention weights. The kernel makes no tensor for it."""
 
 from typing import Any
 
@@ -30,10 +30,10 @@ class AttentionDropout(keras.layers.Dropout):
     """Drops weights `[batch, heads, queries, keys]` by a hash of their position.
 
     So a layer drops the same weights by the kernel, which makes no tensor of them, and
-    where it returns them, in 16 bits and in FP32. With another rank, on a GPU, and on
+    when it returns them, in 16 bits and in FP32. With another rank, on a GPU, and on
     another backend than TensorFlow, it is Keras's dropout.
 
-    Args: those of `keras.layers.Dropout`.
+    Args: as in `keras.layers.Dropout`.
     """
 
     @classmethod
@@ -58,7 +58,7 @@ class AttentionDropout(keras.layers.Dropout):
 
 
 def drop_without_heads(weights: Any, rate: float, seed: Any) -> Any:
-    """Drops weights `[batch, queries, keys]` as those of one head.
+    """Drops weights `[batch, queries, keys]` as for one head.
 
     Args:
         weights: float tensor.

@@ -29,13 +29,13 @@ class GroupedQueryAttention(
     HidesLaterKeys,
     keras.layers.GroupQueryAttention,
 ):
-    """`keras.layers.GroupQueryAttention`, whose scores and softmax are FP32.
+    """`keras.layers.GroupQueryAttention` with FP32 scores and softmax.
 
     As in `keras_mp.layers.MultiHeadAttention`, a score above 65,504 stays finite, the
     projections are layers of the class `keras_mp.layers.EinsumDense`, and on a CPU no
     tensor of the scores is made; dropout is as there.
 
-    Args: those of `keras.layers.GroupQueryAttention`.
+    Args: as in `keras.layers.GroupQueryAttention`.
 
     Example:
 

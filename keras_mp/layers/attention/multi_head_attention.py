@@ -27,7 +27,7 @@ class MultiHeadAttention(
     HidesLaterKeys,
     keras.layers.MultiHeadAttention,
 ):
-    """`keras.layers.MultiHeadAttention`, whose scores and softmax are FP32.
+    """`keras.layers.MultiHeadAttention` with FP32 scores and softmax.
 
     The scores of 16-bit queries and keys accumulate in FP32 and are not rounded before
     scale, mask and softmax. A score above 65,504, which in FP16 is inf and makes the
@@ -35,11 +35,11 @@ class MultiHeadAttention(
     `keras_mp.layers.EinsumDense`.
 
     On a CPU, `keras_mp.ops.dot_product_attention` computes the attention without a
-    tensor of the scores: in 16 bits, where the scores are not returned. There, for
+    tensor of the scores: in 16 bits, if the scores are not returned. There, for
     inputs `[batch, length, size]`, the dropout drops other weights than Keras's from
     the same seed, and the same ones in every precision.
 
-    Args: those of `keras.layers.MultiHeadAttention`.
+    Args: as in `keras.layers.MultiHeadAttention`.
 
     Example:
 

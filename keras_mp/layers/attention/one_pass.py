@@ -18,9 +18,9 @@ _EQUATIONS = (
 def can_attend_in_one_pass(layer: Any, query: Any, key: Any, value: Any) -> bool:
     """Tells whether `attend_in_one_pass` computes what a layer is to compute.
 
-    It does in 16 bits, where the kernel of the op runs.
+    It does in 16 bits, if the kernel of the op runs.
 
-    Args: those of `attend_in_one_pass`.
+    Args: as in `attend_in_one_pass`.
     """
     if not uses_ops(layer, query, key, value) or not drops_by_position(layer.dropout):
         return False
@@ -151,9 +151,9 @@ def _with_equal_batches(*tensors: Any) -> list[Any]:
 
 
 def _zero_without_keys(outputs: Any, mask: Any, is_causal: bool) -> Any:
-    """Returns 0 for a query whose keys are all masked.
+    """Returns 0 for a query if all its keys are masked.
 
-    Where a layer has dropout, Keras lets it attend to nothing; else to all equally.
+    If a layer has dropout, Keras lets it attend to nothing; else to all equally.
     """
     sees_any = ops.any(mask, axis=-1)
     if is_causal:

@@ -26,7 +26,7 @@ class BaseFP32Conv:
 
     On a CPU, TensorFlow's FP16 convolution takes about ten times as long as the one in
     FP32. If TensorFlow sees a GPU or TPU, Keras's own convolution runs, which
-    accumulates in FP32 there. The choice depends on the machine alone, not on XLA, and
+    accumulates in FP32 there. The choice depends only on the machine, not on XLA, and
     is made when the layer is called or traced.
 
     Inputs and weights are rounded to 16 bits and converted to FP32. Products, bias and
@@ -34,13 +34,13 @@ class BaseFP32Conv:
     are FP32. The 16-bit inputs are kept for the backward pass and converted again.
 
     On a CPU with bfloat16 instructions, TensorFlow's bfloat16 convolution accumulates
-    in FP32 and takes half the time, so that it is used there, except where the native
-    library convolves, and where `is_narrow` says that the gradient would be wrong. Then
-    the result of the convolution is rounded before the bias is added, and the gradient
-    of a kernel is rounded to bfloat16 once.
+    in FP32 and takes half the time, so that it is used there, unless the native library
+    convolves or `is_narrow` says that the gradient would be wrong. Then the result of
+    the convolution is rounded before the bias is added, and the gradient of a kernel is
+    rounded to bfloat16 once.
 
     A subclass has the method `convolve(inputs, *kernels)`, which returns the
-    convolution without bias and activation, in the dtype of both; it is for where no
+    convolution without bias and activation, in the dtype of both; it is called if no
     kernel of the native library computes all of it.
     """
 
@@ -191,8 +191,8 @@ class FP32DepthwiseConv(BaseFP32Conv):
 class FP32SeparableConv(BaseFP32Conv):
     """Mixin for a separable convolution of Keras.
 
-    Where the native library computes such a depthwise convolution, it does so with the
-    depthwise part, whose result is rounded to 16 bits; `fp16_gemm` computes the rest.
+    If the native library computes such a depthwise convolution, it does so with the
+    depthwise part, and rounds its result to 16 bits; `fp16_gemm` computes the rest.
     """
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
@@ -301,7 +301,7 @@ def _multiplies_fp32(layer: Any, inputs: Any) -> bool:
 def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
     """Tells whether the native library convolves the channels of such inputs.
 
-    It does not where TensorFlow's FP32 convolution is faster: channels that fill less
+    It does not if TensorFlow's FP32 convolution is faster: channels that fill less
     than a vector, and large kernels.
     """
     from keras_mp.ops.kernels.dispatch import has_cpu_kernels

@@ -11,9 +11,9 @@ class Conv1D(FP32Conv, keras.layers.Conv1D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv1D`.
+    Args: as in `keras.layers.Conv1D`.
 
     Example:
 
@@ -32,9 +32,9 @@ class Conv2D(FP32Conv, keras.layers.Conv2D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv2D`.
+    Args: as in `keras.layers.Conv2D`.
 
     Example:
 
@@ -53,9 +53,9 @@ class Conv3D(FP32Conv, keras.layers.Conv3D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv3D`.
+    Args: as in `keras.layers.Conv3D`.
 
     Example:
 

@@ -11,9 +11,9 @@ class Conv1DTranspose(FP32ConvTranspose, keras.layers.Conv1DTranspose):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv1DTranspose`.
+    Args: as in `keras.layers.Conv1DTranspose`.
 
     Example:
 
@@ -32,9 +32,9 @@ class Conv2DTranspose(FP32ConvTranspose, keras.layers.Conv2DTranspose):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv2DTranspose`.
+    Args: as in `keras.layers.Conv2DTranspose`.
 
     Example:
 
@@ -53,9 +53,9 @@ class Conv3DTranspose(FP32ConvTranspose, keras.layers.Conv3DTranspose):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
-    Args: those of `keras.layers.Conv3DTranspose`.
+    Args: as in `keras.layers.Conv3DTranspose`.
 
     Example:
 

@@ -11,13 +11,13 @@ class DepthwiseConv1D(FP32DepthwiseConv, keras.layers.DepthwiseConv1D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
     With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
     elements, a native kernel computes it, inside XLA and outside. XLA has none for CPUs
     and takes 9 to 65 times as long (docs/performance.md).
 
-    Args: those of `keras.layers.DepthwiseConv1D`.
+    Args: as in `keras.layers.DepthwiseConv1D`.
 
     Example:
 
@@ -36,13 +36,13 @@ class DepthwiseConv2D(FP32DepthwiseConv, keras.layers.DepthwiseConv2D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
     With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
     elements, a native kernel computes it, inside XLA and outside. XLA has none for CPUs
     and takes 9 to 65 times as long (docs/performance.md).
 
-    Args: those of `keras.layers.DepthwiseConv2D`.
+    Args: as in `keras.layers.DepthwiseConv2D`.
 
     Example:
 

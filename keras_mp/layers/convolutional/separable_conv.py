@@ -11,14 +11,14 @@ class SeparableConv1D(FP32SeparableConv, keras.layers.SeparableConv1D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
     With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
     elements, a native kernel computes the depthwise part, and `fp16_gemm` the rest.
     Then the result of the depthwise part is rounded to 16 bits as well, as in Keras,
     and may overflow.
 
-    Args: those of `keras.layers.SeparableConv1D`.
+    Args: as in `keras.layers.SeparableConv1D`.
 
     Example:
 
@@ -37,14 +37,14 @@ class SeparableConv2D(FP32SeparableConv, keras.layers.SeparableConv2D):
 
     If TensorFlow sees no GPU, 16-bit inputs and weights are converted to FP32, and the
     result is rounded once, after bias and activation; the gradients of FP32 weights are
-    FP32. On a GPU the layer computes as that of Keras.
+    FP32. On a GPU the layer computes as in Keras.
 
     With `depth_multiplier=1`, 16 or more channels, last, and a kernel of at most 121
     elements, a native kernel computes the depthwise part, and `fp16_gemm` the rest.
     Then the result of the depthwise part is rounded to 16 bits as well, as in Keras,
     and may overflow.
 
-    Args: those of `keras.layers.SeparableConv2D`.
+    Args: as in `keras.layers.SeparableConv2D`.
 
     Example:
 

@@ -1,1 +1,1 @@
-"""Dense layers, whose matrix products accumulate in FP32."""
+"""Dense layers with matrix products that accumulate in FP32."""

@@ -15,7 +15,7 @@ def parse(equation: str, rank: int) -> tuple[str, str, str]:
     """Splits an einsum equation into three terms, with letters for an ellipsis.
 
     Args:
-        equation: such as `"...x,xy->...y"`: two operands, of which the second has no
+        equation: such as `"...x,xy->...y"`: two operands, the second without an
             ellipsis, and an output.
         rank: the rank of the first operand.
     """
@@ -58,7 +58,7 @@ def contract(
         b_labels: the term of `b`.
         output: the term of the result.
         a: tensor of the compute dtype.
-        b: tensor, or a weight as it is stored.
+        b: tensor, or a weight in its stored dtype.
         bias: tensor with a value for each element along the dimensions that only `b`
             and the result have; default None.
         **options: the arguments `activation`, `output_dtype` and `alpha` of

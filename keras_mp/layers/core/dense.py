@@ -18,16 +18,16 @@ from keras_mp.layers.precision import (
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Dense(KeepsPolicy, keras.layers.Dense):
-    """`keras.layers.Dense`, whose 16-bit product accumulates in FP32.
+    """`keras.layers.Dense` with a 16-bit product that accumulates in FP32.
 
     `round(activation(inputs @ kernel + bias))`: everything inside `round` is FP32 for
     the activations relu, tanh, sigmoid and exact gelu; any other activation is applied
     after the rounding. The gradients of an FP32 kernel and bias are FP32 and never
     rounded to FP16. With a float32 policy, when quantized, and for sparse inputs the
-    layer computes as that of Keras. With LoRA the adapted kernel is computed in the
-    dtype in which the kernel is stored.
+    layer computes as in Keras. With LoRA the adapted kernel is computed in the dtype in
+    which the kernel is stored.
 
-    Args: those of `keras.layers.Dense`.
+    Args: as in `keras.layers.Dense`.
 
     Example:
 

@@ -20,14 +20,14 @@ from keras_mp.layers.precision import (
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
-    """`keras.layers.EinsumDense`, whose 16-bit product accumulates in FP32.
+    """`keras.layers.EinsumDense` with a 16-bit product that accumulates in FP32.
 
     `round(activation(einsum(equation, inputs, kernel) + bias))`; activations, gradients
     and exceptions are as in `keras_mp.layers.Dense`. An equation that is not a matrix
-    product (it takes a diagonal, or sums over one operand alone) is computed as in
+    product (it takes a diagonal, or sums over only one operand) is computed as in
     Keras.
 
-    Args: those of `keras.layers.EinsumDense`.
+    Args: as in `keras.layers.EinsumDense`.
 
     Example:
 

@@ -15,9 +15,9 @@ class Embedding(keras.layers.Embedding):
     FP16 has every whole number up to 2,048 and bfloat16 up to 256; above them, another
     row of the table would be read and trained. Ids come in 16 bits from a `Sequential`
     model without `keras.Input`, which casts integers too, and from a subclassed model
-    or layer, whose float ids are cast when it is called.
+    or layer, if it is called with float ids, which are cast.
 
-    Args: those of `keras.layers.Embedding`.
+    Args: as in `keras.layers.Embedding`.
 
     Raises:
         ValueError: when called, `input_dim` is larger than that, and ids have 16 bits.

@@ -13,14 +13,14 @@ from keras_mp.layers.precision import multiplies, multiply, read_without_autocas
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
-    """`keras.layers.ReversibleEmbedding`, whose reverse product accumulates in FP32.
+    """`keras.layers.ReversibleEmbedding` with a reverse product in FP32.
 
     `round(cap * tanh(inputs @ embeddings.T / cap))`, or the rounded product if there is
     no `logit_soft_cap`. Everything inside `round` is FP32, and so is the gradient of
-    FP32 embeddings. The lookup is that of Keras, and so is the product if
+    FP32 embeddings. The lookup is Keras's, and so is the product if
     `reverse_dtype` differs from the compute dtype.
 
-    Args: those of `keras.layers.ReversibleEmbedding`.
+    Args: as in `keras.layers.ReversibleEmbedding`.
 
     Example:
 

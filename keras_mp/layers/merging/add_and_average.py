@@ -19,9 +19,9 @@ def sum_in_fp32(inputs: Any) -> Any:
 class Add(keras.layers.Add):
     """`keras.layers.Add`, which adds three or more inputs in FP32 and rounds once.
 
-    Two inputs are added as in Keras, where their sum is rounded once, too.
+    Two inputs are added as in Keras, which also rounds their sum once.
 
-    Args: those of `keras.layers.Add`.
+    Args: as in `keras.layers.Add`.
 
     Example:
 
@@ -42,7 +42,7 @@ class Add(keras.layers.Add):
 class Average(keras.layers.Average):
     """`keras.layers.Average`, which averages in FP32 and rounds once.
 
-    Args: those of `keras.layers.Average`.
+    Args: as in `keras.layers.Average`.
 
     Example:
 

@@ -13,12 +13,12 @@ from keras_mp.layers.precision import multiplies
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Dot(KeepsPolicy, keras.layers.Dot):
-    """`keras.layers.Dot`, whose 16-bit product accumulates in FP32.
+    """`keras.layers.Dot` with a 16-bit product that accumulates in FP32.
 
     With `normalize=True`, the inputs are L2-normalized in FP32 and rounded before the
     product.
 
-    Args: those of `keras.layers.Dot`.
+    Args: as in `keras.layers.Dot`.
 
     Example:
 

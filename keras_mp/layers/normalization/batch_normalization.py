@@ -22,10 +22,10 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
 
     If the mean or variance of a channel is not finite (after an overflow in an earlier
     layer, or on a replica without examples), the moving statistics of that channel do
-    not change. With both a mask and `synchronized=True`, the statistics are those of
-    the unmasked elements of all replicas.
+    not change. With both a mask and `synchronized=True`, the statistics are computed
+    over the unmasked elements of all replicas.
 
-    Args: those of `keras.layers.BatchNormalization`.
+    Args: as in `keras.layers.BatchNormalization`.
 
     Example:
 
@@ -89,7 +89,7 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
 
 
 def _in_fp32(variable: Any) -> Any:
-    """Returns its value; that of a layer of Keras may be stored in 16 bits.
+    """Returns its value; a Keras layer may store it in 16 bits.
 
     Diagnostics run such a layer as one of ours before its weights are replaced.
     """

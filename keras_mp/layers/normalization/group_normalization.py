@@ -21,7 +21,7 @@ class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
     The 16-bit inputs are kept for the backward pass. Gamma and beta are FP32 under the
     policy `float16` too.
 
-    Args: those of `keras.layers.GroupNormalization`.
+    Args: as in `keras.layers.GroupNormalization`.
 
     Example:
 

@@ -15,7 +15,7 @@ class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
     `round` is FP32, the variance in a second pass. The 16-bit inputs are kept for the
     backward pass. Gamma and beta are FP32 under the policy `float16` too.
 
-    Args: those of `keras.layers.LayerNormalization`.
+    Args: as in `keras.layers.LayerNormalization`.
 
     Example:
 

@@ -12,14 +12,14 @@ from keras_mp.layers.precision import FP32Weights, read_without_autocast
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Normalization(FP32Weights, keras.layers.Normalization):
-    """`keras.layers.Normalization`, whose inputs and statistics stay FP32.
+    """`keras.layers.Normalization` with inputs and statistics that stay FP32.
 
     `round((x - mean) / sqrt(variance))`, where everything inside `round` is FP32; so is
     what `adapt` computes. Raw features may be larger than FP16 holds, and their
     variance, a square, may be beyond it where they are not. The mean and the variance
     are FP32 under the policy `float16` too.
 
-    Args: those of `keras.layers.Normalization`.
+    Args: as in `keras.layers.Normalization`.
 
     Example:
 

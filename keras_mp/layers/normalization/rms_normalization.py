@@ -16,7 +16,7 @@ class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
     `float16` too, and is not rounded under `mixed_float16`. Its dimensions are
     the normalized axes; in the Keras layer they are the last axes, whatever `axis`.
 
-    Args: those of `keras.layers.RMSNormalization`.
+    Args: as in `keras.layers.RMSNormalization`.
 
     Example:
 

@@ -13,13 +13,13 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
     """`keras.layers.SpectralNormalization`, computed in FP32 from the stored kernel.
 
     `kernel / sigma`, where sigma, the largest singular value, is computed by a power
-    iteration in FP32, whose vector is FP32 under every policy. An FP32 kernel is never
+    iteration in FP32. Its vector is FP32 under every policy. An FP32 kernel is never
     rounded; under `mixed_float16` the Keras layer rounds it to FP16 at each step. A
     kernel stored in 16 bits, as under `float16`, is rounded once, when it is assigned.
     If the inputs are integers, as for an `Embedding`, the outputs are not cast to
     integers, as the Keras layer does.
 
-    Args: those of `keras.layers.SpectralNormalization`.
+    Args: as in `keras.layers.SpectralNormalization`.
 
     Example:
 

@@ -10,13 +10,13 @@ from keras_mp.layers.precision import uses_ops
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class UnitNormalization(keras.layers.UnitNormalization):
-    """`keras.layers.UnitNormalization`, whose squares are summed in FP32.
+    """`keras.layers.UnitNormalization` with squares that are summed in FP32.
 
     `round(x / sqrt(sum(x**2)))`; everything inside `round` is FP32. The 16-bit inputs
     are kept for the backward pass. A vector of zeros stays one; its gradient, which is
-    not defined, is 0, in FP32 too, where the Keras layer multiplies it by 1e12.
+    not defined, is 0, in FP32 too; the Keras layer multiplies it by 1e12.
 
-    Args: those of `keras.layers.UnitNormalization`.
+    Args: as in `keras.layers.UnitNormalization`.
 
     Example:
 

@@ -28,7 +28,7 @@ class AdaptiveAveragePooling1D(
 
     Nothing is held for the backward pass.
 
-    Args: those of `keras.layers.AdaptiveAveragePooling1D`.
+    Args: as in `keras.layers.AdaptiveAveragePooling1D`.
 
     Example:
 
@@ -49,7 +49,7 @@ class AdaptiveAveragePooling2D(
 
     Nothing is held for the backward pass.
 
-    Args: those of `keras.layers.AdaptiveAveragePooling2D`.
+    Args: as in `keras.layers.AdaptiveAveragePooling2D`.
 
     Example:
 
@@ -70,7 +70,7 @@ class AdaptiveAveragePooling3D(
 
     Nothing is held for the backward pass.
 
-    Args: those of `keras.layers.AdaptiveAveragePooling3D`.
+    Args: as in `keras.layers.AdaptiveAveragePooling3D`.
 
     Example:
 

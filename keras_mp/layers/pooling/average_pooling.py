@@ -11,7 +11,7 @@ class AveragePooling1D(FP32AveragePooling, keras.layers.AveragePooling1D):
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.AveragePooling1D`.
+    Args: as in `keras.layers.AveragePooling1D`.
 
     Example:
 
@@ -30,7 +30,7 @@ class AveragePooling2D(FP32AveragePooling, keras.layers.AveragePooling2D):
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.AveragePooling2D`.
+    Args: as in `keras.layers.AveragePooling2D`.
 
     Example:
 
@@ -49,7 +49,7 @@ class AveragePooling3D(FP32AveragePooling, keras.layers.AveragePooling3D):
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.AveragePooling3D`.
+    Args: as in `keras.layers.AveragePooling3D`.
 
     Example:
 

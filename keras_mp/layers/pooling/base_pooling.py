@@ -39,6 +39,6 @@ class FP32GlobalPooling:
 
 
 def spatial_axes(layer: Any, inputs: Any) -> list[int]:
-    """Returns the spatial axes: all but those of the batch and of the channels."""
+    """Returns the spatial axes: all except the batch's and the channels'."""
     first = 1 if layer.data_format == "channels_last" else 2
     return list(range(first, first + len(inputs.shape) - 2))

@@ -15,7 +15,7 @@ class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.GlobalAveragePooling1D`.
+    Args: as in `keras.layers.GlobalAveragePooling1D`.
 
     Example:
 
@@ -49,7 +49,7 @@ class GlobalAveragePooling2D(FP32GlobalPooling, keras.layers.GlobalAveragePoolin
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.GlobalAveragePooling2D`.
+    Args: as in `keras.layers.GlobalAveragePooling2D`.
 
     Example:
 
@@ -67,7 +67,7 @@ class GlobalAveragePooling3D(FP32GlobalPooling, keras.layers.GlobalAveragePoolin
 
     Nothing is kept for the backward pass.
 
-    Args: those of `keras.layers.GlobalAveragePooling3D`.
+    Args: as in `keras.layers.GlobalAveragePooling3D`.
 
     Example:
 

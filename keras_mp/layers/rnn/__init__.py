@@ -1,1 +1,1 @@
-"""Recurrent layers whose gates are summed in FP32."""
+"""Recurrent layers with gates that are summed in FP32."""

@@ -18,7 +18,7 @@ class RecurrentConvolution:
     """A recurrent kernel, rounded once for all time steps, to convolve states with.
 
     Args:
-        cell: that of a Keras ConvLSTM.
+        cell: the cell of a Keras ConvLSTM.
         kernel: tensor `[..., filters, columns]` in the dtype it is stored in.
         dtype: `"float16"` or `"bfloat16"`.
     """
@@ -116,12 +116,12 @@ def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM1D(FP32ConvLSTM, keras.layers.ConvLSTM1D):
-    """`keras.layers.ConvLSTM1D`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.ConvLSTM1D` with 16-bit matrix products that accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.
 
-    Args: those of `keras.layers.ConvLSTM1D`.
+    Args: as in `keras.layers.ConvLSTM1D`.
 
     Example:
 
@@ -136,12 +136,12 @@ class ConvLSTM1D(FP32ConvLSTM, keras.layers.ConvLSTM1D):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM2D(FP32ConvLSTM, keras.layers.ConvLSTM2D):
-    """`keras.layers.ConvLSTM2D`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.ConvLSTM2D` with 16-bit matrix products that accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.
 
-    Args: those of `keras.layers.ConvLSTM2D`.
+    Args: as in `keras.layers.ConvLSTM2D`.
 
     Example:
 
@@ -156,12 +156,12 @@ class ConvLSTM2D(FP32ConvLSTM, keras.layers.ConvLSTM2D):
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class ConvLSTM3D(FP32ConvLSTM, keras.layers.ConvLSTM3D):
-    """`keras.layers.ConvLSTM3D`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.ConvLSTM3D` with 16-bit matrix products that accumulate in FP32.
 
     The sum of both convolutions and the bias, and the gates, are FP32; `h` and `c` are
     rounded once, when they are written. The gradients of FP32 weights are FP32.
 
-    Args: those of `keras.layers.ConvLSTM3D`.
+    Args: as in `keras.layers.ConvLSTM3D`.
 
     Example:
 

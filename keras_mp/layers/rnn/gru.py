@@ -12,15 +12,14 @@ from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GRU(BuildsCell, keras.layers.GRU):
-    """`keras.layers.GRU`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.GRU` with 16-bit matrix products that accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The inputs of all time steps are multiplied in one product before the loop, and
     the recurrent kernel is rounded once, also before it. The gradients of FP32 weights
-    are FP32. On a GPU, the layer runs in cuDNN if that of
-    Keras does.
+    are FP32. On a GPU, the layer runs in cuDNN if the Keras layer does.
 
-    Args: those of `keras.layers.GRU`.
+    Args: as in `keras.layers.GRU`.
 
     Example:
 

@@ -20,7 +20,7 @@ _ELEMENTWISE = (
 
 
 def _split_gates(x: Any, units: int) -> list[Any]:
-    """Returns the columns of the two gates, and those of the candidate.
+    """Returns the columns of the two gates, and of the candidate.
 
     Keras splits at a position by slices and concatenations of the sizes, at each step.
     """
@@ -124,13 +124,13 @@ def project_gru(cell: Any, x: Any, training: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class GRUCell(OrthogonalInFP32, keras.layers.GRUCell):
-    """`keras.layers.GRUCell`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.GRUCell` with 16-bit matrix products that accumulate in FP32.
 
     Products, biases and gates are FP32; the state is rounded once, when it is written.
     The gradients of FP32 weights are FP32. `keras_mp.layers.GRU` rounds its kernels
     once for all time steps; in `keras.layers.RNN` this cell rounds them at each step.
 
-    Args: those of `keras.layers.GRUCell`.
+    Args: as in `keras.layers.GRUCell`.
 
     Example:
 

@@ -12,15 +12,14 @@ from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class LSTM(BuildsCell, keras.layers.LSTM):
-    """`keras.layers.LSTM`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.LSTM` with 16-bit matrix products that accumulate in FP32.
 
     Products, bias and gates are FP32; `h` and `c` are rounded once, when they are
     written. The inputs of all time steps are multiplied in one product before the
     loop, and the recurrent kernel is rounded once, also before it. The gradients of
-    FP32 weights are FP32. On a GPU, the layer runs in cuDNN if that of
-    Keras does.
+    FP32 weights are FP32. On a GPU, the layer runs in cuDNN if the Keras layer does.
 
-    Args: those of `keras.layers.LSTM`.
+    Args: as in `keras.layers.LSTM`.
 
     Example:
 

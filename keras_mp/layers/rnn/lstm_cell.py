@@ -69,14 +69,14 @@ def project_lstm(cell: Any, x: Any, training: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class LSTMCell(OrthogonalInFP32, keras.layers.LSTMCell):
-    """`keras.layers.LSTMCell`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.LSTMCell` with 16-bit matrix products that accumulate in FP32.
 
     Products, bias and gates are FP32; the two states are rounded once, when they are
     written. The gradients of FP32 weights are FP32. `keras_mp.layers.LSTM` rounds its
     kernels once for all time steps; in `keras.layers.RNN` this cell rounds them at
     each step.
 
-    Args: those of `keras.layers.LSTMCell`.
+    Args: as in `keras.layers.LSTMCell`.
 
     Example:
 

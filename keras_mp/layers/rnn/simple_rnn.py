@@ -16,14 +16,14 @@ from keras_mp.layers.rnn.simple_rnn_cell import (
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SimpleRNN(BuildsCell, keras.layers.SimpleRNN):
-    """`keras.layers.SimpleRNN`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.SimpleRNN` with 16-bit matrix products that accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is
     written. The inputs of all time steps are multiplied in one product before the
     loop, and the recurrent kernel is rounded once, also before it. The gradients of
     FP32 weights are FP32.
 
-    Args: those of `keras.layers.SimpleRNN`.
+    Args: as in `keras.layers.SimpleRNN`.
 
     Example:
 

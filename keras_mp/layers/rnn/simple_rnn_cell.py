@@ -54,12 +54,12 @@ def project_simple(cell: Any, x: Any, training: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class SimpleRNNCell(OrthogonalInFP32, keras.layers.SimpleRNNCell):
-    """`keras.layers.SimpleRNNCell`, whose 16-bit matrix products accumulate in FP32.
+    """`keras.layers.SimpleRNNCell` with 16-bit matrix products that accumulate in FP32.
 
     Products, bias and activation are FP32; the state is rounded once, when it is
     written. The gradients of FP32 weights are FP32.
 
-    Args: those of `keras.layers.SimpleRNNCell`.
+    Args: as in `keras.layers.SimpleRNNCell`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The known depthwise convolutions of `keras-mp gpu`, beside the CPU's kernels.
+"""The known depthwise convolutions of `keras-mp gpu`, and the CPU's kernels.
 
 On a GPU, layers call TensorFlow's convolution. Ours runs there in a SavedModel that was
 written on a CPU: in a program without Python, which could check it first.

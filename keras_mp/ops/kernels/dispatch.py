@@ -25,7 +25,7 @@ def has_accelerator() -> bool:
 def multiplies_bfloat16() -> bool:
     """Tells whether oneDNN multiplies bfloat16 on this CPU with FP32 accumulation.
 
-    Where oneDNN does not, TensorFlow's kernels for CPUs accumulate in bfloat16.
+    If oneDNN does not, TensorFlow's kernels for CPUs accumulate in bfloat16.
     """
     is_off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() in ("0", "false")
     is_limited = {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()

@@ -35,7 +35,7 @@ def is_on() -> bool:
 def gpus() -> dict[str, str]:
     """Returns the kinds of the GPUs that TensorFlow sees, by the names of devices.
 
-    Where one GPU is several devices, they have the kind of the first GPU.
+    If one GPU is several devices, they have the kind of the first GPU.
     """
     kinds = [
         str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))
@@ -52,11 +52,11 @@ def passes(check: Check, *arguments: str) -> bool:
     """Tells whether a kernel may be used on the GPUs of this machine.
 
     Args:
-        check: `Check`. It is called for each GPU whose kind was not measured.
+        check: `Check`. It is called for each GPU of a kind that was not measured.
         *arguments: str, the other arguments of the check.
 
     Returns:
-        bool: false where the check found something wrong, of which a warning tells.
+        bool: false if the check found something wrong; a warning names it.
     """
     if not is_on():
         return True
@@ -79,8 +79,8 @@ def passes(check: Check, *arguments: str) -> bool:
 def apart(check: Check, *arguments: str) -> str:
     """Calls a check in a thread of its own.
 
-    A tape, a graph, a device and a strategy belong to a thread: those of the caller,
-    which may be in the middle of tracing a step, do not reach the check.
+    A tape, a graph, a device and a strategy belong to a thread: the caller's, which may
+    be in the middle of tracing a step, do not reach the check.
     """
 
     def run() -> str:

@@ -1,7 +1,7 @@
 """The switch of the GPU kernels of softmax, normalization and sums: off by default.
 
 No GPU has measured them yet, so that formulas in TensorFlow compute there. The native
-library reads the switch, too, when it is loaded: it registers the kernels if it is on.
+library also reads the switch, when it is loaded: it registers the kernels if it is on.
 """
 
 import os

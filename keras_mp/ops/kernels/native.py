@@ -22,12 +22,12 @@ HOW_TO_BUILD = (
 def library_for(version: str, folder: Path) -> Path:
     """Returns the path of the library for a version of TensorFlow.
 
-    A wheel has one for each of several minor versions, whose C++ interfaces differ. A
+    A wheel has one for each of several minor versions: their C++ interfaces differ. A
     build from the sources makes one, for the TensorFlow that it found.
 
     Args:
         version: such as `"2.21.0"`.
-        folder: that of the libraries.
+        folder: the folder of the libraries.
     """
     major, minor = version.split(".")[:2]
     of_wheel = folder / f"_keras_mp_ops_tf{major}_{minor}.so"

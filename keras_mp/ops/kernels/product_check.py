@@ -1,4 +1,4 @@
-"""The known products of the check at first use, beside `tf.matmul` in FP32."""
+"""The known products of the check at first use, and `tf.matmul` in FP32."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def error_over_bound(
 
     All terms are positive, so that an FP16 accumulator loses far more than the bound.
     Tensor cores may cut off what they add, which errs by at most 3 K 2^-24 of the sum,
-    and the FP32 product beside it by K 2^-24. That one is exact in its factors, also
+    and TensorFlow's FP32 product by K 2^-24. That one is exact in its factors, also
     where TensorFlow computes it in TF32, which has the 11 bits of float16.
     """
     m, k, n = size

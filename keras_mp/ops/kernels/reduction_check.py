@@ -1,4 +1,4 @@
-"""The known rows and channels of the check at first use, beside the CPU's kernels."""
+"""The known rows and channels of the check at first use, and the CPU's kernels."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,7 @@ def has_row_kernel(x: tf.Tensor, axes: list[int]) -> bool:
 
 
 def are_last(axes: list[int], x: tf.Tensor) -> bool:
-    """Tells whether the axes, of which there is one or more, are the last ones."""
+    """Tells whether the axes (one or more) are the last ones."""
     rank = x.shape.rank
     return bool(axes) and axes == list(range(rank - len(axes), rank))
 

@@ -92,8 +92,8 @@ def check_gradients(
         compute_sum_of_squares: bool.
 
     Returns:
-        float32 tensor, `[len(gradients)]`: NaN where an element is NaN, and 0 where
-        there is none; scalar float32 tensor: the sum of the squares of all elements of
+        float32 tensor, `[len(gradients)]`: NaN where an element is NaN, and 0 for no
+        elements; scalar float32 tensor: the sum of the squares of all elements of
         `gradients / scale`, or 0 without `compute_sum_of_squares`.
     """
     return native.library().keras_mp_check_gradients(
@@ -188,15 +188,15 @@ def update_variables(
         slots: list of float32 variables, or of what has the uint8 variables `codes` and
             `exponents`: the first slot of each master, then the second slot of each, as
             many as the rule has. What it has no use for may be any variable.
-        weights: list of 16-bit variables, or None where the master is the weight.
+        weights: list of 16-bit variables, or None if the master is the weight.
         uniforms: as for `cast_masters`, for the weights that are not None.
         apply_weight_decay: list of bool, one for each master.
         rule: the name of an `UpdateRule` of update.h, such as `"adam"`.
         hyperparameters: scalars by name, the fields of `UpdateHyperparameters`; those
             that are missing have their defaults.
         powers: empty, or one for each gradient: None, or a float32 tensor, the squares
-            of the un-scaled gradients of a row's tokens, added up; in `"adamax"` their
-            magnitudes. Where there are any, `takes_powers` is true.
+            of the unscaled gradients of a row's tokens, added up; in `"adamax"` their
+            magnitudes. If there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]

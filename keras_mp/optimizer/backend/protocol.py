@@ -13,8 +13,8 @@ class Backend(Protocol):
     """What `TensorFlowBackend` and `SingleProgramBackend` have in common.
 
     They differ because TensorFlow has sparse gradients, traced functions with side
-    effects, and replicas (`tf.distribute`), each of which executes the training step;
-    on JAX and PyTorch one program executes it. A `strategy` is a
+    effects, and replicas (`tf.distribute`), and each replica executes the training
+    step; on JAX and PyTorch one program executes it. A `strategy` is a
     `tf.distribute.Strategy` on TensorFlow and None elsewhere.
     """
 
@@ -28,7 +28,7 @@ class Backend(Protocol):
         """
 
     def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns gradients of which sparse ones know the shape of their variables.
+        """Returns gradients; sparse ones know the shape of their variables.
 
         Args:
             gradients: list of tensors, `tf.IndexedSlices` or None.
@@ -45,7 +45,7 @@ class Backend(Protocol):
     def current_function(self) -> Any:
         """Returns an object that identifies the function being traced.
 
-        Equal to that of another call only inside the same trace; None in eager
+        Equal to the one of another call only inside the same trace; None in eager
         execution and on PyTorch.
         """
 

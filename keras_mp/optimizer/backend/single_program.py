@@ -16,7 +16,7 @@ from keras_mp.optimizer.backend.protocol import Backend, Runner
 
 
 class SingleProgramBackend(Backend):
-    """`Backend` where there are no replicas, sparse gradients or native ops."""
+    """`Backend` without replicas, sparse gradients or native ops."""
 
     def is_sparse(self, gradient: Any) -> bool:
         return False

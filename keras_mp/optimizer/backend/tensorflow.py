@@ -39,7 +39,7 @@ class TensorFlowBackend(Backend):
         return list(map(with_shape, gradients, variables))
 
     def can_update(self, variables: Sequence[Any]) -> bool:
-        """As in `Backend`: without a strategy, and where the library has a kernel."""
+        """As in `Backend`: without a strategy, and if the library has a kernel."""
         import tensorflow as tf
 
         if tf.distribute.has_strategy():

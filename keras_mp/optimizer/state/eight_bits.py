@@ -1,6 +1,6 @@
 """Slots of an optimizer in 8 bits, with an exponent for each group of 32 elements.
 
-The exponent is that of the largest element of a group, eight bits as in FP32, so that
+The exponent belongs to the largest element of a group. It has eight bits as in FP32, so
 it cannot underflow where FP32 does not. An element is a floating-point number relative
 to it, with three fraction bits. Signed slots, such as a momentum, have a sign bit and
 four exponent bits; slots that are never negative, such as a second moment, have five.
@@ -73,7 +73,7 @@ def encode(x: Any, is_signed: bool, noise: Any, stream: int) -> tuple[Any, Any]:
 
 
 def decode(codes: Any, exponents: Any, is_signed: bool) -> Any:
-    """Returns the numbers that codes stand for.
+    """Returns the numbers that codes mean.
 
     Args:
         codes: uint8 tensor of static shape.

@@ -41,8 +41,8 @@ def create_kept(
 ) -> Kept:
     """Returns what an optimizer keeps of each master.
 
-    It has made the variables for those that it was built on. For the others, whose
-    slots are stored in 8 bits, they are made here.
+    It has made the variables for those that it was built on. For the others, with slots
+    stored in 8 bits, they are made here.
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`, built.

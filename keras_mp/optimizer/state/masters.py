@@ -13,7 +13,7 @@ from keras_mp.optimizer.state.remainders import join, split
 
 
 class SlotReference(keras.Variable):
-    """What an optimizer makes its FP32 slots for, where there is no FP32 variable.
+    """What an optimizer makes its FP32 slots for, without an FP32 variable.
 
     Keras reads the shape, dtype, path and layout of a new slot from a variable, and
     finds the slot again by `value`: by the weight here.

@@ -1,6 +1,6 @@
 """Random bits that every device computes alike, from a step and a position.
 
-No generator keeps a state, and no tensor of random numbers exists beside the kernels.
+No generator keeps a state, and no tensor of random numbers exists outside the kernels.
 """
 
 import math

@@ -64,7 +64,7 @@ class EightBitSlot:
     def assign(self, value: Any) -> None:
         """Rounds a value, by the same noise each time.
 
-        What was read from such a slot is stored again as it was.
+        What was read from such a slot is stored again unchanged.
 
         Args:
             value: float32 tensor or array.
@@ -78,7 +78,7 @@ def create_slot(
     """Returns a new slot with the initial value of its kind.
 
     Args:
-        optimizer: the inner `keras.optimizers.Optimizer`, whose name the slot bears.
+        optimizer: the inner `keras.optimizers.Optimizer`. The slot bears its name.
         master: the variable or `StoredMaster` that it is a slot of.
         kind: `SlotKind`.
         stream: int, the number of the slot.

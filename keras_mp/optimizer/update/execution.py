@@ -40,7 +40,7 @@ _FOR_EACH_REPLICA = {
 
 @dataclass
 class Execution:
-    """How the update of the masters runs where there are several replicas.
+    """How the update of the masters runs on several replicas.
 
     Attributes:
         run: the `Runner` that `backend.cond_on_all_replicas` takes.
@@ -53,7 +53,7 @@ class Execution:
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def check_may_unscale(self, all_reduce_dtype: str) -> None:
-        """Checks that gradients may be un-scaled before they are summed.
+        """Checks that gradients may be unscaled before they are summed.
 
         Raises:
             RuntimeError: they are summed in FP16, in which small ones are lost.
@@ -62,7 +62,7 @@ class Execution:
             raise RuntimeError(
                 "Gradients that are summed in FP16 must be scaled. Received: a call of "
                 '`unscale_gradients` with all_reduce_dtype="float16" on several '
-                'replicas. Choose "float32", or do not un-scale: clipvalue, clipnorm '
+                'replicas. Choose "float32", or do not unscale: clipvalue, clipnorm '
                 "and global_clipnorm of the inner optimizer clip the sum."
             )
 
@@ -154,7 +154,7 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     Args:
         gradients: list of this replica's tensors, `tf.IndexedSlices` or None.
         dtype: str, of the terms and the sums between replicas. `"float32"` is the least
-            for a gradient, or `"float16"`, where a sum may overflow to infinity.
+            for a gradient, or `"float16"`; a sum may then overflow to infinity.
 
     Returns:
         List like `gradients`, at least float32.

@@ -1,7 +1,7 @@
 """An update that runs on the first replica of each machine, for all of its replicas.
 
 TensorFlow mirrors a variable: every replica has a copy. Code that runs on one replica
-changes that replica's copy alone, and the optimizer here must change all of them. It
+changes only that replica's copy, and the optimizer here must change all of them. It
 assigns to a variable in one of three ways, and each reaches the other copies:
 
 1. By `update_step`. Keras calls it through `strategy.extended.update`, which runs it
@@ -81,7 +81,7 @@ def _only_replica(strategy: Any, first: Sequence[Any], grads: Sequence[Any]) -> 
 
     Keras's optimizer sums its gradients over the replicas before it hands them to
     `strategy.extended.update`. Here they are sums already, and the other replicas are
-    not there to take part: `all_reduce` returns them as they are. One that the
+    not there to take part: `all_reduce` returns them unchanged. One that the
     optimizer has not changed is replaced by the copies of all replicas, so that each
     uses its own and nothing is sent.
 

@@ -21,7 +21,7 @@ class Gradient:
     """The gradient of one variable, which may be sparse.
 
     Several tokens of a batch may share a row of a sparse gradient. As Keras does on
-    TensorFlow, a rule takes the square of each of them, and not that of their sum.
+    TensorFlow, a rule takes the square of each of them, and not of their sum.
 
     Args:
         by_token: tensor or `tf.IndexedSlices`.
@@ -67,7 +67,7 @@ def step(
         rule: str, the name of a `FusedRule`.
         h: dict of scalars by name, as for `update_variables`, all of them.
         decays: bool, whether weight decay applies.
-        gradient: tensor or `tf.IndexedSlices`, un-scaled.
+        gradient: tensor or `tf.IndexedSlices`, unscaled.
         w: tensor, the master.
         slots: list of tensors.
     """

@@ -86,7 +86,7 @@ def hyperparameters_of(
         optimizer: `keras.optimizers.Optimizer` that has the rule.
         rule: `FusedRule`.
         scale: scalar float32 tensor that the gradients are divided by.
-        clipping: those of `clipping_of`, or none.
+        clipping: from `clipping_of`, or none.
     """
     return {
         "scale": scale,
@@ -102,7 +102,7 @@ def clipping_of(optimizer: Any, norm: Any) -> dict[str, Any]:
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
-        norm: scalar float32 tensor, of all un-scaled gradients; not read without
+        norm: scalar float32 tensor, of all unscaled gradients; not read without
             `global_clipnorm`.
     """
     clip_norm = optimizer.global_clipnorm
@@ -154,7 +154,7 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
 
 
 def _has_slots(slots: Sequence[Any]) -> bool:
-    """Tells whether the rule is that of a variable with these slots."""
+    """Tells whether the rule is for a variable with these slots."""
     return all(slot is not None for slot in slots)
 
 

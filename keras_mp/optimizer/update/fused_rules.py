@@ -47,7 +47,7 @@ def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None
 
 
 def rule_of_some(optimizer: Any) -> FusedRule | None:
-    """Returns the rule of an optimizer, though it may be that of some variables only.
+    """Returns the rule of an optimizer, though it may be for some variables only.
 
     The other variables have None for a slot.
 
@@ -68,7 +68,7 @@ def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | N
         besides: set of names of options that the caller implements.
 
     Returns:
-        str, or None where the kernel implements all of it.
+        str, or None if the kernel implements all of it.
     """
     return _what_is_unknown(optimizer, _KNOWN, besides)
 

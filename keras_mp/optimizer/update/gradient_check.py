@@ -1,4 +1,4 @@
-"""What a step learns of its un-scaled gradients before it uses them."""
+"""What a step learns of its unscaled gradients before it uses them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from keras_mp.optimizer.backend import backend
 
 
 class Wanted(NamedTuple):
-    """What a check is to compute beside `nonfinite`.
+    """What a check is to compute in addition to `nonfinite`.
 
     Attributes:
         largest: bool.
@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
 
 
 class GradientCheck(NamedTuple):
-    """What a check of un-scaled gradients has found.
+    """What a check of unscaled gradients has found.
 
     Attributes:
         nonfinite: bool tensor, one for each gradient: whether it is not finite.
@@ -36,7 +36,7 @@ class GradientCheck(NamedTuple):
 
 
 def joined(checks: Iterable[GradientCheck]) -> GradientCheck:
-    """Returns the check of all gradients, given those of parts of them."""
+    """Returns the check of all gradients, given checks of parts of them."""
     nonfinite, largest, sums = zip(*checks, strict=True)
     return GradientCheck(
         ops.concatenate(nonfinite),

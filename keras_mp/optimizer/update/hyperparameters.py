@@ -14,23 +14,23 @@ from keras_mp.keras_internals import nadam_momentum_product
 
 
 def of_sgd(optimizer: Any) -> dict[str, Any]:
-    """Returns those of SGD without momentum: none."""
+    """Returns the hyperparameters of SGD without momentum: none."""
     return {}
 
 
 def of_momentum(optimizer: Any) -> dict[str, Any]:
-    """Returns those of SGD with momentum."""
+    """Returns the hyperparameters of SGD with momentum."""
     return {"momentum": optimizer.momentum}
 
 
 def of_adam(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Adam, and of AdamW."""
+    """Returns the hyperparameters of Adam, and of AdamW."""
     rate = ops.cast(optimizer.learning_rate, "float32")
     return _of_adam(optimizer, rate, optimizer.beta_1, optimizer.beta_2)
 
 
 def of_muon(optimizer: Any) -> dict[str, Any]:
-    """Returns those of the variables that Muon updates as Adam does."""
+    """Returns the hyperparameters of the variables that Muon updates as Adam does."""
     rate = ops.cast(optimizer.learning_rate * optimizer.adam_lr_ratio, "float32")
     betas = (optimizer.adam_beta_1, optimizer.adam_beta_2)
     return _of_adam(optimizer, rate, *betas)
@@ -47,7 +47,7 @@ def _of_adam(optimizer: Any, rate: Any, beta_1: float, beta_2: float) -> dict[st
 
 
 def of_lamb(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Lamb."""
+    """Returns the hyperparameters of Lamb."""
     power_1, power_2 = _powers(optimizer)
     return {
         "one_minus_beta_1": 1 - optimizer.beta_1,
@@ -59,7 +59,7 @@ def of_lamb(optimizer: Any) -> dict[str, Any]:
 
 
 def of_adafactor(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Adafactor, whose beta_2 grows with the steps."""
+    """Returns the hyperparameters of Adafactor: beta_2 grows with the steps."""
     step = ops.cast(optimizer.iterations + 1, "float32")
     rate = ops.cast(optimizer.learning_rate, "float32")
     beta_2 = 1 - ops.power(step, optimizer.beta_2_decay)
@@ -75,7 +75,7 @@ def of_adafactor(optimizer: Any) -> dict[str, Any]:
 
 
 def of_nadam(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Nadam, with the momentums of this step and the next."""
+    """Returns the hyperparameters of Nadam, with this and the next momentum."""
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
     decay = ops.cast(0.96, "float32")
@@ -99,14 +99,14 @@ def of_nadam(optimizer: Any) -> dict[str, Any]:
 
 
 def next_product(optimizer: Any) -> Any:
-    """Returns the product of Nadam's momentums, that of this step included."""
+    """Returns the product of Nadam's momentums, this step's included."""
     product = nadam_momentum_product(optimizer)
     step = ops.cast(optimizer.iterations + 1, product.dtype)
     return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
 
 
 def of_adamax(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Adamax."""
+    """Returns the hyperparameters of Adamax."""
     return {
         "one_minus_beta_1": 1 - optimizer.beta_1,
         "beta_2": optimizer.beta_2,
@@ -116,7 +116,7 @@ def of_adamax(optimizer: Any) -> dict[str, Any]:
 
 
 def of_lion(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Lion."""
+    """Returns the hyperparameters of Lion."""
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
     return {
@@ -128,12 +128,12 @@ def of_lion(optimizer: Any) -> dict[str, Any]:
 
 
 def of_adagrad(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Adagrad."""
+    """Returns the hyperparameters of Adagrad."""
     return {"epsilon": optimizer.epsilon}
 
 
 def of_ftrl(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Ftrl."""
+    """Returns the hyperparameters of Ftrl."""
     rate = ops.cast(optimizer.learning_rate, "float32")
     l2 = optimizer.l2_regularization_strength + optimizer.beta / (2.0 * rate)
     return {
@@ -144,7 +144,7 @@ def of_ftrl(optimizer: Any) -> dict[str, Any]:
 
 
 def of_adadelta(optimizer: Any) -> dict[str, Any]:
-    """Returns those of Adadelta."""
+    """Returns the hyperparameters of Adadelta."""
     return {
         "beta_2": optimizer.rho,
         "one_minus_beta_2": 1 - optimizer.rho,
@@ -153,7 +153,7 @@ def of_adadelta(optimizer: Any) -> dict[str, Any]:
 
 
 def of_rmsprop(optimizer: Any) -> dict[str, Any]:
-    """Returns those of RMSprop."""
+    """Returns the hyperparameters of RMSprop."""
     return {**of_adadelta(optimizer), **of_momentum(optimizer)}
 
 
@@ -162,7 +162,7 @@ def _powers(optimizer: Any, *betas: float) -> list[Any]:
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        *betas: floats, those of the optimizer by default.
+        *betas: floats, the optimizer's by default.
     """
     step = ops.cast(optimizer.iterations + 1, "float32")
     betas = betas or (optimizer.beta_1, optimizer.beta_2)

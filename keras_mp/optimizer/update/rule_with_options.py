@@ -34,7 +34,7 @@ def has_options_around(optimizer: Any) -> bool:
 
 
 def clips_rows(optimizer: Any, gradients: Sequence[Any]) -> bool:
-    """Tells whether an optimizer clips gradients of which one is sparse."""
+    """Tells whether an optimizer clips gradients, one of them sparse."""
     clips = optimizer.global_clipnorm or optimizer.clipvalue
     return bool(clips) and any(backend.is_sparse(gradient) for gradient in gradients)
 

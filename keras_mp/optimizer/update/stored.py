@@ -1,4 +1,4 @@
-"""The update of compressed state in plain operations, where no kernel fits."""
+"""The update of compressed state in plain operations, if no kernel fits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def with_dense_rows(
 ) -> list[Any]:
     """Returns gradients with the tokens of sparse ones added up, where Keras does so.
 
-    The variables of those that stay sparse need all rows, too: each row's slots decay.
+    The variables of those that stay sparse also need all rows: each row's slots decay.
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has the rule.
@@ -83,7 +83,7 @@ class StoredUpdate(UnscaledUpdate):
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
-            gradients: list of un-scaled tensors or `tf.IndexedSlices`.
+            gradients: list of unscaled tensors or `tf.IndexedSlices`.
             clipping: as for `hyperparameters_of`.
         """
         scale = ops.ones(()) if self.scale is None else self.scale

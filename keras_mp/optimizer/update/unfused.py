@@ -9,7 +9,7 @@ from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 
 
 class InnerUpdate(UnscaledUpdate):
-    """Applies any optimizer to un-scaled FP32 gradients and the masters."""
+    """Applies any optimizer to unscaled FP32 gradients and the masters."""
 
     def _update(self, gradients: Sequence[Any]) -> None:
         rows = self._touched_rows(gradients)

@@ -1,4 +1,4 @@
-"""What updates have in common that un-scale their gradients before they use them."""
+"""What updates have in common that unscale their gradients before they use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def variables_of(masters: Sequence[Any]) -> list[Any]:
 
 @dataclass
 class UnscaledUpdate:
-    """Un-scales and checks gradients, and then updates in `_update`.
+    """Unscales and checks gradients, and then updates in `_update`.
 
     Attributes:
         optimizer: the inner `keras.optimizers.Optimizer`.
@@ -51,7 +51,7 @@ class UnscaledUpdate:
         return [*self.optimizer.variables, *self.master_weights.variables]
 
     def check(self, wanted: Wanted) -> GradientCheck:
-        """Un-scales the gradients, and returns the `GradientCheck` of those `given`.
+        """Unscales the gradients, and returns the `GradientCheck` of those `given`.
 
         Args:
             wanted: `Wanted`.

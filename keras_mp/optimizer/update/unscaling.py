@@ -32,7 +32,7 @@ def unscale(
         optimizer: the optimizer that tells which variables their gradient replaces.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         variables: list of their variables.
-        scale: scalar float32 tensor, or None for gradients that are un-scaled already.
+        scale: scalar float32 tensor, or None for gradients that are unscaled already.
         wanted: `Wanted`.
         replicas: int, over how many the gradients will be summed. A gradient also
             counts as not finite if the sum of so many of its size would overflow.
@@ -71,7 +71,7 @@ def unscale(
 def _fit_the_kernel(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
 ) -> bool:
-    # Gradients may be un-scaled before `build`, when their variables are not known.
+    # Gradients may be unscaled before `build`, when their variables are not known.
     are_known = all(variable is not None for variable in variables)
     if scale is None or not are_known or not backend.can_update(variables):
         return False

@@ -66,7 +66,7 @@ NOT_FUSED = {
     ),
     "step-of-an-instance": lambda: with_step_of_its_own(optimizers.SGD(0.1)),
 }
-# With options around any rule: gradients are un-scaled before the kernel.
+# With options around any rule: gradients are unscaled before the kernel.
 AROUND = {
     "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=1.0),
     "ema": lambda: optimizers.SGD(0.1, use_ema=True),
@@ -96,7 +96,7 @@ def parts(optimizer, weights, gradients):
     ops = ops_of_a_step(optimizer, weights, gradients)
     names = {
         "KerasMp>UpdateVariables": "fused",
-        "KerasMp>UnscaleGradients": "inner",  # or un-scaled for an option
+        "KerasMp>UnscaleGradients": "inner",  # or unscaled for an option
     }
     found = [names[op] for op in ops if op in names]
     assert len(found) == len(set(found))
