@@ -2,12 +2,15 @@
 
 import functools
 import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_mp import keras_internals
+from keras_mp.dtypes import is_half
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.layers.precision import FP32Weights
 from keras_mp.layers.rnn.orthogonal_weights import (
@@ -22,19 +25,19 @@ from keras_mp.precision.conversion_report import (
 from keras_mp.precision.counterparts import (
     COUNTERPARTS,
     KERAS_CLASSES,
+    converted_class,
     counterpart,
     is_converted,
     keras_class,
     replaced_methods,
 )
 from keras_mp.precision.model_index import ModelIndex
-from keras_mp.precision.scope import remove_modes
+from keras_mp.precision.scope import precision_scope, remove_modes
 from keras_mp.precision.weight_storage import (
     check_can_store,
     half_weights,
     store_in_fp32,
 )
-from keras_mp.precision.wider_inputs import wider_inputs
 from keras_mp.regularizers import regularize_layers, restore_regularizers
 
 
@@ -49,7 +52,7 @@ def convert(model: keras.Layer, verbose: bool = False) -> keras.Layer:
     state. A subclass of `keras.layers.X` gets `keras_mp.layers.X` as an additional base
     class, below its own methods. It is not converted if it overrides a method that
     `keras_mp.layers.X` replaces, such as `call`, or does not call, such as
-    `convolution_op`; so is a layer on which you have replaced one.
+    `convolution_op`; neither is a layer on which you have replaced one.
 
     Under the policies `float16` and `bfloat16`, the 16-bit weights of normalizations
     are replaced by FP32 weights with the same values, names and order, and on replicas
@@ -136,10 +139,38 @@ def convert_layers(model: keras.Layer) -> None:
         if isinstance(layer, keras.layers.Normalization):
             _warn_of_rounded_statistics(layer)
     store_in_fp32(layers, halves)
-    for layer, dtype in wider_inputs(model):
+    for layer, dtype in _wider_inputs(model):
         keras_internals.set_input_dtype(layer, dtype)
     regularize_layers(ModelIndex(model).layers)
     _forget_traces(layers)
+
+
+@contextmanager
+def converted_in_modes(
+    model: Any, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
+) -> Iterator[None]:
+    """Converts a model and puts its layers into modes inside a `with` block.
+
+    Args:
+        model: `keras.Model`.
+        modes: dict from the path of a layer to its mode.
+        fp32_weights: paths of layers among them with weights that count as FP32.
+    """
+    index = ModelIndex(model)
+    classes = [(layer, type(layer)) for layer in index.layers]
+    wider = [(layer, layer.dtype, dtype) for layer, dtype in _wider_inputs(model)]
+    try:
+        for layer, _ in classes:
+            layer.__class__ = converted_class(layer)
+        for layer, _, dtype in wider:
+            keras_internals.set_input_dtype(layer, dtype)
+        with precision_scope(index, modes, fp32_weights):
+            yield
+    finally:
+        for layer, cls in classes:
+            layer.__class__ = cls
+        for layer, dtype, _ in wider:
+            keras_internals.set_input_dtype(layer, dtype)
 
 
 def to_keras(model: keras.Layer) -> keras.Layer:
@@ -283,3 +314,43 @@ class _Quantize:
             self.of_keras(mode, *args, type_check=checks, **options)
         finally:
             self.layer.__class__ = changed_to
+
+
+def _wider_inputs(model: Any) -> list[tuple[Any, str]]:
+    """Returns the InputLayers of 16 bits that need another dtype, each with that.
+
+    A Sequential model that is built when it is called makes one in the dtype that its
+    first layer computes in, and casts what it is given, integers too. Ids of embeddings
+    need `"int32"`, and features that a Normalization is to make small `"float32"`.
+    """
+    found = []
+    for entry in ModelIndex(model).values():
+        if entry.kind == "input" and is_half(entry.layer.dtype):
+            dtype = _needed(entry.layer)
+            if dtype is not None:
+                found.append((entry.layer, dtype))
+    return found
+
+
+def _needed(operation: Any) -> str | None:
+    """Returns the dtype that what an operation is given needs, None for any other."""
+    if isinstance(operation, keras.layers.Embedding):
+        return "int32"
+    if isinstance(operation, keras.layers.Normalization):
+        return "float32"
+    if isinstance(operation, keras.layers.InputLayer):
+        receivers = filter(_computes, keras_internals.receivers(operation))
+        needed = {_needed(receiver) for receiver in receivers}
+        return needed.pop() if len(needed) == 1 else None
+    if isinstance(operation, keras.Model):
+        children = next(iter(ModelIndex(operation).values())).children
+        inputs = [child.layer for child in children if child.kind == "input"]
+        return _needed(inputs[0]) if len(inputs) == 1 else None
+    return None
+
+
+def _computes(operation: Any) -> bool:
+    """Tells whether it is more than the comparison that makes a mask."""
+    if isinstance(operation, keras.Layer):
+        return True
+    return any(x.dtype != "bool" for x in keras.tree.flatten(operation.output))

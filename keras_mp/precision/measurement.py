@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ from keras_mp.diagnostics.numerics import scale_below_overflow
 from keras_mp.diagnostics.statistics import TensorStatistics, total
 from keras_mp.diagnostics.updates import Difference
 from keras_mp.precision.batch import fp32_value, master_values
+from keras_mp.precision.convert import converted_in_modes
 from keras_mp.precision.decide import fp32_weights
 from keras_mp.precision.layer_table import layer_table
 from keras_mp.precision.modes import FLOAT32
 from keras_mp.precision.run import Trace, run_batch
-from keras_mp.precision.trial import converted_in_modes
-from keras_mp.precision.verification import gradients_of
 
 # The smallest that DynamicLossScale falls to by default.
 MIN_LOSS_SCALE = 2.0**-14
@@ -34,8 +34,8 @@ class Measurement:
         model: `keras.Model`.
         references: list of the `Trace` of each batch in FP32.
         numbers: dict from path to `LayerRow`.
-        fp32_weights: list of the paths of layers whose weights FP16 does not hold; in
-            modes they have FP32 ones.
+        fp32_weights: list of the paths of layers with weights that FP16 does not hold;
+            in modes they have FP32 weights.
         smallest_loss_scale: float, from 2**-14 to 1.
         loss_scale: float, at which `runs` differentiates.
     """
@@ -169,3 +169,68 @@ def largest_loss_scale(gradients: TensorStatistics | None) -> float:
         return 1.0
     scale = scale_below_overflow(2.0 * gradients.largest)
     return max(smallest_loss_scale(gradients), scale)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far one run is from the one in FP32.
+
+    Attributes:
+        loss: float.
+        gradient_error: float, the relative error of all weight gradients as one vector;
+            inf if one is not finite.
+        cosine: float or None, of the angle between the two; None if one is not
+            finite.
+    """
+
+    loss: float
+    gradient_error: float
+    cosine: float | None
+
+    @classmethod
+    def of(cls, run: Trace, reference: Trace) -> "Comparison":
+        """Returns it for a run of a model and its run in FP32."""
+        difference = Difference.between(gradients_of(run), gradients_of(reference))
+        return cls(float(run.loss), difference.relative_error, difference.cosine)
+
+    def __str__(self) -> str:
+        cosine = "-" if self.cosine is None else f"{self.cosine:.6f}"
+        return (
+            f"loss {self.loss:.6g}, gradient error {self.gradient_error:.2%}, "
+            f"cosine {cosine}"
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `PrecisionPlan.verify` returns.
+
+    Attributes:
+        loss: float, in FP32.
+        before: `Comparison` of the model in FP16 throughout.
+        after: `Comparison` of the model with the plan.
+    """
+
+    loss: float
+    before: Comparison
+    after: Comparison
+
+    @classmethod
+    def of(cls, fp32: Trace, fp16: Trace, planned: Trace) -> "Verification":
+        """Returns it for three runs on one batch."""
+        before, after = (Comparison.of(each, fp32) for each in (fp16, planned))
+        return cls(float(fp32.loss), before, after)
+
+    def __str__(self) -> str:
+        return (
+            f"FP32:      loss {self.loss:.6g}\n"
+            f"FP16:      {self.before}\n"
+            f"with plan: {self.after}"
+        )
+
+
+def gradients_of(run: Trace) -> Any:
+    """Returns all weight gradients of a run as one float64 vector."""
+    found = [gradient for _, gradient in run.weight_gradients]
+    vectors = [np.ravel(ops.convert_to_numpy(each)) for each in found]
+    return np.concatenate([*vectors, np.zeros(0)])

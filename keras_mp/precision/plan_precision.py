@@ -15,6 +15,7 @@ from keras_mp.diagnostics.division_by_zero import advice_on, find_divisor
 from keras_mp.diagnostics.find_overflow import in_forward_pass
 from keras_mp.precision.batch import as_batch, check_model
 from keras_mp.precision.compute_dtype import notes_on_cached_tensors
+from keras_mp.precision.convert import converted_in_modes
 from keras_mp.precision.decide import (
     Choice,
     at_least,
@@ -35,7 +36,6 @@ from keras_mp.precision.sensitivity import (
     remembered,
     widen_for_gradients,
 )
-from keras_mp.precision.trial import converted_in_modes
 
 
 def plan_precision(

@@ -13,14 +13,16 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.batch import as_batch, check_model, master_values
-from keras_mp.precision.convert import convert_layers
-from keras_mp.precision.measurement import gradient_statistics, largest_loss_scale
+from keras_mp.precision.convert import convert_layers, converted_in_modes
+from keras_mp.precision.measurement import (
+    Verification,
+    gradient_statistics,
+    largest_loss_scale,
+)
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.modes import MODES
 from keras_mp.precision.run import run_batch
 from keras_mp.precision.scope import apply_modes, members, remove_modes
-from keras_mp.precision.trial import converted_in_modes
-from keras_mp.precision.verification import Verification
 from keras_mp.precision.weight_storage import (
     check_can_store,
     half_weights,

@@ -28,7 +28,8 @@ class Trace:
     All gradients belong to the loss times the scale, and are divided by the scale.
 
     Attributes:
-        calls: list of `CallRecord`, of all layers at any depth, in the order of computation.
+        calls: list of `CallRecord`, of all layers at any depth, in the order of
+            computation.
         weight_gradients: list of (path, float32 tensor), in the order of the weights.
         predictions: the outputs of the model.
         loss: scalar float32 tensor, not scaled.

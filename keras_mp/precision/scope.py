@@ -66,7 +66,7 @@ def apply_modes(
         index: of a model with layers that have no modes.
         modes: dict from the path of a layer to one of `MODES`. A recurrent layer or a
             wrapper has one mode with what it calls past the casts of a call.
-        fp32_weights: paths of layers among them whose weights count as FP32.
+        fp32_weights: paths of layers among them with weights that count as FP32.
     """
     computing = [e for e in index.values() if e.kind != "input"]
     modes = _agreed(index, modes)

@@ -14,7 +14,7 @@ from keras_mp.optimizer.weight_exchange import can_exchange_weights, exchange_we
 
 
 def half_weights(layer: Any) -> list[Any]:
-    """Returns the 16-bit weights of a layer, without those of its sublayers."""
+    """Returns the 16-bit weights of a layer, without its sublayers' weights."""
     sublayers = keras_internals.direct_sublayers(layer)
     inside = {id(w) for part in sublayers for w in part.variables}
     own = (variable for variable, _ in keras_internals.own_variables(layer))

@@ -11,8 +11,8 @@ import keras_mp
 from keras_mp import layers as mp_layers
 from keras_mp.precision.batch import as_batch
 from keras_mp.precision.compute_dtype import computing_in
+from keras_mp.precision.convert import converted_in_modes
 from keras_mp.precision.run import run_batch
-from keras_mp.precision.trial import converted_in_modes
 
 L = keras.layers
 X, Y = np.ones((2, 4), "float32"), np.ones((2, 1), "float32")

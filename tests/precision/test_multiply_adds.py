@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from keras_mp import layers
+from keras_mp.precision.convert import converted_in_modes
 from keras_mp.precision.multiply_adds import float16_share
-from keras_mp.precision.trial import converted_in_modes
 
 
 @pytest.mark.parametrize("one_pass", [True, False])
