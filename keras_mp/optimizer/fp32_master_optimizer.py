@@ -1,6 +1,7 @@
 """The optimizer of the paper: FP32 master weights and loss scaling around any other."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
+from keras_mp.optimizer.sharding import sharded_state
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
@@ -71,9 +73,11 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         name: as for `wrap`.
         masters: as for `wrap`.
         state: as for `wrap`.
+        shard_state: as for `wrap`.
 
     Raises:
         ValueError: as for `wrap`.
+        RuntimeError: as for `wrap`.
 
     Example:
 
@@ -98,15 +102,17 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         name: str | None = None,
         masters: str | None = "float32",
         state: Int8State | str = "float32",
+        shard_state: bool = False,
     ) -> None:
         validation.check_arguments(
-            inner_optimizer, rounding, seed, all_reduce_dtype, name
+            inner_optimizer, rounding, seed, all_reduce_dtype, name, shard_state
         )
         eight_bit = check_state(inner_optimizer, masters, state, rounding)
         super().__init__(inner_optimizer, name=name)
         self._eight_bit = eight_bit
         self.masters = masters
         self.state = state
+        self.shard_state = shard_state
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
         track = partial(keras_internals.add_to_variables, self)
@@ -147,7 +153,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             backend.replicas_in(strategy),
             is_compressed,
         )
-        with backend.scope_of(strategy), self._execution.creation():
+        layouts = sharded_state(variables) if self.shard_state else nullcontext()
+        with backend.scope_of(strategy), self._execution.creation(), layouts:
             self._create_variables(variables, strategy)
 
     def _create_variables(self, variables: list[Any], strategy: Any) -> None:
@@ -423,4 +430,5 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def _forms(self) -> str:
         """Returns the forms that differ from the defaults, as they are written."""
         given = {"masters": self.masters, "state": self.state}
-        return "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")
+        forms = "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")
+        return forms + (", shard_state=True" if self.shard_state else "")
