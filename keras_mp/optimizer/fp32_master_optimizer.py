@@ -25,7 +25,7 @@ from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
-from keras_mp.optimizer.sharding import sharded_state
+from keras_mp.optimizer.sharding import sharded_state, to_numpy
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
@@ -374,7 +374,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             store: dict-like, to which arrays are added.
         """
         for i, entry in enumerate(self._saved_state().entries):
-            store[str(i)] = ops.convert_to_numpy(entry.read())
+            store[str(i)] = to_numpy(entry.read())
 
     def __dir__(self) -> list[str]:
         # Keras saves what it finds here: an inner optimizer would be in a file twice,

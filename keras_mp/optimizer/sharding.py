@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_mp import keras_internals
 
@@ -105,3 +107,21 @@ def sharded_layout(layout: Any, shape: Sequence[int], axis: str) -> Any:
     if free and axis not in axes:
         axes[free[0]] = axis
     return keras.distribution.TensorLayout(axes, mesh)
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """Returns a variable or tensor as an array, gathered from all processes.
+
+    If several processes hold shares of it, all of them must call this.
+
+    Args:
+        x: variable or tensor.
+    """
+    distribution = keras.distribution.distribution()
+    if keras.backend.backend() == "jax" and distribution is not None:
+        x = ops.convert_to_tensor(x)
+        if not x.is_fully_addressable and not x.is_fully_replicated:
+            axes = [None] * len(x.shape)
+            whole = keras.distribution.TensorLayout(axes, distribution.device_mesh)
+            x = keras.distribution.distribute_tensor(x, whole)
+    return np.asarray(ops.convert_to_numpy(x))

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from backends.problems import (
     assert_same_bits,
+    integer_rows,
+    linear,
     make_gradients,
     make_weights,
     mean_output,
     tensors,
     value,
 )
+from backends.problems import fit as fit_rows
+from backends.two_processes import in_two_processes
 
 import keras_mp
 
@@ -311,3 +315,37 @@ def test_an_optimizer_is_built_where_its_distribution_is():
         pytest.raises(ValueError, match=r"TensorLayout.*'variable.*NamedSharding"),
     ):
         optimizer.build([weight])
+
+
+def test_all_processes_save_together(tmp_path):
+    held = in_two_processes("jax_sharding_process.py", str(tmp_path))
+
+    def make_model():
+        adam = keras.optimizers.Adam(0.125)
+        model = linear("float16", adam, masters="remainders", shard_state=True)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    fresh()
+    with data_parallel(2).scope():
+        expected = make_model()
+        fit_rows(expected, integer_rows(), 8)
+    assert value(expected.optimizer.skipped_steps) == 1
+    masters = [np.asarray(m) for m in expected.optimizer.master_weights]
+    share = bytes_on_each_device(expected.optimizer.variables)[0]
+    whole = sum(variable.value.nbytes for variable in expected.optimizer.variables)
+    fresh()
+    for rank in ("0", "1"):
+        folder = tmp_path / rank
+        for name in ("state", "again"):
+            model = make_model()
+            model.load_weights(folder / f"{name}.weights.h5")
+            assert_equal(model, expected)
+        model = make_model()
+        assert keras_mp.Checkpoints(folder / "checkpoints").restore(model) == 1
+        assert_equal(model, expected)
+        with np.load(folder / "exported.npz") as exported:
+            for array, master in zip(exported.values(), masters, strict=True):
+                assert_same_bits(array, master)
+        assert held[int(rank)] == {"whole": whole, "here": share}
+    assert share < 0.6 * whole
