@@ -338,6 +338,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         """Returns how many bytes training holds for each parameter, by kind.
 
         Read from the variables. Gradients are counted in the dtype of their weights.
+        A variable counts once and whole, on however many devices it is; with
+        `shard_state=True` each of N holds about 1/N of masters and state.
 
         Returns:
             Dict with the floats `"weights"`, `"masters"` (FP32 masters and remainders),
