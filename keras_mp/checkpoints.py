@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_mp.arguments import whole_number
 from keras_mp.checkpoint_paths import first_other_path, optimizer_names
+from keras_mp.optimizer.sharding import to_numpy
 
 # Path, dtype and shape.
 _Variable = tuple[str, str, tuple[int, ...]]
@@ -76,7 +76,9 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves variables, and removes checkpoints that are no longer kept.
 
         Checkpoints with this number or a higher one are removed too: they are from a
-        run that this one has replaced since it was resumed from before them.
+        run that this one has replaced since it was resumed from before them. If several
+        processes share an optimizer's state (`shard_state=True`), all must save, each
+        into its own directory.
 
         Args:
             number: int >= 1. The number of finished steps or epochs.
@@ -91,7 +93,7 @@ class Checkpoints(keras.callbacks.Callback):
         """
         number = whole_number("number", number, "Count the steps or epochs done.")
         arrays = {
-            f"{i} {variable.path} {_dtype(variable)}": ops.convert_to_numpy(variable)
+            f"{i} {variable.path} {_dtype(variable)}": to_numpy(variable)
             for i, variable in enumerate(_variables(objects))
         }
         unfinished = self.directory / "unfinished"
@@ -241,7 +243,8 @@ def _interference(error: OSError, unfinished: Path) -> str:
         return ""
     return (
         "another process saves into this directory. Give each run its own directory; "
-        "where several processes train one model, let one of them save"
+        "where several processes train one model, let one of them save, or with "
+        "`shard_state=True` each into its own"
     )
 
 

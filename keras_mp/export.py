@@ -8,6 +8,7 @@ import numpy as np
 from keras_mp.dtypes import is_half
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.rounding import round_nearest
+from keras_mp.optimizer.sharding import to_numpy
 
 
 def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarray]:
@@ -15,7 +16,8 @@ def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarra
 
     A weight with an FP32 master is replaced by the master, rounded to `dtype` (to
     nearest even, saturating). Any other floating-point weight is cast; integers stay
-    unchanged.
+    unchanged. If several processes share an optimizer's state (`shard_state=True`), all
+    must call this.
 
     Args:
         model: `keras.Model`, compiled with a wrapped optimizer or not at all.
@@ -57,4 +59,4 @@ def _convert(value: Any, dtype: str) -> np.ndarray:
     if is_half(dtype):
         value = round_nearest(keras.ops.cast(value, "float32"), dtype)
     # By NumPy, since JAX has float64 only with `jax_enable_x64`.
-    return keras.ops.convert_to_numpy(value).astype(dtype, copy=False)
+    return to_numpy(value).astype(dtype, copy=False)

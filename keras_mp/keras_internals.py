@@ -12,9 +12,10 @@ with a default: an attribute that is missing is an AttributeError, not another r
 What Keras plans: backends become packages (keras-team/keras, issue 23523; pull requests
 23397 and 23642), and what is below `keras.src.backend` moves. Nothing here is imported
 from there. What depends on the backend, and may need another function there, are
-`strategy`, `replicas_scope`, `layout_argument`, and the iterators of `train_function`;
-`attach_logits` has a name that losses of Keras read, whatever the backend. Keras
-3.16.0.dev2026102704 has all names of this module, and one moved: `uses_weight_decay`.
+`strategy`, `replicas_scope`, `layout_argument`, `other_layouts`, and the iterators of
+`train_function`; `attach_logits` has a name that losses of Keras read, whatever the
+backend. Keras 3.16.0.dev2026102704 has all names of this module, and one moved:
+`uses_weight_decay`.
 """
 
 from collections import Counter
@@ -254,6 +255,27 @@ def layout_argument(variable: Any) -> dict[str, Any]:
     if not (has_layouts and isinstance(variable, keras.Variable)):
         return {}
     return {"layout": variable._layout}
+
+
+@contextmanager
+def other_layouts(variables: Sequence[Any], layouts: Sequence[Any]) -> Iterator[None]:
+    """Has variables show other layouts, in a `with` block: none is moved by that.
+
+    `Variable._layout`, which `Optimizer.add_variable_from_reference` gives to what it
+    makes: it takes no layout itself.
+
+    Args:
+        variables: list of `keras.Variable`, which are not assigned to in the block.
+        layouts: list of a `keras.distribution.TensorLayout` or None for each.
+    """
+    before = [variable._layout for variable in variables]
+    try:
+        for variable, layout in zip(variables, layouts, strict=True):
+            variable._layout = layout
+        yield
+    finally:
+        for variable, layout in zip(variables, before, strict=True):
+            variable._layout = layout
 
 
 def strategy(optimizer: Any) -> Any:

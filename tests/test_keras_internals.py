@@ -351,6 +351,20 @@ def test_layout_argument_before_keras_3_15(monkeypatch):
     assert keras_internals.layout_argument(keras.Variable([1.0])) == {}
 
 
+@contract(keras_internals.other_layouts)
+@needs("Keras", 3, 15)
+def test_other_layouts(variables):
+    optimizer = optimizers.SGD()
+    with (
+        pytest.raises(KeyError),
+        keras_internals.other_layouts(variables[:1], ["a layout"]),
+    ):
+        slot = optimizer.add_variable_from_reference(variables[0], "slot")
+        raise KeyError
+    assert keras_internals.layout_argument(slot) == {"layout": "a layout"}
+    assert keras_internals.layout_argument(variables[0]) == {"layout": None}
+
+
 @contract(keras_internals.strategy)
 def test_strategy():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():

@@ -1,6 +1,7 @@
 """The optimizer of the paper: FP32 master weights and loss scaling around any other."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
+from keras_mp.optimizer.sharding import sharded_state, to_numpy
 from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
@@ -71,9 +73,11 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         name: as for `wrap`.
         masters: as for `wrap`.
         state: as for `wrap`.
+        shard_state: as for `wrap`.
 
     Raises:
         ValueError: as for `wrap`.
+        RuntimeError: as for `wrap`.
 
     Example:
 
@@ -98,15 +102,17 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         name: str | None = None,
         masters: str | None = "float32",
         state: Int8State | str = "float32",
+        shard_state: bool = False,
     ) -> None:
         validation.check_arguments(
-            inner_optimizer, rounding, seed, all_reduce_dtype, name
+            inner_optimizer, rounding, seed, all_reduce_dtype, name, shard_state
         )
         eight_bit = check_state(inner_optimizer, masters, state, rounding)
         super().__init__(inner_optimizer, name=name)
         self._eight_bit = eight_bit
         self.masters = masters
         self.state = state
+        self.shard_state = shard_state
         self.rounding = rounding
         self.all_reduce_dtype = all_reduce_dtype
         track = partial(keras_internals.add_to_variables, self)
@@ -147,7 +153,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             backend.replicas_in(strategy),
             is_compressed,
         )
-        with backend.scope_of(strategy), self._execution.creation():
+        layouts = sharded_state(variables) if self.shard_state else nullcontext()
+        with backend.scope_of(strategy), self._execution.creation(), layouts:
             self._create_variables(variables, strategy)
 
     def _create_variables(self, variables: list[Any], strategy: Any) -> None:
@@ -331,6 +338,8 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         """Returns how many bytes training holds for each parameter, by kind.
 
         Read from the variables. Gradients are counted in the dtype of their weights.
+        A variable counts once and whole, on however many devices it is; with
+        `shard_state=True` each of N holds about 1/N of masters and state.
 
         Returns:
             Dict with the floats `"weights"`, `"masters"` (FP32 masters and remainders),
@@ -367,7 +376,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             store: dict-like, to which arrays are added.
         """
         for i, entry in enumerate(self._saved_state().entries):
-            store[str(i)] = ops.convert_to_numpy(entry.read())
+            store[str(i)] = to_numpy(entry.read())
 
     def __dir__(self) -> list[str]:
         # Keras saves what it finds here: an inner optimizer would be in a file twice,
@@ -423,4 +432,5 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def _forms(self) -> str:
         """Returns the forms that differ from the defaults, as `wrap` takes them."""
         given = {"masters": self.masters, "state": self.state}
-        return "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")
+        forms = "".join(f", {k}={v!r}" for k, v in given.items() if v != "float32")
+        return forms + (", shard_state=True" if self.shard_state else "")

@@ -29,13 +29,14 @@ def serialize_arguments(optimizer: MasterWeightsProperties) -> dict[str, Any]:
 
 
 def _forms(optimizer: Any) -> dict[str, Any]:
-    """Returns the forms of masters and state that are not FP32."""
-    forms = {"masters": optimizer.masters, "state": optimizer.state}
-    return {
+    """Returns the forms of masters and state that are not the defaults."""
+    given = {"masters": optimizer.masters, "state": optimizer.state}
+    forms = {
         name: keras.saving.serialize_keras_object(form)
-        for name, form in forms.items()
+        for name, form in given.items()
         if form != "float32"
     }
+    return forms | ({"shard_state": True} if optimizer.shard_state else {})
 
 
 def deserialize_arguments(

@@ -14,14 +14,20 @@ _BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def check_arguments(
-    inner_optimizer: Any, rounding: Any, seed: Any, all_reduce_dtype: Any, name: Any
+    inner_optimizer: Any,
+    rounding: Any,
+    seed: Any,
+    all_reduce_dtype: Any,
+    name: Any,
+    shard_state: Any,
 ) -> None:
     """Checks the constructor's arguments, but for the loss scale.
 
     Raises:
         TypeError: one has the wrong type.
         ValueError: one is out of range, or the optimizer cannot be wrapped.
-        RuntimeError: this backend of Keras is not supported, or not with FP16 sums.
+        RuntimeError: this backend of Keras is not supported, or not with FP16 sums or
+            sharded state.
     """
     _check_backend()
     check_inner_optimizer(inner_optimizer)
@@ -37,6 +43,7 @@ def check_arguments(
         )
     whole_number("seed", seed, "Try 0.", least=0)
     _check_all_reduce_dtype(all_reduce_dtype)
+    _check_shard_state(shard_state)
 
 
 def _check_backend() -> None:
@@ -61,6 +68,22 @@ def _check_all_reduce_dtype(dtype: Any) -> None:
             "TensorFlow backend; on others the sum is part of the model's program. "
             f"Received: backend={keras.backend.backend()!r}. Leave it at "
             '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
+        )
+
+
+def _check_shard_state(shard_state: Any) -> None:
+    if not isinstance(shard_state, bool):
+        raise TypeError(
+            "`shard_state` must be True or False. Received: "
+            f"shard_state={short_repr(shard_state)}."
+        )
+    if shard_state and keras.backend.backend() != "jax":
+        raise RuntimeError(
+            "`shard_state=True` shards state by the layouts of keras.distribution, and "
+            "needs Keras on the JAX backend. Received: "
+            f"backend={keras.backend.backend()!r}. Leave it at False, or set "
+            "KERAS_BACKEND=jax before Keras is imported. To load a model that was "
+            "saved with it, call load_model(path, compile=False) and compile."
         )
 
 

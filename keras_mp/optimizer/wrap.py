@@ -18,6 +18,7 @@ def wrap(
     name: str | None = None,
     masters: str | None = "float32",
     state: Int8State | str = "float32",
+    shard_state: bool = False,
 ) -> FP32MasterOptimizer:
     """Gives `optimizer` FP32 master weights and loss scaling.
 
@@ -54,6 +55,18 @@ def wrap(
             `"float32"`. Both forms but the defaults are for the optimizers that have a
             kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
             and, for `masters`, Ftrl, Lamb and Adafactor.
+        shard_state: bool, whether each device of a `keras.distribution` holds only its
+            share of the masters and of all other state that has the shape of a weight
+            (ZeRO stage 1); JAX only. With N devices along the batch and Adam, a 16-bit
+            weight takes 4 + 12/N bytes a parameter on each, its gradient included, and
+            4 + 4.06/N with `masters="remainders", state="int8"`; a weight in FP32 takes
+            8 + 8/N. The layout of a variable is that of its weight, and the batch axis
+            at the first dimension that is free and that N divides; a variable without
+            one stays whole on each device. Weights are bit-equal to those of whole
+            state, unless the optimizer sums over a variable (`clipnorm`,
+            `global_clipnorm`, Lamb, Adafactor, Muon): each device then sums its share
+            first. Without a distribution nothing changes. Of several processes all must
+            save. Defaults to False.
 
     Returns:
         `FP32MasterOptimizer`, to be passed to `model.compile`.
@@ -61,6 +74,7 @@ def wrap(
     Raises:
         ValueError: `optimizer` already scales the loss, has already been used, or an
             argument is out of range.
+        RuntimeError: the backend does not have what an argument needs.
 
     Example:
 
@@ -75,5 +89,13 @@ min_scale=6.103515625e-05, max_scale=16777216.0), rounding='nearest')
     """
     inner = keras.optimizers.get(optimizer)
     return FP32MasterOptimizer(
-        inner, loss_scale, rounding, seed, all_reduce_dtype, name, masters, state
+        inner,
+        loss_scale,
+        rounding,
+        seed,
+        all_reduce_dtype,
+        name,
+        masters,
+        state,
+        shard_state,
     )

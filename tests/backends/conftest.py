@@ -9,7 +9,7 @@ import sys
 # Read by JAX and PyTorch when they are imported.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import keras
 import pytest
@@ -25,7 +25,8 @@ if keras.backend.backend() not in ONLY_FOR:
         f"These tests run on the backends {', '.join(ONLY_FOR)}. Received: "
         f"{keras.backend.backend()!r}. Run `make test-backends`."
     )
-collect_ignore = ["jax_process.py"]  # a script
+# Scripts.
+collect_ignore = ["bytes_of_shares.py", "jax_process.py", "jax_sharding_process.py"]
 collect_ignore_glob = [
     files for backend, files in ONLY_FOR.items() if backend != keras.backend.backend()
 ]

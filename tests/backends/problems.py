@@ -104,6 +104,23 @@ def one_weight(policy="float16", loss_scale=None, optimizer=None, **options):
     return model
 
 
+def linear(policy, optimizer, rounding="nearest", **forms):
+    """A model of a kernel and a bias, whose gradients are means of the data."""
+    layer = keras.layers.Dense(8, kernel_initializer="ones", dtype=policy, name="only")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    scale = keras_mp.DynamicLossScale(64.0)
+    wrapped = keras_mp.wrap(optimizer, scale, rounding, **forms)
+    model.compile(wrapped, mean_output)
+    return model
+
+
+def integer_rows():
+    """Six batches of 8 rows; the sums of a batch are exact. The third overflows."""
+    rows = np.random.default_rng(0).integers(-4, 5, (48, 3)).astype("float32")
+    rows[21, 1] = np.nan  # of the second device
+    return rows
+
+
 def column(*numbers):
     return np.array(numbers, "float32").reshape(-1, 1)
 

@@ -4,15 +4,8 @@ A gradient is the mean of the data, so that with integers and powers of two noth
 rounded.
 """
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -20,6 +13,8 @@ from backends.problems import (
     assert_same_bits,
     column,
     fit,
+    integer_rows,
+    linear,
     mean_output,
     one_weight,
     rows_with_an_overflow,
@@ -27,6 +22,7 @@ from backends.problems import (
     value,
     variables_of,
 )
+from backends.two_processes import in_two_processes
 
 import keras_mp
 from keras_mp import DynamicLossScale
@@ -35,7 +31,6 @@ from keras_mp import DynamicLossScale
 @pytest.fixture
 def two_devices():
     """Each batch is halved: its first rows are the first device's."""
-    assert jax.device_count() == 2
     with keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
         yield
 
@@ -93,15 +88,6 @@ def test_the_scale_moves_once_a_step(two_devices):
     assert value(model.optimizer.skipped_steps) == 2
 
 
-def linear(policy, optimizer, rounding="nearest", **forms):
-    """A kernel and a bias."""
-    layer = keras.layers.Dense(8, kernel_initializer="ones", dtype=policy, name="only")
-    model = keras.Sequential([keras.Input((3,)), layer])
-    wrapped = keras_mp.wrap(optimizer, DynamicLossScale(64.0), rounding, **forms)
-    model.compile(wrapped, mean_output)
-    return model
-
-
 OPTIMIZERS = {
     "float16-momentum": lambda: keras.optimizers.SGD(0.125, momentum=0.5),
     "float16-adamw": lambda: keras.optimizers.AdamW(0.125, weight_decay=0.25),
@@ -122,8 +108,7 @@ def test_training_equals_that_of_one_device(case, rounding):
     # Small integers, batches of 8, 8 outputs: every gradient is a sum of integers
     # below 2**11 times a power of two, and exact in float16 and float32, in whatever
     # order it is summed. Hence what the optimizer makes of it is the same, too.
-    x = np.random.default_rng(0).integers(-4, 5, (48, 3)).astype("float32")
-    x[21, 1] = np.nan  # the third batch, second device
+    x = integer_rows()
     single = linear(policy, optimizer(), rounding)
     fit(single, x, 8)
     keras.utils.clear_session(free_memory=False)
@@ -205,36 +190,8 @@ def test_the_other_parts_of_the_package(two_devices, tmp_path):
     assert value(again.optimizer.master_weights[0]).tolist() == [[2.75 - 2.0**-12]]
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def test_two_processes_train_as_one():
-    folder = Path(__file__).parent
-    command = [sys.executable, str(folder / "jax_process.py")]
-    # One device each.
-    environment = os.environ | {"XLA_FLAGS": "", "KERAS_BACKEND": "jax"}
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [*command, rank, port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    first, second = (json.loads(text.splitlines()[-1]) for text, _ in outputs)
+    first, second = in_two_processes("jax_process.py")
     assert first == second
     assert (first["devices"], first["here"]) == (2, 1)
 

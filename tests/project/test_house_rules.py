@@ -22,7 +22,10 @@ CHAINS = (
         ("dtypes", "random_bits"),
         ("arguments",),
         ("serialization",),
-        ("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
+        (
+            *("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
+            "optimizer.sharding",
+        ),
         ("statistical_loss_scale", "optimizer.state"),
         ("optimizer.inner_optimizer", "optimizer.master_weights"),
         ("optimizer.update",),

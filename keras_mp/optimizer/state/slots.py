@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.optimizer.sharding import layout_of_vector
 from keras_mp.optimizer.state import eight_bits
 from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.state.noise import noise_of_step
@@ -109,18 +110,19 @@ def create_slot(
     groups = eight_bits.groups_in(math.prod(shape))
     return EightBitSlot(
         create(name, shape, code, **layout),
-        create(f"{name}_exponents", (groups,), exponent, **_whole(**layout)),
+        create(
+            f"{name}_exponents", (groups,), exponent, **_of_groups(groups, **layout)
+        ),
         kind.is_signed,
         stream,
     )
 
 
-def _whole(layout: Any = None) -> dict[str, Any]:
-    """Returns the argument that puts a vector on each device of a layout.
+def _of_groups(groups: int, layout: Any = None) -> dict[str, Any]:
+    """Returns the layout argument of the exponents of codes with a layout.
 
-    Else a `LayoutMap` would split it as its weight, by a path that contains that.
+    Else a `LayoutMap` would split them as their weight, by a path that contains that.
     """
     if not isinstance(layout, keras.distribution.TensorLayout):
         return {}
-    mesh = layout.device_mesh
-    return {"layout": keras.distribution.TensorLayout([None], mesh)}
+    return {"layout": layout_of_vector(layout, groups)}
