@@ -1,7 +1,7 @@
 """A custom training loop for a language model of characters, in FP32 and in FP16.
 
 The text is the help of Python's keywords and types, which is in its standard library.
-The loop scales the loss, un-scales the gradients and logs their norm. Prints the
+The loop scales the loss, unscales the gradients and logs their norm. Prints the
 perplexity of held-out text for both precisions.
 """
 
@@ -50,7 +50,7 @@ def make_step(model, optimizer):
     def step(rows):
         with tf.GradientTape() as tape:
             loss = loss_of(rows[:, 1:], model(rows[:, :-1], training=True))
-            # The recipe: scale the loss, and un-scale the gradients to look at them.
+            # The recipe: scale the loss, and unscale the gradients to look at them.
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, weights)
         gradients = optimizer.unscale_gradients(gradients, weights)
@@ -69,7 +69,7 @@ def train(policy, start, steps):
     rows, held_out = make_data()
     model = make_model()
     model.set_weights(start)
-    # The bound of the norm is that of un-scaled gradients, as in FP32.
+    # The optimizer clips unscaled gradients, as in FP32.
     adam = keras.optimizers.Adam(5e-3, global_clipnorm=1.0)
     if policy == "float16":
         model = keras_mp.convert(model)  # Keras's FP16 layers are slow on a CPU

@@ -2,7 +2,7 @@
 
 A convolutional network learns to remove noise from the 8 x 8 digits of scikit-learn.
 Its weights are averaged over the steps, in FP32. Prints the error on held-out digits,
-and the Fréchet distance of 500 generated digits to them; draws some of those of FP16.
+and the Fréchet distance of 500 generated digits to them. Draws digits made in FP16.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def generate(model, count, steps=20):
 
 
 def frechet_distance(images, others):
-    """Returns that of two normal distributions with their means and covariances."""
+    """Returns the distance of normal distributions with these means and covariances."""
     a, b = images.reshape(-1, 64), others.reshape(-1, 64)
     of_a, of_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
     root = np.sqrt(np.maximum(np.linalg.eigvals(of_a @ of_b).real, 0)).sum()

@@ -1,7 +1,7 @@
 """Transfer learning with keras.applications, in FP32 and in mixed_float16.
 
 MobileNet is pre-trained on the digits 0 to 4. From 200 images it then learns the digits
-5 to 9: first its new last layer, with the rest frozen, then its upper blocks, too, at a
+5 to 9: first its new last layer, with the rest frozen, then also its upper blocks, at a
 smaller learning rate. `--weights imagenet` downloads Keras's weights and skips the
 pre-training. Prints the share of wrong answers on held-out digits after both phases.
 """
