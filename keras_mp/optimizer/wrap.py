@@ -60,10 +60,10 @@ def wrap(
             (ZeRO stage 1); JAX only. With N devices along the batch and Adam, a 16-bit
             weight takes 4 + 12/N bytes a parameter on each, its gradient included, and
             4 + 4.06/N with `masters="remainders", state="int8"`; a weight in FP32 takes
-            8 + 8/N. The layout of a variable is that of its weight, and the batch axis
+            8 + 8/N. A variable has the layout of its weight, and the batch axis
             at the first dimension that is free and that N divides; a variable without
-            one stays whole on each device. Weights are bit-equal to those of whole
-            state, unless the optimizer sums over a variable (`clipnorm`,
+            one stays whole on each device. Weights are bit-equal to training
+            with whole state, unless the optimizer sums over a variable (`clipnorm`,
             `global_clipnorm`, Lamb, Adafactor, Muon): each device then sums its share
             first. Without a distribution nothing changes. Of several processes all must
             save. Defaults to False.
