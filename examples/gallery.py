@@ -1,4 +1,4 @@
-"""Trains the experiments, and writes their results into docs/gallery.md.
+"""Trains the experiments, and writes their results into the gallery of docs/.
 
 python examples/gallery.py train                       # a short form of all of them
 python examples/gallery.py train language_model        # or of one
@@ -50,10 +50,10 @@ def train(names: Sequence[str], flags: Sequence[str]) -> None:
 
 def tables() -> None:
     """Draws the figures, and writes what stands between comments of two pages."""
-    page.draw_page(page.PAGE.read_text())
+    page.draw_page(page.gallery())
     page.draw_readme()
-    for path in (page.PAGE, page.README):
-        path.write_text(page.with_tables(path.read_text()))
+    for path in (*page.pages(), page.README):
+        path.write_text(page.with_tables(path.read_text(), path.parent))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

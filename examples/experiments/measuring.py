@@ -13,7 +13,7 @@ def missing(names: Sequence[str]) -> list[tuple[str, str]]:
     Args:
         names: of experiments.
     """
-    places = page.blocks(page.PAGE.read_text(), "results")
+    places = page.blocks(page.gallery(), "results")
     return [
         (place, setting)
         for place in places
@@ -61,7 +61,7 @@ def _shown(settings: Sequence[tuple[str, str]]) -> str:
 
 
 def _hours(names: Sequence[str]) -> float:
-    places = page.blocks(page.PAGE.read_text(), "results")
+    places = page.blocks(page.gallery(), "results")
     found = [p for p in places if p.rpartition("/")[0] in names]
     runs = [run for place in found for run in page.results_at(place).values()]
     return sum(run["seconds"] for run in runs) / 3600

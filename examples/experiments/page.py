@@ -1,6 +1,7 @@
-"""What docs/gallery.md and the README show of the recorded results."""
+"""What docs/gallery.md, its pages and the README show of the recorded results."""
 
 import importlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -60,23 +61,38 @@ def experiments_here() -> list[str]:
     return [name for name in EXPERIMENTS if (EXAMPLES / name / "compare.py").is_file()]
 
 
+def pages() -> list[Path]:
+    """Returns the files of the gallery: the index, and a page an experiment."""
+    return [PAGE, *sorted(PAGE.with_suffix("").glob("*.md"))]
+
+
+def gallery() -> str:
+    """Returns the text of all pages of the gallery."""
+    return "\n".join(path.read_text() for path in pages())
+
+
 def blocks(page: str, kind: str) -> list[str]:
     """Returns what the blocks of a kind are of, such as an experiment and preset."""
     return [block[3] for block in BLOCK.finditer(page) if block[2] == kind]
 
 
-def with_tables(page: str) -> str:
-    """Returns the page with the sentences, tables and captions of its results."""
+def with_tables(page: str, folder: Path) -> str:
+    """Returns a page with the sentences, tables and captions of its results.
+
+    Args:
+        page: its text.
+        folder: in which it is; pictures are linked from there.
+    """
     write: dict[str, Callable[[Any], str]] = {
-        "results": table,
+        "results": lambda place: table(place, folder),
         "paired": paired,
         "forms": lambda place: of_forms(at(place)[0], results_at(place)),
         "headline": lambda place: headline(at(place)[0], results_at(place)),
-        "figure": lambda script: captioned(paper_figure(script)),
+        "figure": lambda script: captioned(paper_figure(script), folder),
         "techniques": lambda _: techniques(
             lambda place: (at(place)[0], results_at(place))
         ),
-        "machines": lambda _: machines(blocks(page, "results")),
+        "machines": lambda _: machines(blocks(gallery(), "results")),
     }
     return BLOCK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
 
@@ -100,7 +116,7 @@ def paired(place: str) -> str:
     return verdicts(comparison, results_at(place))
 
 
-def table(place: str) -> str:
+def table(place: str, folder: Path) -> str:
     """Returns the results of an experiment, a setting a row, and their curves."""
     comparison, _ = at(place)
     results = results_at(place)
@@ -110,7 +126,7 @@ def table(place: str) -> str:
     columns = ["setting", *comparison.measures, "steps", "loss scale", "skipped"]
     lines = [*markdown(columns, _rows(results, comparison.measures))]
     if len(results) > 1:
-        picture = figure_of(place).relative_to(PAGE.parent)
+        picture = os.path.relpath(figure_of(place), folder)
         lines.append(f"\n![{comparison.curve} by step]({picture})")
     if missing:
         few = len(missing) <= MISSING_NAMED
@@ -181,9 +197,9 @@ def paper_figure(script: str) -> Figure:
     return importlib.import_module(script.replace("/", ".")).FIGURE
 
 
-def captioned(figure: Figure) -> str:
+def captioned(figure: Figure, folder: Path) -> str:
     """Returns a figure of the paper, and below it what is seen."""
-    path = (FIGURES / f"{figure.name}.svg").relative_to(PAGE.parent)
+    path = os.path.relpath(FIGURES / f"{figure.name}.svg", folder)
     return f"![{figure.title}]({path})\n\n{figure.caption(figure.recorded())}\n"
 
 

@@ -55,7 +55,7 @@ def test_table(comparison):
     record(comparison.folder, "demo", "fp32", result(0.25))
     record(comparison.folder, "demo", "mixed, scale 8", mixed)
     text = "before\n<!-- results: lines/demo -->\nold\n<!-- end -->\nafter\n"
-    assert page.with_tables(text) == (
+    assert page.with_tables(text, page.PAGE.parent) == (
         "before\n"
         "<!-- results: lines/demo -->\n"
         "| setting | error | steps | loss scale | skipped |\n"
@@ -80,7 +80,9 @@ def paired_page(comparison, *runs):
     """Returns the block of verdicts of runs, which are of the settings in order."""
     for name, content in zip(comparison.settings, runs, strict=False):
         record(comparison.folder, "demo", name, content)
-    return page.with_tables("<!-- paired: lines/demo -->\n<!-- end -->")
+    return page.with_tables(
+        "<!-- paired: lines/demo -->\n<!-- end -->", page.PAGE.parent
+    )
 
 
 PAIRED = {
@@ -136,7 +138,9 @@ def test_forms_are_compared_with_fp32_masters(pairs):
     runs += [run(5, "mixed-remainders", 0), run(7, "mixed-remainders", 1)]
     runs += [run(6, "mixed-int8", 0)]
     paired_page(pairs, *runs)
-    assert page.with_tables("<!-- forms: lines/demo -->\n<!-- end -->") == (
+    assert page.with_tables(
+        "<!-- forms: lines/demo -->\n<!-- end -->", page.PAGE.parent
+    ) == (
         "<!-- forms: lines/demo -->\n"
         "| minus mixed | measure | pairs | difference | 95% interval | verdict |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
@@ -205,7 +209,7 @@ def test_caption(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(page, "paper_figure", {"lines/figure0": figure}.get)
     text = "before\n<!-- figure: lines/figure0 -->\nold\n<!-- end -->\nafter\n"
-    assert page.with_tables(text) == (
+    assert page.with_tables(text, page.PAGE.parent) == (
         "before\n"
         "<!-- figure: lines/figure0 -->\n"
         "![Zeros](figures/gallery/figure_0.svg)\n"
@@ -246,16 +250,19 @@ def test_the_picture_of_the_readme_has_the_verdict_of_its_text(monkeypatch):
     assert sentence.endswith(f": **{verdict}**.\n")
 
 
-@pytest.mark.parametrize("path", [page.PAGE, page.README], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*page.pages(), page.README], ids=lambda path: path.name
+)
 def test_a_page_agrees_with_the_results(path):
     text = path.read_text()
-    assert page.with_tables(text) == text
+    assert page.with_tables(text, path.parent) == text
 
 
-def test_the_pictures_of_the_page_are_there():
-    paths = re.findall(r"!\[.*?\]\((.*?)\)", page.PAGE.read_text())
+@pytest.mark.parametrize("page", page.pages(), ids=lambda path: path.name)
+def test_the_pictures_of_a_page_are_there(page):
+    paths = re.findall(r"!\[.*?\]\((.*?)\)", page.read_text())
     assert paths
-    assert [path for path in paths if not (page.PAGE.parent / path).is_file()] == []
+    assert [path for path in paths if not (page.parent / path).is_file()] == []
 
 
 @pytest.mark.slow
@@ -263,7 +270,7 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
     """Drawn again they are the same to the byte, by the same version of matplotlib."""
     committed, version = page.FIGURES, f"Matplotlib v{matplotlib.__version__},"
     monkeypatch.setattr(page, "FIGURES", tmp_path)
-    page.draw_page(page.PAGE.read_text())
+    page.draw_page(page.gallery())
     for path in tmp_path.iterdir():
         content = (committed / path.name).read_text()
         if version in content:
@@ -271,7 +278,7 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
 
 
 def test_every_experiment_with_results_is_on_the_page():
-    text = page.PAGE.read_text()
+    text = page.gallery()
     shown = {kind: {*page.blocks(text, kind)} for kind in ("paired", "results")}
     places = {
         f"{name}/{preset}"
@@ -283,7 +290,7 @@ def test_every_experiment_with_results_is_on_the_page():
 
 def test_the_log_of_each_result_is_whole():
     """No two processes wrote into the folder of a run."""
-    for place in page.blocks(page.PAGE.read_text(), "results"):
+    for place in page.blocks(page.gallery(), "results"):
         for name, found in page.results_at(place).items():
             flags, epochs = found["flags"], [row["epoch"] for row in found["log"]]
             expected = range(flags["steps"] // flags["eval_every"])
@@ -292,7 +299,7 @@ def test_the_log_of_each_result_is_whole():
 
 def test_results_have_the_flags_of_their_preset():
     """One that came later would keep their runs from being pairs of new ones."""
-    for place in page.blocks(page.PAGE.read_text(), "results"):
+    for place in page.blocks(page.gallery(), "results"):
         comparison, preset = page.at(place)
         path = comparison.folder / "presets" / f"{preset}.json"
         flags = json.loads(path.read_text()).keys()
@@ -318,14 +325,14 @@ def test_the_differences_of_the_image_networks():
     low, high = found.confidence_interval(0.95)
     count, mean = len(differences), statistics.mean(differences)
     row = f"| {count} | {mean:+.1f} points | {low:+.1f} to {high:+.1f} |"
-    assert f"| all networks, mixed | top-1 {row}" in page.PAGE.read_text()
+    assert f"| all networks, mixed | top-1 {row}" in page.gallery()
     headline = f"{mean:+.1f} points of top-1 (95% interval {low:+.1f} to {high:+.1f})"
     assert f"Mixed precision minus FP32 is {headline}" in page.README.read_text()
 
 
 def test_a_share_of_the_loss_trains_in_fp32_as_the_sum_does():
     """What the page says of it: not to the last bit, as another processor rounds."""
-    text = " ".join(page.PAGE.read_text().split())
+    text = " ".join(page.gallery().split())
     assert "the three seeds end within 0.02% of the earlier ones" in text
     measure = "held-out perplexity"
     by_sum, by_share = (
@@ -340,7 +347,7 @@ def test_a_share_of_the_loss_trains_in_fp32_as_the_sum_does():
 
 
 def test_results_tell_no_paths():
-    for place in page.blocks(page.PAGE.read_text(), "results"):
+    for place in page.blocks(page.gallery(), "results"):
         for found in page.results_at(place).values():
             flags = found["flags"].values()
             assert not [v for v in flags if str(v).startswith(("/", ".."))]
