@@ -233,12 +233,12 @@ def _disabled(base: Any) -> set[str]:
 
     They are the methods that the counterpart overrides, such as `call`, and those that
     only the overridden methods of the Keras layer call, such as `convolution_op`; but
-    not the methods in its `hands_on`, which call the Keras layer's method.
+    not the methods in its `delegated_methods`, which call the Keras layer's method.
     """
     counterpart = COUNTERPARTS[base]
     of_base = _methods(set(base.__mro__) - set(keras.Layer.__mro__))
     ours = _methods(set(counterpart.__mro__) - set(base.__mro__))
-    for name in getattr(counterpart, "hands_on", ()):
+    for name in getattr(counterpart, "delegated_methods", ()):
         del ours[name]
     called = _called([of_base[name] for name in ours.keys() & of_base.keys()], of_base)
     # The counterparts call private methods of Keras through this module.

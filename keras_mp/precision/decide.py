@@ -83,10 +83,10 @@ def widen(
         reason: str.
     """
     choices[path] = Choice(mode, reason)
-    for outer in numbers[path].around:
+    for outer in numbers[path].callers:
         if outer in numbers and outer not in choices:
             code = MATMUL if numbers[outer].has_matmul else FLOAT32
-            choices[outer] = Choice(code, f"around {path}")
+            choices[outer] = Choice(code, f"computes with {path}")
 
 
 def at_least(choices: dict[str, Choice], modes: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ class LayerRow:
 
     Attributes:
         path: str.
-        around: tuple of the paths of the layers that compute in their own code with
+        callers: tuple of the paths of the layers that compute in their own code with
             what this one returns.
         has_matmul: bool, whether it can multiply in FP16 with FP32 results, and has
             not FP32 from its author.
@@ -38,7 +38,7 @@ class LayerRow:
     """
 
     path: str
-    around: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
     has_matmul: bool = False
     casts_inputs: bool = True
     inputs: float = 0.0
@@ -61,24 +61,24 @@ def layer_table(
         masters: dict from the `id` of a weight to its FP32 value.
     """
     index = ModelIndex(model)
-    around: dict[str, list[str]] = {}
+    callers: dict[str, list[str]] = {}
     for path, entry in index.items():
         for child in entry.children if entry.kind != "graph" else ():
-            around.setdefault(child.path, []).append(path)
+            callers.setdefault(child.path, []).append(path)
     found: dict[str, LayerRow] = {}
     for run in runs:
         for call in run.calls:
             if isinstance(call.layer, keras.Layer):
                 entry = index.of(call.layer)
                 if entry.kind != "graph":
-                    outer = tuple(around.get(entry.path, ()))
+                    outer = tuple(callers.get(entry.path, ()))
                     found.setdefault(entry.path, _of_weights(entry, outer, masters))
         _add(found, run)
     return found
 
 
 def _of_weights(
-    entry: LayerEntry, around: tuple[str, ...], masters: dict[int, Any]
+    entry: LayerEntry, callers: tuple[str, ...], masters: dict[int, Any]
 ) -> LayerRow:
     layer = entry.layer
     own = [
@@ -90,7 +90,7 @@ def _of_weights(
     fp32 = [fp32_value(variable, masters) for variable in own]
     return LayerRow(
         entry.path,
-        around,
+        callers,
         has_matmul(layer) and is_half(layer.compute_dtype),
         layer.autocast,
         weights=largest(fp32),

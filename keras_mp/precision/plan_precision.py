@@ -265,7 +265,7 @@ def _widen(
     near = [
         each
         for each in numbers.values()
-        if each.path in numbers[path].around or each.path.startswith(f"{path}/")
+        if each.path in numbers[path].callers or each.path.startswith(f"{path}/")
     ]
     left = [each for each in near if each.path not in choices]
     for each in left:

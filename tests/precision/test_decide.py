@@ -61,7 +61,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ways_that_follow_from_numbers(name):
+def test_modes_that_follow_from_numbers(name):
     numbers, expected = CASES[name]
     choices = decide(numbers, margin=4.0, loss_scale=1 / SCALED)
     assert {path: choice.mode for path, choice in choices.items()} == expected
@@ -84,7 +84,7 @@ def test_weights_that_fp16_does_not_hold():
     assert fp32_weights(numbers, margin=5.0) == ["large", "fine"]
 
 
-def test_the_order_of_ways():
+def test_the_order_of_modes():
     ladder, plain = product("a"), layer("b")
     modes = ["float16", "float16_matmul", "scaled_float16_matmul", "float32", None]
     assert [next_mode(ladder, mode) for mode in modes[:-1]] == modes[1:]

@@ -67,7 +67,7 @@ class Attention(KeepsPolicy, keras.layers.Attention):
     """
 
     # What `call` computes by the kernel it leaves to the methods that a subclass has.
-    hands_on = frozenset({"call"})
+    delegated_methods = frozenset({"call"})
 
     def call(
         self,

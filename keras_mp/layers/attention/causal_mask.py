@@ -34,7 +34,7 @@ class HidesLaterKeys:
     It remains a tensor where a subclass has methods of its own for masks.
     """
 
-    hands_on = frozenset({"_compute_attention_mask"})
+    delegated_methods = frozenset({"_compute_attention_mask"})
 
     def _compute_attention_mask(
         self,

@@ -34,7 +34,7 @@ class Embedding(keras.layers.Embedding):
     Reference: Mixed Precision Training, section 3.
     """
 
-    hands_on = frozenset({"call", "quantized_call"})
+    delegated_methods = frozenset({"call", "quantized_call"})
 
     def call(self, inputs: Any) -> Any:
         refuse_rounded_ids(self, inputs)
