@@ -1,9 +1,13 @@
-"""Every page in headless Chromium, on a phone and on a laptop: nothing is cut off."""
+"""Every page in headless Chromium, on a phone and on a laptop: nothing is cut off.
+
+And no script of a page fails, and no file is missing.
+"""
 
 import functools
 import http.server
 import json
 import queue
+import re
 import shutil
 import subprocess
 import threading
@@ -22,6 +26,7 @@ FLAGS = (
     # It asks for the pages of the test, and for nothing else.
     *("--disable-background-networking", "--disable-component-update"),
     *("--disable-quic", "--disable-sync"),
+    "--enable-logging=stderr",
     # So that it stays until it is ended.
     "--remote-debugging-port=0",
 )
@@ -36,6 +41,8 @@ CUT_OFF = """
 <table class="wide" style="width: 3000px"><tr><td>A table</td></tr></table>
 <div class="doc-signature"><code style="display: block; overflow: hidden; width: 9px">
 signature(argument)</code></div>
+<script>brokenScript();</script>
+<script src="/missing.js"></script>
 </article>
 """
 NOTICED = [
@@ -49,6 +56,10 @@ NOTICED = [
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     """Serves the site, a page with faults, and the page that measures and answers."""
+
+    def send_error(self, code, message=None, explain=None):
+        self.server.missing.append(self.path)
+        super().send_error(code, message, explain)
 
     def do_GET(self):
         if self.path == "/measure":
@@ -79,7 +90,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 def server():
     handler = functools.partial(Handler, directory=SITE)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.found = queue.Queue()
+        server.found, server.missing = queue.Queue(), []
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -98,9 +109,15 @@ def answer(server, browser, log):
     raise RuntimeError(f"The browser gave no answer. {log.read_text()}")
 
 
+def script_errors(log):
+    """Returns the beginnings of the errors in the consoles of all pages, each once."""
+    pattern = r'CONSOLE.*?"(Uncaught \S+ \w+)'
+    return sorted({*re.findall(pattern, log.read_text(errors="replace"))})
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 @pytest.mark.skipif(not PAGES, reason="needs the site: make docs")
-def test_nothing_is_cut_off(server, tmp_path):
+def test_nothing_is_cut_off_missing_or_broken(server, tmp_path):
     address = f"http://127.0.0.1:{server.server_port}/measure"
     log = tmp_path / "log"
     with log.open("w") as errors:
@@ -111,6 +128,8 @@ def test_nothing_is_cut_off(server, tmp_path):
         )
     try:
         assert answer(server, browser, log) == NOTICED
+        assert script_errors(log) == ["Uncaught ReferenceError: brokenScript"]
+        assert {*server.missing} - {"/favicon.ico"} == {"/missing.js"}
     finally:
         browser.terminate()
         browser.wait()
