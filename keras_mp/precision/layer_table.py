@@ -9,6 +9,7 @@ import numpy as np
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.precision.batch import fp32_value
+from keras_mp.precision.compute_dtype import is_quantized
 from keras_mp.precision.counterparts import has_matmul
 from keras_mp.precision.model_index import LayerEntry, ModelIndex
 from keras_mp.precision.run import Trace
@@ -32,7 +33,8 @@ class LayerRow:
         gradients: float, of the gradients of its outputs.
         weights: float, of its own trainable weights, in FP32; of a recurrent layer or a
             wrapper, with those inside.
-        has_half_weights: bool, whether one of them is stored in 16 bits.
+        has_half_weights: bool, whether one of them is stored in 16 bits, and not in a
+            quantized layer, which keeps its policy.
         kernels: float, of those that a product may multiply, and not biases.
         elements: int, how many numbers it returns.
     """
@@ -94,7 +96,8 @@ def _of_weights(
         has_matmul(layer) and is_half(layer.compute_dtype),
         layer.autocast,
         weights=largest(fp32),
-        has_half_weights=any(is_half(variable.dtype) for variable in own),
+        has_half_weights=not is_quantized(layer)
+        and any(is_half(variable.dtype) for variable in own),
         kernels=largest([each for each in fp32 if len(each.shape) > 1]),
     )
 

@@ -152,7 +152,11 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 "Look at the data; a model with a `train_step` of its own needs a "
                 "`compute_loss` of it, too."
             ) from error
-        changed = [x for x in self.plan.layers if applied.get(x.path) != x.precision]
+        changed = [
+            each
+            for each in self.plan.layers
+            if each.fp32_weights or applied.get(each.path) != each.precision
+        ]
         if changed:
             optimizer = model.optimizer
             optimizer.loss_scale.assign(optimizer.loss_scale_rule.initial_scale)

@@ -1,7 +1,6 @@
 """Weights of layers that are stored in 16 bits, and in FP32 from now on."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -33,13 +32,16 @@ def check_can_store(layers: list[Any], halves: list[Any]) -> None:
             several replicas; or no attribute of a layer shows such a weight.
     """
     _optimizers_of(layers, halves)
-    for layer, half in itertools.product(layers, halves):
-        owns = any(each is half for each, _ in keras_internals.own_variables(layer))
-        if owns and not _places(layer, half):
+    replaced = {id(half) for half in halves}
+    for layer in layers:
+        own = (variable for variable, _ in keras_internals.own_variables(layer))
+        for half in (each for each in own if id(each) in replaced):
+            if _places(layer, half):
+                continue
             raise ValueError(
                 "An FP32 weight takes the place of one that is stored in 16 bits, "
                 "where an attribute of its layer shows it, or a list or a dict that is "
-                f"an attribute. Received: {half.path!r} in {layer.name!r}, which are "
+                f"an attribute. Received: {half.path!r} in {layer.name!r}, which is "
                 "none of these. Keep it as an attribute, or give the layer the policy "
                 "mixed_float16."
             )

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-keras_hub = pytest.importorskip("keras_hub", reason="needs keras-hub")
+pytest.importorskip("keras_hub", reason="needs keras-hub")
 
-import lora_keras_hub  # noqa: E402
+import lora_keras_hub
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,10 +1,13 @@
 """Weights whose FP32 masters FP16 does not hold: a plan stores them in FP32."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.precision.precision_plan import LayerPlan
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32") / 1024
@@ -27,7 +30,7 @@ class Owner(L.Layer):
 
 @keras.saving.register_keras_serializable("beyond")
 class Listed(L.Layer):
-    """Keeps its weight in a container; the second object is one, too."""
+    """Keeps its weight in a list, a dict or a tuple."""
 
     def __init__(self, container=list, **options):
         super().__init__(**options)
@@ -187,10 +190,40 @@ def test_an_optimizer_that_cannot_store_them_is_named():
     assert [layer.dtype_policy for layer in other.layers] == before
 
 
-def test_a_weight_that_cannot_be_exchanged_is_named():
-    CASES["tuple"] = (lambda: Listed(tuple, name="large"), "large")
+def test_a_weight_that_cannot_be_exchanged_is_named(monkeypatch):
+    case = (lambda: Listed(tuple, name="large"), "large")
+    monkeypatch.setitem(CASES, "tuple", case)
     model = compiled(network("tuple", "float16"))
     enlarge(model)
     plan = keras_mp.plan_precision(model, X, Y)
     with pytest.raises(ValueError, match="'network/large/kernel' in 'large'"):
         plan.apply(model)
+
+
+@pytest.mark.parametrize("mode", ["scaled_float16_matmul", "float32"])
+def test_the_callback_stores_them_though_no_precision_changes(mode):
+    model = compiled(network("dense", "float16"))
+    before = keras_mp.plan_precision(model, X, Y)
+    layers = [LayerPlan("large", mode, "by hand", 0)]
+    dataclasses.replace(before, layers=tuple(layers)).apply(model)
+    values = enlarge(model)
+    callback = keras_mp.PrecisionPlanCallback(patience=1)
+    callback.set_model(model)
+    with pytest.warns(UserWarning, match=r"applied; .*What has changed: large"):
+        callback._extend((X, Y), streak=1)
+    assert large_kernel(model).dtype == "float32"
+    np.testing.assert_array_equal(large_kernel(model), values)
+
+
+def test_a_quantized_layer_keeps_its_policy():
+    model = compiled(network("dense", "float16"))
+    model.get_layer("large").quantize("int4")
+    model = compiled(model)
+    weights = [model.get_layer("large").bias]
+    with model.optimizer.fp32_weights(weights) as [bias]:
+        bias.assign(2.0**17 * np.ones(bias.shape))
+    policy = model.get_layer("large").dtype_policy
+    plan = keras_mp.plan_precision(model, X, Y)
+    assert not any(each.fp32_weights for each in plan.layers)
+    plan.apply(model)
+    assert model.get_layer("large").dtype_policy == policy
