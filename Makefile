@@ -41,8 +41,8 @@ help:
 	@echo 'make gallery-full   train every setting of it that has no result yet; hours, Ctrl-C stops it'
 	@echo 'make notebook       run examples/tour.ipynb again and write its outputs into it'
 	@echo 'make test           what takes less than a second each; CONTRIBUTING.md has the times'
-	@echo 'make test-all       these, the slow tests, the site and the wheel'
-	@echo 'make test-slow      those of minutes each: kills, storms, long runs'
+	@echo 'make test-all       these, the slow tests, and the site'
+	@echo 'make test-slow      those of minutes: kills, storms, long runs, all cases of long tables'
 	@echo 'make test-versions  those of other versions of TensorFlow, Keras and Python; hours'
 	@echo 'make test-backends  those of the optimizer on JAX and PyTorch'
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
@@ -71,7 +71,7 @@ test: packages-and-test-cpp $(NATIVE)
 
 # Layers and optimizers run on the native library, and again in plain TensorFlow: without
 # XLA, conversion and training, which are the same both times.
-test-all: packages-and-test-cpp $(NATIVE) test-cpp-memory docs wheel
+test-all: packages-and-test-cpp $(NATIVE) docs
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not xslow' $(ARGS)
 	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
 	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
@@ -155,7 +155,6 @@ WHEEL := $(CURDIR)/build/wheel
 DIST := dist
 # Minor versions of TensorFlow; without one the wheel is for that of .venv.
 WHEEL_FOR ?= 2.20 2.21
-test-all: WHEEL_FOR :=
 
 wheel: build-wheel
 	@$(MAKE) --no-print-directory test-wheel WHEEL_FOR='$(WHEEL_FOR)'

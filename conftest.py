@@ -39,12 +39,13 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items):
-    """Marks the cases that a `slow_except` does not name as slow."""
+    """Marks the cases that `slow_except` and `xslow_except` do not name."""
     for item in items:
-        quick = item.get_closest_marker("slow_except")
         case = item.name.partition("[")[2].removesuffix("]")
-        if quick and not any(fnmatch.fnmatchcase(case, each) for each in quick.args):
-            item.add_marker("slow")
+        for marker in ("slow", "xslow"):
+            others = item.get_closest_marker(f"{marker}_except")
+            if others and not any(fnmatch.fnmatchcase(case, p) for p in others.args):
+                item.add_marker(marker)
 
 
 SECONDS_BETWEEN_COLLECTIONS = 5
@@ -64,6 +65,7 @@ def prompt_collection():
     yield
     if time.monotonic() - last_collection > SECONDS_BETWEEN_COLLECTIONS:
         gc.collect()
+        gc.freeze()  # or the caches of modules would be searched each time: seconds
         last_collection = time.monotonic()
 
 

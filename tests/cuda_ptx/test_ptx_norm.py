@@ -62,6 +62,7 @@ def assert_no_spills(source, architecture):
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("sm_75-Half")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_row_normalization(case):
     architecture, element, step = case
@@ -72,7 +73,8 @@ def test_row_normalization(case):
     assert_no_spills(kernels.row_norm_source(element), architecture)
 
 
-@pytest.mark.slow_except("sm_75-Half")
+@pytest.mark.slow
+@pytest.mark.xslow_except("sm_75-Half")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_softmax(case):
     architecture, element, step = case
@@ -86,6 +88,7 @@ def test_softmax(case):
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("sm_75-Half")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_sums_and_batch_normalization(case):
     architecture, element, step = case
@@ -99,6 +102,7 @@ def test_sums_and_batch_normalization(case):
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("sm_75-Half")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_depthwise_convolution(case):
     architecture, element, step = case

@@ -41,6 +41,7 @@ MOST_REGISTERS = 64
 
 
 @pytest.mark.slow_except("Adam-sm_70")
+@pytest.mark.xslow_except("Adam-*")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_rule(case):
     rule, architecture = case

@@ -3,10 +3,11 @@
 A program: a crash ends it, and what it printed last tells the case. Each case is one
 argument of a call that fits, changed in one way; it runs eagerly, where nothing but the
 kernel sees the shapes, in a graph, where the shape function does, and compiled by XLA.
-Lines: `case NAME`, then `done` or `wrong: WHAT`.
+Lines: `case NAME`, then `done` or `wrong: WHAT`. Arguments: some of these three modes.
 """
 
 import random
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -45,178 +46,180 @@ LOGITS = {
 POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
 
 
-def calls():
-    """Valid arguments by op; made anew, since some ops write to their variables.
+GRADIENTS = [half(2, 3), single(2, 3)]
+UNIFORMS = [single(2, 3) / 2] * 2
 
-    What follows a space in a name tells two calls of an op apart.
-    """
-    gradients = [half(2, 3), single(2, 3)]
-    pairs = {"masters": variables(2), "weights": variables(2, "float16")}
-    uniforms = [single(2, 3) / 2] * 2
-    return {
-        "fp16_gemm": {
-            "a": half(2, 3),
-            "b": half(3, 4),
-            "alpha": single(),
-            "bias": [single(4)],
-        },
-        "softmax": {"x": half(2, 3)},
-        "softmax_gradient": {"x": half(2, 3), "grad_y": half(2, 3)},
-        "float_softmax": {"x": single(2, 3), "T": "float16"},
-        "float_softmax_gradient": {"y": half(2, 3), "grad_y": half(2, 3)},
-        "row_norm": {
-            "x": half(2, 3),
-            "gamma": [single(3)],
-            "beta": [single(3)],
-            "kind": "layer",
-            "epsilon": 1e-3,
-        },
-        "row_norm_gradient": {
-            "x": half(2, 3),
-            "grad_y": half(2, 3),
-            "gamma": [single(3)],
-            "num_beta": 1,
-            "kind": "layer",
-            "epsilon": 1e-3,
-        },
-        "batch_norm": {
-            "x": half(2, 3, 4),
-            "gamma": single(3),
-            "beta": single(3),
-            "epsilon": 1e-3,
-        },
-        "batch_norm_inference": {
-            "x": half(2, 3, 4),
-            "gamma": single(3),
-            "beta": single(3),
-            "mean": single(3),
-            "variance": single(3),
-            "epsilon": 1e-3,
-        },
-        "batch_norm_gradient": {
-            "x": half(2, 3, 4),
-            "grad_y": half(2, 3, 4),
-            "gamma": single(3),
-            "mean": single(3),
-            "variance": single(3),
-            "epsilon": 1e-3,
-            "inference": False,
-        },
-        "average_pool": {"x": half(2, 3, 4, 5, 2), **POOL},
-        "average_pool_gradient": {
-            "shape": np.array([2, 3, 4, 5, 2], "int32"),
-            "grad_y": half(2, 3, 2, 2, 2),
-            **POOL,
-        },
-        "depthwise_conv": {
-            "x": half(2, 3, 4, 2),
-            "kernel": single(2, 2, 2, 1),
-            "bias": [single(2)],
-            "Tout": "float16",
-            **CONV,
-        },
-        "depthwise_conv_grad_x": {
-            "x": half(2, 3, 4, 2),
-            "kernel": single(2, 2, 2, 1),
-            "grad_y": half(2, 2, 2, 2),
-            **CONV,
-        },
-        "depthwise_conv_grad_kernel": {
-            "x": half(2, 3, 4, 2),
-            "grad_y": half(2, 2, 2, 2),
-            "kernel_size": [2, 2],
-            **CONV,
-        },
-        "attention": {
-            "query": half(2, 3, 4, 5),
-            "key": half(2, 6, 2, 5),
-            "value": half(2, 6, 2, 7),
-            "mask": [np.ones((2, 4, 3, 6), bool)],
-            "seed": [np.ones(2, "int32")],
-            "scale": 0.5,
-            "is_causal": True,
-            "dropout": 0.25,
-        },
-        "attention_gradient": {
-            "query": half(2, 3, 4, 5),
-            "key": half(2, 6, 2, 5),
-            "value": half(2, 6, 2, 7),
-            "result": half(2, 3, 4, 7),
-            "log_sum_exp": single(2, 4, 3),
-            "grad": half(2, 3, 4, 7),
-            "mask": [np.ones((2, 4, 3, 6), bool)],
-            "seed": [np.ones(2, "int32")],
-            "scale": 0.5,
-            "is_causal": True,
-            "dropout": 0.25,
-        },
-        "logit_statistics": LOGITS,
-        "logit_statistics_gradient": {
-            **LOGITS,
-            "logsumexp": single(2),
-            "grad_logsumexp": single(2),
-            "grad_target": single(2),
-            "grad_total": single(2),
-        },
-        "sum": {"x": half(2, 3, 4)},
-        "exponent_histogram": {"x": half(2, 3)},
-        "check_gradients": {
-            "scale": single(),
-            "gradients": gradients,
-            "compute_sum_of_squares": True,
-        },
-        "unscale_gradients": {
-            "scale": single(),
-            "gradients": gradients,
-            "count": 2,
-            "compute_sum_of_squares": True,
-        },
-        "sync_masters_from_weights": {**pairs, "is_stochastic": False},
-        "cast_masters": {**pairs, "uniforms": uniforms},
-        "update_variables": {
-            "finite": np.array(True),
-            "hyperparameters": single(24),
-            "gradients": gradients,
-            **pairs,
-            "slots": variables(4),
-            "exponents": [],
-            "uniforms": uniforms,
-            "powers": uniforms[:1],
-            "weight_of": [0, 1],
-            "exponent_of": [],
-            "power_of": [1],
-            "apply_weight_decay": [True, False],
-            "rule": "adam",
-        },
-        "update_variables of matrices": {
-            "finite": np.array(True),
-            "hyperparameters": single(24),
-            "gradients": gradients,
-            **pairs,
-            "slots": [tf.Variable(tf.ones(s)) for s in ((2, 3), (2, 3), 2, 2, 3, 3)],
-            "exponents": [],
-            "uniforms": uniforms,
-            "powers": [],
-            "weight_of": [0, 1],
-            "apply_weight_decay": [True, False],
-            "rule": "adafactor",
-        },
-        "update_variables of compressed state": {
-            "finite": np.array(True),
-            "hyperparameters": single(24),
-            "gradients": gradients,
-            "masters": variables(2, "int16"),
-            "weights": variables(2, "float16"),
-            "slots": variables(2, "uint8"),
-            "exponents": [tf.Variable(tf.ones(1, "uint8")) for _ in range(2)],
-            "uniforms": [],
-            "powers": [],
-            "weight_of": [0, 1],
-            "exponent_of": [0, 1],
-            "apply_weight_decay": [True, False],
-            "rule": "momentum",
-        },
-    }
+
+def pairs():
+    return {"masters": variables(2), "weights": variables(2, "float16")}
+
+
+# Valid arguments by op, made anew for each case: some ops write to their variables.
+# What follows a space in a name tells two calls of an op apart.
+CALLS = {
+    "fp16_gemm": lambda: {
+        "a": half(2, 3),
+        "b": half(3, 4),
+        "alpha": single(),
+        "bias": [single(4)],
+    },
+    "softmax": lambda: {"x": half(2, 3)},
+    "softmax_gradient": lambda: {"x": half(2, 3), "grad_y": half(2, 3)},
+    "float_softmax": lambda: {"x": single(2, 3), "T": "float16"},
+    "float_softmax_gradient": lambda: {"y": half(2, 3), "grad_y": half(2, 3)},
+    "row_norm": lambda: {
+        "x": half(2, 3),
+        "gamma": [single(3)],
+        "beta": [single(3)],
+        "kind": "layer",
+        "epsilon": 1e-3,
+    },
+    "row_norm_gradient": lambda: {
+        "x": half(2, 3),
+        "grad_y": half(2, 3),
+        "gamma": [single(3)],
+        "num_beta": 1,
+        "kind": "layer",
+        "epsilon": 1e-3,
+    },
+    "batch_norm": lambda: {
+        "x": half(2, 3, 4),
+        "gamma": single(3),
+        "beta": single(3),
+        "epsilon": 1e-3,
+    },
+    "batch_norm_inference": lambda: {
+        "x": half(2, 3, 4),
+        "gamma": single(3),
+        "beta": single(3),
+        "mean": single(3),
+        "variance": single(3),
+        "epsilon": 1e-3,
+    },
+    "batch_norm_gradient": lambda: {
+        "x": half(2, 3, 4),
+        "grad_y": half(2, 3, 4),
+        "gamma": single(3),
+        "mean": single(3),
+        "variance": single(3),
+        "epsilon": 1e-3,
+        "inference": False,
+    },
+    "average_pool": lambda: {"x": half(2, 3, 4, 5, 2), **POOL},
+    "average_pool_gradient": lambda: {
+        "shape": np.array([2, 3, 4, 5, 2], "int32"),
+        "grad_y": half(2, 3, 2, 2, 2),
+        **POOL,
+    },
+    "depthwise_conv": lambda: {
+        "x": half(2, 3, 4, 2),
+        "kernel": single(2, 2, 2, 1),
+        "bias": [single(2)],
+        "Tout": "float16",
+        **CONV,
+    },
+    "depthwise_conv_grad_x": lambda: {
+        "x": half(2, 3, 4, 2),
+        "kernel": single(2, 2, 2, 1),
+        "grad_y": half(2, 2, 2, 2),
+        **CONV,
+    },
+    "depthwise_conv_grad_kernel": lambda: {
+        "x": half(2, 3, 4, 2),
+        "grad_y": half(2, 2, 2, 2),
+        "kernel_size": [2, 2],
+        **CONV,
+    },
+    "attention": lambda: {
+        "query": half(2, 3, 4, 5),
+        "key": half(2, 6, 2, 5),
+        "value": half(2, 6, 2, 7),
+        "mask": [np.ones((2, 4, 3, 6), bool)],
+        "seed": [np.ones(2, "int32")],
+        "scale": 0.5,
+        "is_causal": True,
+        "dropout": 0.25,
+    },
+    "attention_gradient": lambda: {
+        "query": half(2, 3, 4, 5),
+        "key": half(2, 6, 2, 5),
+        "value": half(2, 6, 2, 7),
+        "result": half(2, 3, 4, 7),
+        "log_sum_exp": single(2, 4, 3),
+        "grad": half(2, 3, 4, 7),
+        "mask": [np.ones((2, 4, 3, 6), bool)],
+        "seed": [np.ones(2, "int32")],
+        "scale": 0.5,
+        "is_causal": True,
+        "dropout": 0.25,
+    },
+    "logit_statistics": lambda: LOGITS,
+    "logit_statistics_gradient": lambda: {
+        **LOGITS,
+        "logsumexp": single(2),
+        "grad_logsumexp": single(2),
+        "grad_target": single(2),
+        "grad_total": single(2),
+    },
+    "sum": lambda: {"x": half(2, 3, 4)},
+    "exponent_histogram": lambda: {"x": half(2, 3)},
+    "check_gradients": lambda: {
+        "scale": single(),
+        "gradients": GRADIENTS,
+        "compute_sum_of_squares": True,
+    },
+    "unscale_gradients": lambda: {
+        "scale": single(),
+        "gradients": GRADIENTS,
+        "count": 2,
+        "compute_sum_of_squares": True,
+    },
+    "sync_masters_from_weights": lambda: {**pairs(), "is_stochastic": False},
+    "cast_masters": lambda: {**pairs(), "uniforms": UNIFORMS},
+    "update_variables": lambda: {
+        "finite": np.array(True),
+        "hyperparameters": single(24),
+        "gradients": GRADIENTS,
+        **pairs(),
+        "slots": variables(4),
+        "exponents": [],
+        "uniforms": UNIFORMS,
+        "powers": UNIFORMS[:1],
+        "weight_of": [0, 1],
+        "exponent_of": [],
+        "power_of": [1],
+        "apply_weight_decay": [True, False],
+        "rule": "adam",
+    },
+    "update_variables of matrices": lambda: {
+        "finite": np.array(True),
+        "hyperparameters": single(24),
+        "gradients": GRADIENTS,
+        **pairs(),
+        "slots": [tf.Variable(tf.ones(s)) for s in ((2, 3), (2, 3), 2, 2, 3, 3)],
+        "exponents": [],
+        "uniforms": UNIFORMS,
+        "powers": [],
+        "weight_of": [0, 1],
+        "apply_weight_decay": [True, False],
+        "rule": "adafactor",
+    },
+    "update_variables of compressed state": lambda: {
+        "finite": np.array(True),
+        "hyperparameters": single(24),
+        "gradients": GRADIENTS,
+        "masters": variables(2, "int16"),
+        "weights": variables(2, "float16"),
+        "slots": variables(2, "uint8"),
+        "exponents": [tf.Variable(tf.ones(1, "uint8")) for _ in range(2)],
+        "uniforms": [],
+        "powers": [],
+        "weight_of": [0, 1],
+        "exponent_of": [0, 1],
+        "apply_weight_decay": [True, False],
+        "rule": "momentum",
+    },
+}
 
 
 def of_tensor(x):
@@ -460,14 +463,14 @@ def report(case, run):
 
 def try_each(name, op, mode):
     """Changes one argument at a time."""
-    for argument in calls()[name]:
+    for argument in CALLS[name]():
         fitting = FITS.get(name, {}).get(argument, set())
         if mode == "xla":
             fitting = fitting | FITS_IN_XLA
-        for number, (change, _) in enumerate(mutations(calls()[name][argument])):
+        for number, (change, _) in enumerate(mutations(CALLS[name]()[argument])):
 
             def run(argument=argument, change=change, number=number, fitting=fitting):
-                arguments = calls()[name]
+                arguments = CALLS[name]()
                 changed = list(mutations(arguments[argument]))[number][1]
                 error = outcome(MODES[mode], op, {**arguments, argument: changed})
                 if is_told(error, change) or (change in fitting and not error):
@@ -481,7 +484,7 @@ def try_together(name, op, count):
     """Changes two arguments at a time, which may fit: nothing else may happen."""
     choose = random.Random(name)
     for _ in range(count):
-        arguments = calls()[name]
+        arguments = CALLS[name]()
         changes = {key: list(mutations(value)) for key, value in arguments.items()}
         changing = [key for key, listed in changes.items() if listed]
         chosen = {
@@ -497,28 +500,28 @@ def try_together(name, op, count):
         report(f"{name} {[(a, change) for a, (change, _) in chosen.items()]}", run)
 
 
-def try_op(name, op):
-    """Runs all cases of an op, and how many there were."""
-    for mode, run in MODES.items():
-        error = outcome(run, op, calls()[name])
+def try_op(name, op, modes):
+    """Runs all cases of an op."""
+    for mode in modes:
+        error = outcome(MODES[mode], op, CALLS[name]())
         if mode == "xla" and NO_XLA_KERNEL in str(error):
             continue
         report(f"{name} {mode}", lambda error=error: repr(error) if error else "")
         try_each(name, op, mode)
-    if calls()[name]:
+    if "eager" in modes and CALLS[name]():
         try_together(name, op, 25)
 
 
-def main():
+def main(modes):
     found = ops()
-    named = {name: name.partition(" ")[0] for name in calls()}
+    named = {name: name.partition(" ")[0] for name in CALLS}
     if found.keys() != set(named.values()):
-        print(f"wrong: calls() must have each op. Received: {sorted(found)}")
+        print(f"wrong: CALLS must have each op. Received: {sorted(found)}")
     for name, op in named.items():
         if op in found:
-            try_op(name, found[op])
+            try_op(name, found[op], modes)
     print("all done")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or list(MODES))

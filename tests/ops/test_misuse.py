@@ -14,12 +14,21 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("program", "fewest"), [("misuse.py", 1500), ("misuse_of_calls.py", 100)]
-)
-def test_what_does_not_fit_is_told_and_nothing_crashes(program, fewest):
+# A program and its arguments, and the fewest cases.
+RUNS = {
+    "eager": (["misuse.py", "eager"], 1800),
+    "graph": (["misuse.py", "graph"], 1000),
+    "xla": (["misuse.py", "xla"], 1000),
+    "calls": (["misuse_of_calls.py"], 100),
+}
+
+
+@pytest.mark.xslow_except("eager", "calls")
+@pytest.mark.parametrize(("arguments", "fewest"), RUNS.values(), ids=RUNS)
+def test_what_does_not_fit_is_told_and_nothing_crashes(arguments, fewest):
+    program, *modes = arguments
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(program)],
+        [sys.executable, Path(__file__).with_name(program), *modes],
         env=os.environ | {"KERAS_MP_OPS": "native"},
         capture_output=True,
         text=True,

@@ -53,6 +53,8 @@ EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 POLICIES = ["float32", "mixed_float16", "float16"]
 EACH_POLICY = pytest.mark.parametrize("policy", POLICIES)
 QUICK = pytest.mark.slow_except("multi-float16")
+# Each kind, and each policy.
+SLOW = pytest.mark.xslow_except("*-mixed_float16", "multi-float16", "sgd-float32")
 
 
 def make_model(kind, policy, **options):
@@ -116,6 +118,7 @@ def names(kind):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @EACH_KIND
 def test_learning_rate_scheduler(kind, policy):
@@ -130,6 +133,7 @@ def test_learning_rate_scheduler(kind, policy):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @EACH_KIND
 def test_reduce_lr_on_plateau(kind, policy):
@@ -145,6 +149,7 @@ def test_reduce_lr_on_plateau(kind, policy):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @EACH_KIND
 def test_tensorboard(kind, policy, tmp_path):
@@ -175,6 +180,7 @@ class Interrupt(callbacks.Callback):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @EACH_KIND
 def test_backup_and_restore(kind, policy, tmp_path):
@@ -195,6 +201,7 @@ def test_backup_and_restore(kind, policy, tmp_path):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @EACH_KIND
 def test_model_checkpoint_of_weights(kind, policy, tmp_path):
@@ -207,6 +214,7 @@ def test_model_checkpoint_of_weights(kind, policy, tmp_path):
 
 
 @QUICK
+@SLOW
 @EACH_POLICY
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "multi by function"])
 def test_model_checkpoint_of_models(kind, policy, tmp_path):
@@ -249,6 +257,7 @@ SWAPS = [
 
 
 @pytest.mark.slow_except("multi-float16-*", "multi-mixed_float16-keras")
+@pytest.mark.xslow_except("*-mixed_float16-*", "multi-float16-*", "sgd-float32-*")
 @pytest.mark.parametrize(("kind", "policy", "whose"), SWAPS)
 def test_swap_ema_weights(kind, policy, whose):
     # The averages are -1 (the first weight itself), -1.5 and -2.25 learning rates.
