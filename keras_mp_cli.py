@@ -47,12 +47,12 @@ the model:
   compiled, so that its loss and optimizer are known, and saved with its dtype policy:
     model.compile(optimizer=keras_mp.wrap("adam"), loss="mse")
     model.save("model.keras")
-  Its weights may be those of any moment of training.
+  Its weights may be from any moment of training.
 
 the batch:
   an .npz file with the arrays x and y, and sample_weight if there are any:
     np.savez("batch.npz", x=x[:64], y=y[:64])
-  of a model with several inputs, their names in the place of x, or their order; of one
+  of a model with several inputs, their names instead of x, or their order; of one
   with several outputs, their order:
     np.savez("batch.npz", image=images, text=tokens, y=labels)
     np.savez("batch.npz", x_0=images, x_1=tokens, y_0=boxes, y_1=labels)
@@ -79,10 +79,10 @@ weights and optimizer, and whether it is worth it.
 _BENCHMARK_EXAMPLES = """\
 The time of a step is the median of many, taken in turns in one process: what else the
 machine does slows all recipes alike, but let nothing else run. `/ float32` is the ratio
-to the time in float32: below 1 is faster. `weights` are those of the model, `optimizer`
-what it keeps beside them: two moments of Adam, and FP32 masters of 16-bit weights.
+to the time in float32: below 1 is faster. `weights` are the model's; `optimizer`
+is its state: two moments of Adam, and FP32 masters of 16-bit weights.
 
-Your model may gain more or less than these: measure it, too, with and without
+Your model may gain more or less than these: measure it with and without
 keras_mp.wrap and keras_mp.convert.
 
 examples:
@@ -96,14 +96,14 @@ use, and the error says what to change.
 
 _GPU = """\
 Check keras_mp on the GPU of this machine: what is installed, what is missing and why;
-the kernels against float64 and against the CPU; products beside tf.matmul; training
-steps of three models in float32, in Keras's mixed_float16 and in float16 with keras_mp;
-their memory. Each kernel is right or WRONG, each time has its aim, and the last line is
-the verdict. No GPU has run keras_mp yet: please attach the file that this writes to an
-issue, also if all is well.
+the kernels against float64 and against the CPU; matrix products against tf.matmul;
+training steps of three models in float32, in Keras's mixed_float16 and in float16 with
+keras_mp; their memory. Each kernel is right or WRONG, each time has its aim, and the
+last line is the verdict. No GPU has run keras_mp yet: please attach the file that this
+writes to an issue, also if all is well.
 """
 _GPU_EXAMPLES = """\
-Without a GPU all of it runs on the CPU, smaller, and the first line says so: that shows
+Without a GPU all of it runs on the CPU, smaller, as the first line says: that shows
 what the command does, and nothing about a GPU. Let nothing else use the GPU meanwhile.
 
 examples:
@@ -174,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
         "--loss-scale",
         type=_positive,
         metavar="N",
-        help="loss scale of the FP16 gradients; default: that of the optimizer, or 1",
+        help="loss scale of the FP16 gradients; default: the optimizer's, or 1",
     )
     inspect.add_argument(
         "--as-is",
@@ -223,7 +223,7 @@ def parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="smaller models and fewer steps"
     )
     benchmark.add_argument(
-        "--json", type=Path, metavar="FILE", help="write what was measured, too"
+        "--json", type=Path, metavar="FILE", help="also write what was measured"
     )
     gpu = _add_command(
         commands,

@@ -185,7 +185,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             f"its minimum, {float(scale):g}, and were skipped; "
             f"{int(optimizer.skipped_steps)} steps were skipped in all. The first "
             "gradient that was not finite in the last of them: "
-            f"{' or '.join(overflows)}. The model's weights are as they were before "
+            f"{' or '.join(overflows)}. The model's weights have not changed in "
             "these steps. Look for NaN or inf in the data and in the loss; try a lower "
             "learning rate or gradient clipping (global_clipnorm=1.0 on the inner "
             "optimizer); with a constant loss scale, a smaller one; or train with "

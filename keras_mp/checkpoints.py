@@ -109,7 +109,7 @@ class Checkpoints(keras.callbacks.Callback):
                     unfinished.unlink()
                 where = f": {error.filename}" if error.filename else ""
                 reason = (
-                    f"{error.strerror}{where}. Those before it are as they were. Fix "
+                    f"{error.strerror}{where}. Earlier checkpoints are unchanged. Fix "
                     "that, for instance make room, or choose another directory"
                 )
             raise OSError(
@@ -311,8 +311,8 @@ def _assign(variables: list[Any], optimizers: set[str], file: BinaryIO) -> None:
         )
         raise ValueError(
             "A checkpoint must be of the same model, optimizer and dtype policy. "
-            f"Received: {file.name}, whose variable {other} is {found}, for one that "
-            f"is {expected}. Make them as they were, or start in another directory."
+            f"Received: {file.name}; its variable {other} is {found}, and here it "
+            f"is {expected}. Use the same as before, or start in another directory."
         )
     for variable, array in zip(variables, arrays.values(), strict=True):
         # NumPy has no bfloat16, and reads it as bytes without a type.

@@ -37,7 +37,7 @@ class _LinearLoss:
                 self._has_warned = True
                 warnings.warn(
                     f"{self.name} reads all the logits, as Keras's loss does, because "
-                    f"{found}. The result is that of Keras's loss.",
+                    f"{found}. The result is the same as Keras's.",
                     stacklevel=2,
                 )
             return super().__call__(y_true, y_pred, sample_weight)  # type: ignore[misc]

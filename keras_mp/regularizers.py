@@ -46,8 +46,8 @@ class FP32Regularizer(keras.regularizers.Regularizer):
         if not callable(regularizer) and not isinstance(regularizer, str):
             raise TypeError(
                 "`regularizer` must be a callable, or the name or config of one. "
-                f"Received: regularizer={short_repr(regularizer)}. Leave a "
-                "weight without a regularizer as it is."
+                f"Received: regularizer={short_repr(regularizer)}. A "
+                "weight without a regularizer needs none."
             )
         self.regularizer = keras.regularizers.get(regularizer)
 

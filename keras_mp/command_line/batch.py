@@ -13,8 +13,7 @@ from keras_mp.command_line.errors import CommandError
 
 RULE = (
     "The file needs the arrays `x` and `y`, or for several inputs or outputs `x_0`, "
-    "`x_1`, ... and `y_0`, `y_1`, ..., or the names of the model's inputs in the place "
-    "of `x`"
+    "`x_1`, ... and `y_0`, `y_1`, ..., or the model's input names instead of `x`"
 )
 
 # What NumPy and zipfile raise for a file with some bytes changed: a broken header, an
@@ -71,7 +70,7 @@ def read_batch(path: Path) -> Batch:
         x, rest = rest, {}
     if x is None or y is None or rest:
         raise CommandError(
-            f"{RULE}, and beside them at most `sample_weight`. Received: {path} with "
+            f"{RULE}, and at most `sample_weight` besides. Received: {path} with "
             f"{_described(arrays)}. {_how_to_write(path)}"
         )
     return Batch(x, y, sample_weight)

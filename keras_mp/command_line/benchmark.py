@@ -135,8 +135,8 @@ def advice(measured: Mapping[str, Sequence[Timing]]) -> tuple[str, str]:
     }
     share = held["float16"] / held["float32"]
     return first, (
-        f"Weights and optimizer of float16, with its masters, take {share:.2f} of the "
-        "memory of those of float32; activations and gradients are not counted here."
+        f"In float16, with masters, weights and optimizer take {share:.2f} of their "
+        "memory in float32; activations and gradients are not counted here."
     )
 
 

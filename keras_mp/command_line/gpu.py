@@ -164,7 +164,7 @@ def installed(report: Report, sizes: Sizes) -> None:
         report.value(
             f"compute capability of {gpu.name[-5:]}",
             ".".join(map(str, capability)),
-            "7.0 or more: FP16 tensor cores; 8.0: those of bfloat16, too",
+            "7.0 or more: FP16 tensor cores; 8.0: also bfloat16 tensor cores",
         )
 
 
@@ -226,7 +226,7 @@ def products(report: Report, sizes: Sizes) -> None:
         report.value(
             f"{dtype} fp16_gemm / tf.matmul in float32",
             f"{ours / times['tf.matmul in float32']:.2f}",
-            "at most 0.5 where tensor cores work; beside TF32, 0.7",
+            "at most 0.5 if tensor cores work; 0.7 if float32 uses TF32",
         )
 
 

@@ -35,8 +35,8 @@ _ADVICE = {
         "cast what it sums to FP32."
     ),
     "backward": (
-        "Train with a smaller loss scale: DynamicLossScale finds one by itself. If it "
-        "falls without an end, apply keras_mp.plan_precision(model, x, y), or clip "
+        "Train with a smaller loss scale: DynamicLossScale finds one automatically. If "
+        "it falls without an end, apply keras_mp.plan_precision(model, x, y), or clip "
         "gradients."
     ),
 }

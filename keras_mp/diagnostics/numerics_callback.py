@@ -32,7 +32,7 @@ _PANELS = {
 _MAPS = {
     "activation_gradient": "Activation gradients that FP16 makes zero, share",
     "weight_gradient": "Weight gradients that FP16 makes zero, share",
-    "update": "Weights that FP16 without masters leaves as they were, share",
+    "update": "Weights that FP16 without masters leaves unchanged, share",
 }
 
 
@@ -225,8 +225,8 @@ class NumericsCallback(keras.callbacks.Callback):
             self._function = SampledTrainFunction(self.model, self._sampler)
         elif function is not self._function:
             raise ValueError(
-                "A `fit` has one NumericsCallback: the last one's counting takes the "
-                f"place of the others'. Received: another beside every={self.every}, "
+                "A `fit` has one NumericsCallback: only the last one would "
+                f"count. Received: another one, and one with every={self.every}, "
                 f"log_dir={self.log_dir}. Give one of them to `fit`."
             )
         self._function.announce()

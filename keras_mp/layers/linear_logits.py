@@ -106,6 +106,6 @@ def behind(y_pred: Any) -> LinearLogits | str:
         y_pred,
         "linear_logits",
         "they are not the output of a Dense, EinsumDense or ReversibleEmbedding of "
-        "keras_mp, as it is: call keras_mp.convert(model), and leave activations, "
-        "reshapes and casts between this layer and the loss out",
+        "keras_mp without a change: call keras_mp.convert(model), and leave out "
+        "activations, reshapes and casts between this layer and the loss",
     )

@@ -27,8 +27,8 @@ def adaptive_average_pool(
     sizes = [x.shape[axis] for axis in axes]
     if None in sizes or 0 in sizes:
         raise ValueError(
-            "Adaptive pooling needs inputs whose sizes are known and not 0, but for "
-            "those of the batch and the channels. "
+            "Adaptive pooling needs sizes that are known and not 0, except for the "
+            "batch and the channels. "
             f"Received: shape={x.shape}. Give them to `keras.Input`."
         )
     windows = [_Windows(*of_axis) for of_axis in zip(sizes, output_size, strict=True)]

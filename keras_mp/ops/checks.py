@@ -63,7 +63,7 @@ def resolve_output_dtype(output_dtype: str | None, x: tf.Tensor) -> str:
         dtype = tf.string
     if not dtype.is_floating:
         raise ValueError(
-            "`output_dtype` must be a floating dtype, or None for that of the input. "
+            "`output_dtype` must be a floating dtype, or None for the input's dtype. "
             f"Received: output_dtype={output_dtype!r}, input {x.dtype.name} {x.shape}."
         )
     return str(dtype.name)

@@ -110,8 +110,8 @@ def notes_on_cached_tensors(model: Any) -> list[str]:
         model: `keras.Model`.
     """
     return [
-        f"{path!r} keeps a {dtype} tensor, its attribute {name!r}: in FP32 it has that "
-        "rounding, too. Give the layer dtype='float32', or make the tensor in `call`"
+        f"{path!r} keeps a {dtype} tensor, its attribute {name!r}: also in FP32 it "
+        "is rounded so. Give the layer dtype='float32', or make the tensor in `call`"
         for path, entry in ModelIndex(model).items()
         if not isinstance(entry.layer, keras.layers.Normalization)
         for name, dtype in _cached_halves(entry.layer)

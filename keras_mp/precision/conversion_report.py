@@ -142,14 +142,14 @@ def _why_not_converted(layer: Any) -> str:
     base = keras_base(cls)
     if base is not None:
         if names := replaced_methods(layer):
-            return f"a {base.__name__} whose {_quote(names)} was replaced"
+            return f"a {base.__name__} with a replaced {_quote(names)}"
         if counterpart(cls) is not None:
             return "not converted: call `keras_mp.convert`"
         names = overridden(cls) or ["__init_subclass__"]
         return f"a {base.__name__} with its own {_quote(names)}"
     if cls.__module__.partition(".")[0] == "keras" and cls is not keras.layers.Lambda:
         if "call" in vars(layer):
-            return f"a {cls.__name__} whose `call` was replaced"
+            return f"a {cls.__name__} with a replaced `call`"
         return NOT_CONVERTED.get(cls.__name__, "")
     names, casts = products_and_sums(layer)
     if not names:

@@ -247,8 +247,8 @@ def _check(model: Any, function: str) -> None:
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             f"`{function}` needs Keras on the TensorFlow backend: on others the layers "
-            "of keras_mp compute as those of Keras. "
-            f"Received: backend={keras.backend.backend()!r}. Leave the model as it is, "
+            "of keras_mp compute as Keras's do. "
+            f"Received: backend={keras.backend.backend()!r}. Do not convert the model, "
             "or set KERAS_BACKEND=tensorflow before Keras is imported."
         )
     if not isinstance(model, keras.Layer):

@@ -196,8 +196,8 @@ def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _T
     notes = []
     if bound > tolerance:
         notes.append(
-            f"FP32 has a gradient error of {noise:.2%} by itself, if each weight is "
-            f"rounded anew: {bound:.2%} is tolerated instead of {tolerance:.2%}"
+            f"FP32 itself has a gradient error of {noise:.2%} if each weight is "
+            f"rounded again: {bound:.2%} is tolerated instead of {tolerance:.2%}"
         )
     stored = measured.error_of_stored_weights(worst)
     if stored < bound:
@@ -214,7 +214,7 @@ def _keep_accurate(measured: Measurement, trial: _Trial, tolerance: float) -> _T
     if not trial.error <= bound:
         notes.append(
             f"a gradient error of {trial.error:.2%} remains, above {bound:.2%}; with "
-            f"all layers in FP32, and weights stored as they are, it is {stored:.2%}"
+            f"all layers in FP32, and the stored weights unchanged, it is {stored:.2%}"
         )
     return replace(trial, notes=trial.notes + notes, fp32_noise=noise)
 

@@ -149,8 +149,8 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 "PrecisionPlanCallback measures `model.compute_loss` of `model(x)` on "
                 f"a batch of `fit`. Received: {streak} skipped steps in a row, and a "
                 f"batch with which that fails with {type(error).__name__}: {error} "
-                "Look at the data; a model with a `train_step` of its own needs a "
-                "`compute_loss` of it, too."
+                "Look at the data; a model with its own `train_step` also needs "
+                "its own `compute_loss`."
             ) from error
         changed = [
             each

@@ -95,7 +95,7 @@ def widen_for_gradients(
             continue
         (path,) = group.paths
         before, mode = modes[path], modes[path]
-        reason = f"gradient error {error:.2%} from {before} in it alone"
+        reason = f"gradient error {error:.2%} from {before} in only this layer"
         while not error <= share:
             mode = next_mode(numbers[path], mode) or FLOAT32
             error = 0.0 if mode == FLOAT32 else error_of({path: mode})

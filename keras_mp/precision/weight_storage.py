@@ -75,10 +75,10 @@ def _optimizers_of(layers: list[Any], halves: list[Any]) -> list[Any]:
                 continue
             if not can_exchange_weights(value):
                 raise ValueError(
-                    "FP32 weights take the place of weights that are stored in 16 "
-                    "bits: those of normalizations, and those too large for FP16. A "
+                    "FP32 weights replace weights that are stored in 16 bits: the "
+                    "weights of normalizations, and weights too large for FP16. A "
                     "wrapped optimizer that is built gives them its state, on one "
-                    f"replica. Received: {layer.name!r}, whose {name!r} is a built "
+                    f"replica. Received: {layer.name!r}; its {name!r} is a built "
                     f"{type(value).__name__}. Do this before the first step; or "
                     "`compile` with a new optimizer first."
                 )

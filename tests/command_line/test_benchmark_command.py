@@ -118,8 +118,8 @@ def test_advice(ratios, sentence):
     assert speed.startswith(sentence)
     assert benchmark.is_worth_it(measured(**ratios)) == speed.startswith("Worth")
     assert memory == (
-        "Weights and optimizer of float16, with its masters, take 1.00 of the memory "
-        "of those of float32; activations and gradients are not counted here."
+        "In float16, with masters, weights and optimizer take 1.00 of their memory in "
+        "float32; activations and gradients are not counted here."
     )
 
 

@@ -184,7 +184,7 @@ def test_the_layers_before_one_that_amplifies_errors_leave_fp16(seed):
     assert plan.precisions["first/qkv"] == plan.precisions["words"] == "float32"
     assert not {"first/out", "second/out", "norm", "logits"} & plan.precisions.keys()
     reason = {each.path: each.reason for each in plan.layers}["first/qkv"]
-    assert "from float16 in it alone" in reason
+    assert "from float16 in only this layer" in reason
 
 
 class Chaotic(L.Layer):
@@ -235,7 +235,7 @@ def test_an_error_of_stored_weights_is_named():
     plan = keras_mp.plan_precision(model, X, X[:, :4], tolerance=1e-5)
     assert plan.precisions == {}
     assert 1e-5 < plan.gradient_error < 2.0**-11 * 4
-    assert "weights stored as they are, it is 0.0" in plan.notes[-1]
+    assert "the stored weights unchanged, it is 0.0" in plan.notes[-1]
 
 
 def test_what_a_plan_measured_is_saved(tmp_path):

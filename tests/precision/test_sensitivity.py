@@ -93,7 +93,7 @@ def test_choices_stay_and_are_tried_as_they_are():
     assert found["b"] == before["b"] and found["d"] == before["d"]
     assert found["b/a"] == Choice(
         "scaled_float16_matmul",
-        "gradient error 1.00% from float16_matmul in it alone",
+        "gradient error 1.00% from float16_matmul in only this layer",
     )
     assert {"d": "float32"} not in tried  # it brings no error in
     assert before["b/a"].mode == "float16_matmul"

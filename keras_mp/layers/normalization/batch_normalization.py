@@ -111,8 +111,8 @@ def _expand_mask(inputs: Any, mask: Any) -> Any:
         return None
     if len(mask.shape) != len(inputs.shape) - 1:
         raise ValueError(
-            "The mask must have one dimension less than the inputs, without that of "
-            f"the channels. Received: mask.shape={mask.shape}, "
+            "The mask must have one dimension less than the inputs, all but the "
+            f"channels. Received: mask.shape={mask.shape}, "
             f"inputs.shape={inputs.shape}."
         )
     mask = ops.expand_dims(ops.cast(mask, "bool"), axis=-1)

@@ -115,7 +115,7 @@ def build_facts(path: Path = LIBRARY) -> dict[str, str]:
         others = sorted(other.name for other in path.parent.glob("_keras_mp_ops*.so"))
         raise NativeLibraryError(
             f"The native library of keras_mp for TensorFlow {tf.__version__} is "
-            f"missing. Received: {path}, and beside it {others}. {HOW_TO_BUILD}"
+            f"missing. Received: {path}, and in its folder {others}. {HOW_TO_BUILD}"
         )
     build = re.search(rb"keras_mp build ({.*?})\0", path.read_bytes())
     try:
