@@ -10,9 +10,8 @@ from unchanged import unchanged
 import keras_mp
 
 pytest.importorskip("keras_hub", reason="needs keras-hub")
-OTHER_POLICIES = ("float32", "float16", "bfloat16")
-# Seen in every precision by `make test-all`, one of each kind; the other families, by
-# `make test-slow`.
+POLICIES = ("float32", "mixed_float16", "float16", "bfloat16")
+# Seen by `make test-all`, one of each kind; the other families, by `make test-slow`.
 OF_EACH_KIND = ("Bert", "CLIP", "Gemma3", "T5")
 # What the model says of itself, in FP16 or in any precision.
 pytestmark = pytest.mark.filterwarnings(
@@ -23,9 +22,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 def cases():
     for family in FAMILIES:
-        yield pytest.param(family, "mixed_float16", id=f"{family}-mixed_float16")
         marks = () if family in OF_EACH_KIND else pytest.mark.xslow
-        for policy in OTHER_POLICIES:
+        for policy in POLICIES:
             yield pytest.param(family, policy, marks=marks, id=f"{family}-{policy}")
 
 

@@ -251,6 +251,7 @@ OLDER = {"nested": needs("Keras", 3, 12)}
 
 
 @pytest.mark.slow_except("nested-float16")
+@pytest.mark.xslow_except("*-mixed_float16", "nested-*", "subclassed-*")
 @pytest.mark.parametrize("policy", ("float32", *FP16))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=OLDER.get(name, ())) for name in MODELS]
@@ -368,6 +369,7 @@ def test_misuse_is_explained(name):
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("nested")
 @pytest.mark.parametrize("name", MODELS)
 def test_random_numbers_are_those_of_a_run_without_it(name):
     keras.config.set_dtype_policy("mixed_float16")

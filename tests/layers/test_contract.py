@@ -672,6 +672,7 @@ SINCE = dict.fromkeys(("attention-masked", "additive-masked"), needs("Keras", 3,
 
 
 @pytest.mark.slow_except("*-mixed_float16-eager")
+@pytest.mark.xslow_except("*-float16-*", "*-bfloat16-*", "*-mixed_float16-*")
 @pytest.mark.parametrize(
     ("name", "policy", "mode"),
     [pytest.param(*run, marks=SINCE.get(run[0], ())) for run in RUNS.values()],
