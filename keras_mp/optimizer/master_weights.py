@@ -28,8 +28,8 @@ from keras_mp.optimizer.state.masters import (
     StoredMaster,
     WeightAsMaster,
 )
-from keras_mp.optimizer.state.noise import noise_of_step
 from keras_mp.optimizer.state.slots import EightBitSlot
+from keras_mp.random_bits import noise_of_step
 
 
 def needs_master(variable: Any) -> bool:

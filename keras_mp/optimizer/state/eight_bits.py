@@ -17,8 +17,7 @@ from typing import Any
 from keras import ops
 
 from keras_mp.optimizer.rounding import bits_of
-from keras_mp.optimizer.state.noise import random_bits
-from keras_mp.random_bits import shift_right
+from keras_mp.random_bits import random_bits, shift_right
 
 GROUP = 32
 _FRACTION_BITS = 3

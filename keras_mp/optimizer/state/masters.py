@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.rounding import round_by, round_nearest
-from keras_mp.optimizer.state.noise import uniforms
 from keras_mp.optimizer.state.remainders import join, split
+from keras_mp.random_bits import uniforms
 
 
 class SlotReference(keras.Variable):

@@ -11,7 +11,7 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.sharding import layout_of_vector
 from keras_mp.optimizer.state import eight_bits
 from keras_mp.optimizer.state.masters import reference_of
-from keras_mp.optimizer.state.noise import noise_of_step
+from keras_mp.random_bits import noise_of_step
 
 
 @dataclass(frozen=True)

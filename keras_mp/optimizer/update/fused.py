@@ -11,7 +11,6 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
 from keras_mp.optimizer.state.masters import reference_of
-from keras_mp.optimizer.state.noise import halves_of
 from keras_mp.optimizer.update.formulas import Gradient
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import (
@@ -20,6 +19,7 @@ from keras_mp.optimizer.update.gradient_check import (
     check_of_kernel,
 )
 from keras_mp.optimizer.update.unscaled_update import variables_of
+from keras_mp.random_bits import halves_of
 
 
 def fused_part(

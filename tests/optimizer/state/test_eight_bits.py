@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mp.optimizer.state.eight_bits import decode, encode, groups_in
-from keras_mp.optimizer.state.noise import noise_of_step
+from keras_mp.random_bits import noise_of_step
 
 SIGNS = pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "unsigned"])
 

@@ -5,7 +5,7 @@ import oracle
 import pytest
 import tensorflow as tf
 
-from keras_mp.optimizer.state import noise
+from keras_mp import random_bits
 
 
 def hash_of(x):
@@ -25,8 +25,8 @@ def unsigned(x):
 @pytest.mark.parametrize("stream", [0, 3])
 def test_every_bit_is_that_of_the_contract(jit, step, stream):
     def draw(step):
-        of_step = noise.noise_of_step(7, step)
-        return of_step, noise.random_bits((2, 3), of_step, stream)
+        of_step = random_bits.noise_of_step(7, step)
+        return of_step, random_bits.random_bits((2, 3), of_step, stream)
 
     of_step, bits = tf.function(draw, jit_compile=jit)(tf.constant(step, "int64"))
     expected = hash_of(step * 0x9E3779B9 + 7)
@@ -38,13 +38,15 @@ def test_every_bit_is_that_of_the_contract(jit, step, stream):
 
 
 def test_halves_are_exact():
-    low, high = noise.halves_of(tf.constant(-2, "int32"))
+    low, high = random_bits.halves_of(tf.constant(-2, "int32"))
     assert (low.dtype, high.dtype) == ("float32", "float32")
     assert (float(low), float(high)) == (2.0**16 - 2, 2.0**16 - 1)
 
 
 def test_uniforms_are_uniform():
-    drawn = oracle.value(noise.uniforms((100_000,), noise.noise_of_step(0, 5)))
+    drawn = oracle.value(
+        random_bits.uniforms((100_000,), random_bits.noise_of_step(0, 5))
+    )
     assert drawn.dtype == np.float32
     assert drawn.min() >= 0
     assert drawn.max() < 1
