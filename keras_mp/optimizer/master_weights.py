@@ -16,7 +16,7 @@ from keras import ops, random
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.rounding import (
+from keras_mp.optimizer.compression import (
     differs,
     draw_uniforms,
     round_nearest,

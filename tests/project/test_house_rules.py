@@ -23,7 +23,12 @@ CHAINS = (
         ("arguments",),
         ("serialization",),
         (
-            *("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
+            *(
+                "loss_scale",
+                "regularizers",
+                "optimizer.backend",
+                "optimizer.compression",
+            ),
             "optimizer.sharding",
         ),
         ("statistical_loss_scale", "optimizer.state"),
@@ -349,7 +354,7 @@ def test_sources_keep_the_rule(rule):
         (imports_against_the_layers, "keras_mp/new.py", ""),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/rounding.py",
+            "keras_mp/optimizer/compression.py",
             "import keras_mp",
         ),
         (
@@ -427,7 +432,7 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ("keras_mp/ops/gemm.py", "import tensorflow\nfrom .kernels import native"),
         ("keras_mp/layers/core/dense.py", "from keras_mp.ops.gemm import fp16_gemm"),
         ("keras_mp/callbacks.py", "def f():\n  import tensorflow"),
-        ("keras_mp/optimizer/rounding.py", "from keras_mp import keras_internals"),
+        ("keras_mp/optimizer/compression.py", "from keras_mp import keras_internals"),
         ("keras_mp/keras_internals.py", "def f(optimizer):\n  optimizer._var_key(1)"),
         (
             "keras_mp/export.py",

@@ -7,8 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.rounding import round_by, round_nearest
-from keras_mp.optimizer.state.remainders import join, split
+from keras_mp.optimizer.compression import join, round_by, round_nearest, split
 from keras_mp.random_bits import uniforms
 
 
@@ -140,7 +139,7 @@ class StoredMaster(keras.Variable):
 
 
 class RemainderMaster(StoredMaster):
-    """A master that is its weight and a remainder, `remainders.join` of both.
+    """A master that is its weight and a remainder, `compression.join` of both.
 
     Other code may write to the weight: the remainder stays, so that the master is
     within half a unit in the last place of what was written.

@@ -8,8 +8,8 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.optimizer import compression
 from keras_mp.optimizer.sharding import layout_of_vector
-from keras_mp.optimizer.state import eight_bits
 from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.random_bits import noise_of_step
 
@@ -49,7 +49,9 @@ class EightBitSlot:
     def value(self) -> Any:
         """What is stored: a float32 tensor."""
         read = ops.convert_to_tensor
-        return eight_bits.decode(read(self.codes), read(self.exponents), self.is_signed)
+        return compression.decode(
+            read(self.codes), read(self.exponents), self.is_signed
+        )
 
     def store(self, value: Any, noise: Any) -> None:
         """Rounds a new value.
@@ -58,7 +60,7 @@ class EightBitSlot:
             value: float32 tensor.
             noise: what `noise_of_step` returned.
         """
-        codes, exponents = eight_bits.encode(value, self.is_signed, noise, self.stream)
+        codes, exponents = compression.encode(value, self.is_signed, noise, self.stream)
         self.codes.assign(codes)
         self.exponents.assign(exponents)
 
@@ -86,7 +88,7 @@ def create_slot(
     """
     code, exponent = (
         int(ops.convert_to_numpy(each)[0])
-        for each in eight_bits.encode(
+        for each in compression.encode(
             ops.full((1,), kind.initial_value), kind.is_signed, noise_of_step(0, 0), 0
         )
     )
@@ -107,7 +109,7 @@ def create_slot(
             )
 
     name = f"{master.path.replace('/', '_')}_{kind.name}"
-    groups = eight_bits.groups_in(math.prod(shape))
+    groups = compression.groups_in(math.prod(shape))
     return EightBitSlot(
         create(name, shape, code, **layout),
         create(

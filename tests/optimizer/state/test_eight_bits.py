@@ -5,7 +5,7 @@ import oracle
 import pytest
 import tensorflow as tf
 
-from keras_mp.optimizer.state.eight_bits import decode, encode, groups_in
+from keras_mp.optimizer.compression import decode, encode, groups_in
 from keras_mp.random_bits import noise_of_step
 
 SIGNS = pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "unsigned"])

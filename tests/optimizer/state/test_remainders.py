@@ -5,8 +5,7 @@ import oracle
 import pytest
 import tensorflow as tf
 
-from keras_mp.optimizer.rounding import round_nearest
-from keras_mp.optimizer.state.remainders import join, split
+from keras_mp.optimizer.compression import join, round_nearest, split
 
 MODES = pytest.mark.parametrize("jit", [False, True], ids=["eager", "xla"])
 DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
