@@ -11,7 +11,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer import validation
-from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.gradient_norm import GradientNorm
 from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
@@ -39,7 +39,6 @@ from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
 from keras_mp.optimizer.update.execution import (
     Execution,
     choose_execution,
-    sum_gradients,
 )
 from keras_mp.optimizer.update.gradient_check import Wanted, joined
 from keras_mp.optimizer.update.plan import plan

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.update.execution import sum_gradients
+from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.update.gradient_check import GradientCheck, sum_of_squares_of
 
 

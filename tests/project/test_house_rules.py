@@ -19,7 +19,7 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 # same modules. `keras_mp` itself, the table of contents, imports anything.
 CHAINS = (
     (
-        ("dtypes", "random_bits"),
+        ("dtypes", "random_bits", "optimizer.backend_tf"),
         ("arguments",),
         ("serialization",),
         (
@@ -71,9 +71,9 @@ MAY_IMPORT = {
     for module in modules
 }
 # The one bridge between the chains: the update step has a kernel.
-for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
+for module in ("optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
-MAY_IMPORT["keras_mp.optimizer.backend"].append("keras_mp.ops.kernels.dispatch")
+MAY_IMPORT["keras_mp.optimizer.backend_tf"].append("keras_mp.ops.kernels.dispatch")
 # What finds and changes the precision of layers looks at models and optimizers alike,
 # and neither knows of it. A plan reads what the diagnostics say.
 for module in ("diagnostics", "precision"):

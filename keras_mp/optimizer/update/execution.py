@@ -3,7 +3,7 @@
 On several replicas Keras clips each replica's part of the gradient, and it accumulates
 gradients, or overwrites weights with their average, in a branch inside the replicas,
 which `tf.distribute` refuses. Such an optimizer runs once, on the sum of the gradients,
-as one process does on the joint batch (first_replica.py). That costs a copy of the
+as one process does on the joint batch (backend_tf.py). That costs a copy of the
 gradients from the first replica of a machine to its others, if the optimizer changes
 them before it uses them.
 """
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import Runner, backend
-from keras_mp.optimizer.inner_optimizer import leaves, options_in_use
-from keras_mp.optimizer.master_weights import needs_master
-from keras_mp.optimizer.update.first_replica import (
+from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.backend_tf import (
+    Runner,
     creating_for_all_replicas,
     run_on_first_replica,
 )
+from keras_mp.optimizer.inner_optimizer import leaves, options_in_use
+from keras_mp.optimizer.master_weights import needs_master
 
 # Options of all optimizers with which replicas may run by themselves. With the others,
 # those of later versions of Keras included, one replica runs for all of them.
@@ -146,26 +146,3 @@ def _assigns_by_steps(leaf: Any) -> bool:
     """Tells whether it is one of Keras, except Muon, which decays outside of steps."""
     of_keras = getattr(keras.optimizers, type(leaf).__name__, None)
     return type(leaf) is of_keras and type(leaf).__name__ != "Muon"
-
-
-def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
-    """Returns the sums of the gradients of all replicas, to each of them.
-
-    Args:
-        gradients: list of this replica's tensors, `tf.IndexedSlices` or None.
-        dtype: str, of the terms and the sums between replicas. `"float32"` is the least
-            for a gradient, or `"float16"`; a sum may then overflow to infinity.
-
-    Returns:
-        List like `gradients`, at least float32.
-    """
-    given = [gradient for gradient in gradients if gradient is not None]
-    wide = [keras.backend.result_type(g.dtype.name, "float32") for g in given]
-    sent = wide if dtype == "float32" else [dtype] * len(given)
-    widened = iter(_cast(backend.sum_over_replicas(_cast(given, sent)), wide))
-    return [None if g is None else next(widened) for g in gradients]
-
-
-def _cast(gradients: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
-    pairs = zip(gradients, dtypes, strict=True)
-    return [ops.cast(gradient, dtype) for gradient, dtype in pairs]

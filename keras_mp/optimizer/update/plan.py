@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import Runner
+from keras_mp.optimizer.backend_tf import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.state.masters import reference_of
