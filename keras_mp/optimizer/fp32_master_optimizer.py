@@ -19,8 +19,9 @@ from keras_mp.optimizer.inner_optimizer import (
     exclude_masters_from_weight_decay,
     leaves,
 )
-from keras_mp.optimizer.master_weights import MasterWeights, create_masters
+from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
+from keras_mp.optimizer.masters import create_masters, reference_of
 from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.scalar_variable import add_scalar
@@ -32,7 +33,6 @@ from keras_mp.optimizer.shared_loss_scale import (
 )
 from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.optimizer.state.kept import create_kept
-from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.step_notes import step_notes
 from keras_mp.optimizer.stored_state import check_state, create_slots
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite

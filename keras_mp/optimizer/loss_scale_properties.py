@@ -12,7 +12,7 @@ from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradient_norm import GradientNorm
 from keras_mp.optimizer.loss_scaler import LossScaler
-from keras_mp.optimizer.master_weights import path_of
+from keras_mp.optimizer.masters import path_of
 
 
 class LossScaleProperties(keras.optimizers.LossScaleOptimizer):

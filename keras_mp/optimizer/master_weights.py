@@ -1,10 +1,7 @@
 """FP32 masters of 16-bit weights, and how the two are kept in agreement.
 
-A master is the FP32 value of a weight, a variable with the weight's name and path. It
-holds the true value, unless other code than the optimizer wrote to the weight: there
-the weight is no rounding of its master any more, and the master takes its value.
-
-keras_mp/optimizer/state has masters that are stored in fewer bits.
+A master holds the true value, unless other code than the optimizer wrote to the weight:
+there the weight is no rounding of its master any more, and the master takes its value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +10,6 @@ from typing import Any
 import keras
 from keras import ops, random
 
-from keras_mp import keras_internals
-from keras_mp.dtypes import is_half
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import (
     differs,
@@ -22,84 +17,14 @@ from keras_mp.optimizer.compression import (
     round_nearest,
     round_stochastic,
 )
-from keras_mp.optimizer.state.kept import Kept
-from keras_mp.optimizer.state.masters import (
+from keras_mp.optimizer.masters import (
+    EightBitSlot,
     RemainderMaster,
     StoredMaster,
     WeightAsMaster,
 )
-from keras_mp.optimizer.state.slots import EightBitSlot
+from keras_mp.optimizer.state.kept import Kept
 from keras_mp.random_bits import noise_of_step
-
-
-def needs_master(variable: Any) -> bool:
-    """Tells whether `variable` is stored in less than FP32."""
-    return is_half(keras.backend.standardize_dtype(variable.dtype))
-
-
-def are_distinct(variables: Sequence[Any]) -> bool:
-    """Tells whether no variable is listed twice."""
-    return len({id(variable) for variable in variables}) == len(variables)
-
-
-def path_of(variable: Any) -> str:
-    """Returns the path of a `keras.Variable`, or the name of a `tf.Variable`."""
-    return getattr(variable, "path", variable.name)
-
-
-def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
-    """Returns the master of each variable: itself, unless it is stored in 16 bits.
-
-    Args:
-        variables: list of the trainable variables.
-        form: as `masters` for `wrap`.
-    """
-    masters = {id(v): _new_master(v, form) if needs_master(v) else v for v in variables}
-    return [masters[id(variable)] for variable in variables]
-
-
-def _new_master(weight: Any, form: str | None) -> Any:
-    if form == "remainders":
-        return RemainderMaster(weight, create_master(weight, "int16"))
-    return WeightAsMaster(weight) if form is None else create_master(weight)
-
-
-def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
-    """Returns a variable of zeros with the name, path and hooks of `weight`.
-
-    `MasterWeights.initialize` gives it its value: a weight that a traced function
-    creates has none before the trace ends.
-
-    Args:
-        weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
-        dtype: str. Defaults to `"float32"`.
-
-    Returns:
-        `keras.Variable`, not trainable.
-    """
-    path = getattr(weight, "path", weight.name.split(":")[0])
-    parent, _, name = path.rpartition("/")
-    grandparent, _, scope = parent.rpartition("/")
-    with keras.name_scope(scope, override_parent=grandparent):
-        master = keras.Variable(
-            "zeros",
-            shape=weight.shape,
-            dtype=dtype,
-            trainable=False,
-            aggregation=_aggregation(weight),
-            name=name,
-            **keras_internals.layout_argument(weight),
-        )
-    master.constraint = getattr(weight, "constraint", None)
-    master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)
-    return master
-
-
-def _aggregation(variable: Any) -> str:
-    """Returns how the copies of several replicas are combined, by Keras's name."""
-    if isinstance(variable, keras.Variable):
-        return variable.aggregation
-    return variable.aggregation.name.lower()
 
 
 class MasterWeights:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import needs_master, path_of
+from keras_mp.optimizer.masters import needs_master, path_of
 
 
 class OutsideWrites:

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from keras_mp.arguments import short_repr
+from keras_mp.optimizer.masters import EightBitSlot, SlotKind, create_slot
 from keras_mp.optimizer.state.int8_state import Int8State
-from keras_mp.optimizer.state.slots import EightBitSlot, SlotKind, create_slot
 from keras_mp.optimizer.update.fused_rules import AROUND_A_RULE, what_has_no_rule
 
 _MASTERS = ("float32", "remainders", None)

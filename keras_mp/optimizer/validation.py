@@ -8,7 +8,7 @@ import keras
 from keras_mp.arguments import short_repr, whole_number
 from keras_mp.optimizer.compression import ROUNDING_MODES
 from keras_mp.optimizer.inner_optimizer import check_inner_optimizer
-from keras_mp.optimizer.master_weights import path_of
+from keras_mp.optimizer.masters import path_of
 
 _BACKENDS = ("tensorflow", "jax", "torch")
 

@@ -9,7 +9,7 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.inner_optimizer import leaves
-from keras_mp.optimizer.state.masters import reference_of
+from keras_mp.optimizer.masters import reference_of
 
 
 def can_exchange_weights(optimizer: Any) -> bool:

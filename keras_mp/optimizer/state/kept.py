@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.state.masters import reference_of
+from keras_mp.optimizer.masters import reference_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from keras_mp.optimizer.backend_tf import (
     run_on_first_replica,
 )
 from keras_mp.optimizer.inner_optimizer import leaves, options_in_use
-from keras_mp.optimizer.master_weights import needs_master
+from keras_mp.optimizer.masters import needs_master
 
 # Options of all optimizers with which replicas may run by themselves. With the others,
 # those of later versions of Keras included, one replica runs for all of them.

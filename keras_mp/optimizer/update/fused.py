@@ -9,8 +9,8 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
-from keras_mp.optimizer.state.masters import reference_of
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.masters import are_distinct, reference_of
 from keras_mp.optimizer.update.formulas import Gradient
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.gradient_check import (

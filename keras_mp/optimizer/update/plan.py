@@ -8,8 +8,8 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend_tf import Runner
 from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.masters import reference_of
 from keras_mp.optimizer.state.kept import Kept
-from keras_mp.optimizer.state.masters import reference_of
 from keras_mp.optimizer.update.fused import FusedUpdate, chosen, fused_part
 from keras_mp.optimizer.update.fused_rules import (
     AROUND_A_RULE,

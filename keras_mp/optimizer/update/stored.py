@@ -9,8 +9,8 @@ import keras
 from keras import ops
 
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import MasterWeights, are_distinct
-from keras_mp.optimizer.state.masters import StoredMaster
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.masters import StoredMaster, are_distinct
 from keras_mp.optimizer.update.formulas import decayed, squares_gradients, step
 from keras_mp.optimizer.update.fused import (
     applies_weight_decay,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_mp.optimizer.inner_optimizer import touched_rows
-from keras_mp.optimizer.master_weights import are_distinct
+from keras_mp.optimizer.masters import are_distinct
 from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 
 

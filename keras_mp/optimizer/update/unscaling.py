@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.master_weights import needs_master
+from keras_mp.optimizer.masters import needs_master
 from keras_mp.optimizer.update.all_replicas_finite import nonfinite_of
 from keras_mp.optimizer.update.gradient_check import (
     GradientCheck,
