@@ -15,7 +15,9 @@ from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.gradient_norm import GradientNorm
 from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
+    Execution,
     check_values_to_copy,
+    choose_execution,
     exclude_masters_from_weight_decay,
     leaves,
 )
@@ -36,10 +38,6 @@ from keras_mp.optimizer.state.kept import create_kept
 from keras_mp.optimizer.step_notes import step_notes
 from keras_mp.optimizer.stored_state import check_state, create_slots
 from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
-from keras_mp.optimizer.update.execution import (
-    Execution,
-    choose_execution,
-)
 from keras_mp.optimizer.update.gradient_check import Wanted, joined
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.optimizer.update.unscaling import unscale

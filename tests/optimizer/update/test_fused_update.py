@@ -15,9 +15,8 @@ from older_versions import needs
 
 import keras_mp
 from keras_mp.keras_internals import KERAS
-from keras_mp.optimizer.inner_optimizer import class_of, touched_rows
+from keras_mp.optimizer.inner_optimizer import class_of, needs_the_sum, touched_rows
 from keras_mp.optimizer.update import fused_rules
-from keras_mp.optimizer.update.execution import needs_the_sum
 
 pytestmark = needs("TensorFlow", 2, 20)  # with which the native library begins
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
