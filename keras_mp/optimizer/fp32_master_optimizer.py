@@ -12,7 +12,14 @@ from keras_mp import keras_internals
 from keras_mp.loss_scale import LossScale
 from keras_mp.optimizer import validation
 from keras_mp.optimizer.backend import backend, sum_gradients
-from keras_mp.optimizer.gradient_norm import GradientNorm
+from keras_mp.optimizer.gradients import (
+    GradientNorm,
+    Wanted,
+    find_nonfinite,
+    joined,
+    step_notes,
+    unscale,
+)
 from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
     Execution,
@@ -35,12 +42,8 @@ from keras_mp.optimizer.shared_loss_scale import (
 )
 from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.optimizer.state.kept import create_kept
-from keras_mp.optimizer.step_notes import step_notes
 from keras_mp.optimizer.stored_state import check_state, create_slots
-from keras_mp.optimizer.update.all_replicas_finite import find_nonfinite
-from keras_mp.optimizer.update.gradient_check import Wanted, joined
 from keras_mp.optimizer.update.plan import plan
-from keras_mp.optimizer.update.unscaling import unscale
 from keras_mp.regularizers import regularize_weights
 
 

@@ -10,7 +10,7 @@ from keras_mp import keras_internals
 from keras_mp.arguments import short_repr
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.gradient_norm import GradientNorm
+from keras_mp.optimizer.gradients import GradientNorm
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.masters import path_of
 

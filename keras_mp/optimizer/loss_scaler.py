@@ -14,7 +14,7 @@ from keras_mp.loss_scale import (
     as_loss_scale,
 )
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.step_notes import StepNotes
+from keras_mp.optimizer.gradients import StepNotes
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")

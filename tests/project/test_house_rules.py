@@ -32,8 +32,8 @@ CHAINS = (
             "optimizer.sharding",
         ),
         ("statistical_loss_scale", "optimizer.masters"),
-        ("optimizer.inner_optimizer", "optimizer.state"),
-        ("optimizer.master_weights",),
+        ("optimizer.gradients", "optimizer.inner_optimizer", "optimizer.state"),
+        ("optimizer.loss_scaler", "optimizer.master_weights"),
         ("optimizer.update",),
         ("optimizer",),
         ("checkpoint_paths", "export", "watched_optimizers"),
@@ -72,7 +72,7 @@ MAY_IMPORT = {
     for module in modules
 }
 # The one bridge between the chains: the update step has a kernel.
-for module in ("optimizer.master_weights", "optimizer.update"):
+for module in ("optimizer.gradients", "optimizer.master_weights", "optimizer.update"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
 MAY_IMPORT["keras_mp.optimizer.backend_tf"].append("keras_mp.ops.kernels.dispatch")
 # What finds and changes the precision of layers looks at models and optimizers alike,

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.gradients import GradientCheck, Wanted
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct
 from keras_mp.optimizer.update.formulas import decayed, squares_gradients, step
@@ -19,7 +20,6 @@ from keras_mp.optimizer.update.fused import (
     slots_of,
 )
 from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
-from keras_mp.optimizer.update.gradient_check import GradientCheck, Wanted
 from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.backend_tf import Runner
+from keras_mp.optimizer.gradients import GradientCheck, Wanted, unscale
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import StoredMaster
-from keras_mp.optimizer.update.gradient_check import GradientCheck, Wanted
-from keras_mp.optimizer.update.unscaling import unscale
 
 
 def variables_of(masters: Sequence[Any]) -> list[Any]:
