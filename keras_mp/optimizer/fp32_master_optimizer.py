@@ -28,12 +28,12 @@ from keras_mp.optimizer.inner_optimizer import (
     exclude_masters_from_weight_decay,
     leaves,
 )
+from keras_mp.optimizer.loss_scaler import add_scalar
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.masters import create_masters, reference_of
 from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
-from keras_mp.optimizer.scalar_variable import add_scalar
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
 from keras_mp.optimizer.shared_loss_scale import (

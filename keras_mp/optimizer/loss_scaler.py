@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops, tree
 
+from keras_mp import keras_internals
 from keras_mp.loss_scale import (
     ConstantLossScale,
     LossScale,
@@ -15,6 +16,40 @@ from keras_mp.loss_scale import (
 )
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import StepNotes
+
+
+class ScalarVariable(keras.Variable):
+    """A scalar that `float` and `int` also read on several replicas.
+
+    Keras asks the variable of the backend, and on replicas that has neither.
+    """
+
+    def __float__(self) -> float:
+        return float(ops.convert_to_numpy(self))
+
+    def __int__(self) -> int:
+        return int(ops.convert_to_numpy(self))
+
+
+def add_scalar(optimizer: Any, name: str, value: float) -> ScalarVariable:
+    """Returns a new scalar variable of an optimizer, the same on all replicas.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        name: str.
+        value: the first value; a float makes it float32, an int makes it int.
+    """
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        variable = ScalarVariable(
+            initializer=keras.initializers.Constant(value),
+            shape=(),
+            dtype="float32" if isinstance(value, float) else "int",
+            trainable=False,
+            aggregation="only_first_replica",
+            name=name,
+        )
+    keras_internals.add_to_variables(optimizer, variable)
+    return variable
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
