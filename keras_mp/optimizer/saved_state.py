@@ -19,12 +19,8 @@ from keras_mp.dtypes import HALVES
 from keras_mp.optimizer.compression import differs
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import EightBitSlot, StoredMaster, reference_of
+from keras_mp.optimizer.rules import AROUND_A_RULE, FusedRule, rule_of
 from keras_mp.optimizer.state.kept import create_kept
-from keras_mp.optimizer.update.fused_rules import (
-    AROUND_A_RULE,
-    FusedRule,
-    rule_of,
-)
 
 
 class Saved(NamedTuple):

@@ -3,12 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from keras_mp.arguments import short_repr
-from keras_mp.optimizer.masters import EightBitSlot, SlotKind, create_slot
+from keras_mp.optimizer.masters import EightBitSlot, create_slot
+from keras_mp.optimizer.rules import AROUND_A_RULE, slot_kinds, what_has_no_rule
 from keras_mp.optimizer.state.int8_state import Int8State
-from keras_mp.optimizer.update.fused_rules import AROUND_A_RULE, what_has_no_rule
 
 _MASTERS = ("float32", "remainders", None)
 
@@ -82,7 +80,7 @@ def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
             f"Received: {missing}. Leave out what was received, or choose "
             'masters="float32" and state="float32".'
         )
-    if eight_bit is not None and _kinds_of(optimizer) is None:
+    if eight_bit is not None and slot_kinds(optimizer) is None:
         raise ValueError(
             "State in 8 bits is for optimizers that can bear its rounding: not for "
             "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "
@@ -99,7 +97,7 @@ def create_slots(
         optimizer: the inner `keras.optimizers.Optimizer`.
         masters: the masters that get them.
     """
-    kinds = _kinds_of(optimizer) or ()
+    kinds = slot_kinds(optimizer) or ()
     return {
         id(master): [
             create_slot(optimizer, master, kind, stream)
@@ -107,36 +105,3 @@ def create_slots(
         ]
         for master in masters
     }
-
-
-_MOMENTUM = SlotKind("momentum", is_signed=True)
-_VELOCITY = SlotKind("velocity", is_signed=False)
-
-
-def _kinds_of(optimizer: Any) -> tuple[SlotKind, ...] | None:
-    """Returns the kinds of the slots of an optimizer that has a rule, in its order.
-
-    None if 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
-    the largest rounding, the centered RMSprop subtracts nearly equal numbers, Lamb
-    reads its slots twice in a step, and Adafactor keeps means of rows and columns.
-    """
-    match optimizer:
-        case keras.optimizers.SGD():
-            return (_MOMENTUM,) if optimizer.momentum else ()
-        case keras.optimizers.Adam():  # and AdamW
-            return None if optimizer.amsgrad else (_MOMENTUM, _VELOCITY)
-        case keras.optimizers.Nadam():
-            return _MOMENTUM, _VELOCITY
-        case keras.optimizers.Adamax():
-            return _MOMENTUM, SlotKind("norm", is_signed=False)
-        case keras.optimizers.Lion():
-            return (_MOMENTUM,)
-        case keras.optimizers.Adagrad():
-            initial_value = optimizer.initial_accumulator_value
-            return (SlotKind("accumulator", False, initial_value),)
-        case keras.optimizers.Adadelta():
-            names = ("accumulated_grad", "accumulated_delta_var")
-            return tuple(SlotKind(name, is_signed=False) for name in names)
-        case keras.optimizers.RMSprop() if not optimizer.centered:
-            return (_VELOCITY, _MOMENTUM) if optimizer.momentum > 0 else (_VELOCITY,)
-    return None

@@ -12,8 +12,8 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import GradientCheck, Wanted, check_of_kernel
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import are_distinct, reference_of
-from keras_mp.optimizer.update.formulas import Gradient
-from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
+from keras_mp.optimizer.reference import Gradient
+from keras_mp.optimizer.rules import FusedRule, count_step
 from keras_mp.optimizer.update.unscaled_update import variables_of
 from keras_mp.random_bits import halves_of
 

@@ -9,6 +9,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import sum_of_squares_of
+from keras_mp.optimizer.rules import FusedRule, count_update
 from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.update.fused import (
     FusedUpdate,
@@ -16,7 +17,6 @@ from keras_mp.optimizer.update.fused import (
     clipping_of,
     fused_part,
 )
-from keras_mp.optimizer.update.fused_rules import FusedRule, count_update
 from keras_mp.optimizer.update.stored import (
     StoredUpdate,
     read_master,

@@ -12,14 +12,14 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import GradientCheck, Wanted
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct
-from keras_mp.optimizer.update.formulas import decayed, squares_gradients, step
+from keras_mp.optimizer.reference import decayed, squares_gradients, step
+from keras_mp.optimizer.rules import FusedRule, count_step
 from keras_mp.optimizer.update.fused import (
     applies_weight_decay,
     clipping_of,
     hyperparameters_of,
     slots_of,
 )
-from keras_mp.optimizer.update.fused_rules import FusedRule, count_step
 from keras_mp.optimizer.update.unscaled_update import UnscaledUpdate
 
 

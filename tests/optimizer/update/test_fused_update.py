@@ -15,8 +15,8 @@ from older_versions import needs
 
 import keras_mp
 from keras_mp.keras_internals import KERAS
+from keras_mp.optimizer import rules
 from keras_mp.optimizer.inner_optimizer import class_of, needs_the_sum, touched_rows
-from keras_mp.optimizer.update import fused_rules
 
 pytestmark = needs("TensorFlow", 2, 20)  # with which the native library begins
 SHAPES = (("kernel", (3, 2)), ("bias", (2,)))
@@ -168,8 +168,8 @@ LATER_OPTIONS = {
 @pytest.mark.parametrize("name", LATER_OPTIONS)
 def test_an_option_that_is_not_known_is_left_to_the_optimizer(name, monkeypatch):
     options, expected = LATER_OPTIONS[name]
-    known = fused_rules._KNOWN[optimizers.Adam]
-    monkeypatch.setitem(fused_rules._KNOWN, LaterAdam, known)
+    known = rules._KNOWN[optimizers.Adam]
+    monkeypatch.setitem(rules._KNOWN, LaterAdam, known)
     optimizer, weights = wrapped(lambda: LaterAdam(0.1, **options))
     assert parts(optimizer, weights, ones_like(weights)) == expected
 

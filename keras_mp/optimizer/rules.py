@@ -1,4 +1,10 @@
-"""The optimizers that a kernel implements, with their options and slots."""
+"""The optimizers that a kernel implements: their options, slots and hyperparameters.
+
+Functions `of_...` take a `keras.optimizers.Optimizer` and return the hyperparameters of
+a rule at a step by name, without those that all rules have. A number is computed as in
+the `update_step` of an FP32 variable, bit for bit: in FP32 where that casts an option
+first, in Python where it does not.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Set
@@ -11,7 +17,7 @@ from keras import ops
 from keras_mp.arguments import short_repr
 from keras_mp.keras_internals import KERAS, nadam_momentum_product, slots
 from keras_mp.optimizer.inner_optimizer import class_of, options_in_use
-from keras_mp.optimizer.update import hyperparameters
+from keras_mp.optimizer.masters import SlotKind
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,162 @@ class FusedRule:
     hyperparameters: Callable[[Any], dict[str, Any]]
     weight_decay: str = "weight_decay"
     takes: Callable[[Any], bool] = lambda master: True
+
+
+def of_sgd(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of SGD without momentum: none."""
+    return {}
+
+
+def of_momentum(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of SGD with momentum."""
+    return {"momentum": optimizer.momentum}
+
+
+def of_adam(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Adam, and of AdamW."""
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    return _of_adam(optimizer, rate, optimizer.beta_1, optimizer.beta_2)
+
+
+def of_muon(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of the variables that Muon updates as Adam does."""
+    rate = ops.cast(optimizer.learning_rate * optimizer.adam_lr_ratio, "float32")
+    betas = (optimizer.adam_beta_1, optimizer.adam_beta_2)
+    return _of_adam(optimizer, rate, *betas)
+
+
+def _of_adam(optimizer: Any, rate: Any, beta_1: float, beta_2: float) -> dict[str, Any]:
+    power_1, power_2 = _powers(optimizer, beta_1, beta_2)
+    return {
+        "alpha": rate * ops.sqrt(1 - power_2) / (1 - power_1),
+        "one_minus_beta_1": 1 - beta_1,
+        "one_minus_beta_2": 1 - beta_2,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def of_lamb(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Lamb."""
+    power_1, power_2 = _powers(optimizer)
+    return {
+        "one_minus_beta_1": 1 - optimizer.beta_1,
+        "one_minus_beta_2": 1 - optimizer.beta_2,
+        "m_divisor": 1 - power_1,
+        "v_divisor": 1 - power_2,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def of_adafactor(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Adafactor: beta_2 grows with the steps."""
+    step = ops.cast(optimizer.iterations + 1, "float32")
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    beta_2 = 1 - ops.power(step, optimizer.beta_2_decay)
+    return {
+        # Keras limits its steps by this with and without `relative_step`.
+        "alpha": ops.minimum(rate, 1 / ops.sqrt(step)),
+        "beta_2": beta_2,
+        "one_minus_beta_2": 1 - beta_2,
+        "epsilon": optimizer.epsilon_1,
+        "epsilon_2": optimizer.epsilon_2,
+        "threshold": optimizer.clip_threshold,
+    }
+
+
+def of_nadam(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Nadam, with this and the next momentum."""
+    beta_1 = ops.cast(optimizer.beta_1, "float32")
+    beta_2 = ops.cast(optimizer.beta_2, "float32")
+    decay = ops.cast(0.96, "float32")
+
+    def momentum(steps: int) -> Any:
+        step = ops.cast(optimizer.iterations + steps, "float32")
+        return beta_1 * (1.0 - 0.5 * ops.power(decay, step))
+
+    product = ops.cast(_next_product(optimizer), "float32")
+    this, following = momentum(1), momentum(2)
+    return {
+        "one_minus_beta_1": 1 - beta_1,
+        "one_minus_beta_2": 1 - beta_2,
+        "m_factor": following,
+        "m_divisor": 1 - product * following,
+        "g_factor": 1 - this,
+        "g_divisor": 1 - product,
+        "v_divisor": 1 - _powers(optimizer)[1],
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _next_product(optimizer: Any) -> Any:
+    """Returns the product of Nadam's momentums, this step's included."""
+    product = nadam_momentum_product(optimizer)
+    step = ops.cast(optimizer.iterations + 1, product.dtype)
+    return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
+
+
+def of_adamax(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Adamax."""
+    return {
+        "one_minus_beta_1": 1 - optimizer.beta_1,
+        "beta_2": optimizer.beta_2,
+        "m_divisor": 1 - _powers(optimizer)[0],
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def of_lion(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Lion."""
+    beta_1 = ops.cast(optimizer.beta_1, "float32")
+    beta_2 = ops.cast(optimizer.beta_2, "float32")
+    return {
+        "beta_1": beta_1,
+        "one_minus_beta_1": 1.0 - beta_1,
+        "beta_2": beta_2,
+        "one_minus_beta_2": 1.0 - beta_2,
+    }
+
+
+def of_adagrad(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Adagrad."""
+    return {"epsilon": optimizer.epsilon}
+
+
+def of_ftrl(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Ftrl."""
+    rate = ops.cast(optimizer.learning_rate, "float32")
+    l2 = optimizer.l2_regularization_strength + optimizer.beta / (2.0 * rate)
+    return {
+        "l1": optimizer.l1_regularization_strength,
+        "l2": 2 * l2,
+        "l2_shrinkage": 2 * optimizer.l2_shrinkage_regularization_strength,
+    }
+
+
+def of_adadelta(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of Adadelta."""
+    return {
+        "beta_2": optimizer.rho,
+        "one_minus_beta_2": 1 - optimizer.rho,
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def of_rmsprop(optimizer: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of RMSprop."""
+    return {**of_adadelta(optimizer), **of_momentum(optimizer)}
+
+
+def _powers(optimizer: Any, *betas: float) -> list[Any]:
+    """Returns each beta to the power of the step's number.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        *betas: floats, the optimizer's by default.
+    """
+    step = ops.cast(optimizer.iterations + 1, "float32")
+    betas = betas or (optimizer.beta_1, optimizer.beta_2)
+    return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
 
 
 def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None:
@@ -107,7 +269,7 @@ def count_update(optimizer: Any, finite: Any) -> None:
     """
     if class_of(optimizer) is keras.optimizers.Nadam:
         product = nadam_momentum_product(optimizer)
-        following = hyperparameters.next_product(optimizer)
+        following = _next_product(optimizer)
         before = ops.convert_to_tensor(product)
         product.assign(ops.where(finite, following, before))
 
@@ -118,9 +280,9 @@ def _is_number(option: Any) -> bool:
 
 def _sgd(optimizer: Any) -> FusedRule:
     if not optimizer.momentum:
-        return FusedRule("sgd", [], hyperparameters.of_sgd)
+        return FusedRule("sgd", [], of_sgd)
     name = "nesterov" if optimizer.nesterov else "momentum"
-    return FusedRule(name, [optimizer.momentums], hyperparameters.of_momentum)
+    return FusedRule(name, [optimizer.momentums], of_momentum)
 
 
 def _adam(optimizer: Any) -> FusedRule:
@@ -128,12 +290,12 @@ def _adam(optimizer: Any) -> FusedRule:
     if optimizer.amsgrad:
         names.append("velocity_hats")
     name = "amsgrad" if optimizer.amsgrad else "adam"
-    return FusedRule(name, slots(optimizer, *names), hyperparameters.of_adam)
+    return FusedRule(name, slots(optimizer, *names), of_adam)
 
 
 def _lamb(optimizer: Any) -> FusedRule:
     names = ("momentums", "velocities")
-    return FusedRule("lamb", slots(optimizer, *names), hyperparameters.of_lamb)
+    return FusedRule("lamb", slots(optimizer, *names), of_lamb)
 
 
 # The kernel takes the matrices of a variable one by one, which is slow if it has many.
@@ -144,7 +306,7 @@ def _adafactor(optimizer: Any) -> FusedRule:
     return FusedRule(
         "adafactor",
         slots(optimizer, *"vrc"),
-        hyperparameters.of_adafactor,
+        of_adafactor,
         takes=lambda master: math.prod(master.shape[:-2]) <= _MOST_MATRICES,
     )
 
@@ -152,35 +314,35 @@ def _adafactor(optimizer: Any) -> FusedRule:
 def _muon(optimizer: Any) -> FusedRule:
     """Returns the rule of the variables that Muon leaves to Adam."""
     own = [optimizer.momentums, optimizer.adam_velocities]
-    return FusedRule("adam", own, hyperparameters.of_muon, "adam_weight_decay")
+    return FusedRule("adam", own, of_muon, "adam_weight_decay")
 
 
 def _nadam(optimizer: Any) -> FusedRule:
     names = ("momentums", "velocities")
-    return FusedRule("nadam", slots(optimizer, *names), hyperparameters.of_nadam)
+    return FusedRule("nadam", slots(optimizer, *names), of_nadam)
 
 
 def _adamax(optimizer: Any) -> FusedRule:
-    return FusedRule("adamax", slots(optimizer, "m", "u"), hyperparameters.of_adamax)
+    return FusedRule("adamax", slots(optimizer, "m", "u"), of_adamax)
 
 
 def _lion(optimizer: Any) -> FusedRule:
-    return FusedRule("lion", slots(optimizer, "momentums"), hyperparameters.of_lion)
+    return FusedRule("lion", slots(optimizer, "momentums"), of_lion)
 
 
 def _adagrad(optimizer: Any) -> FusedRule:
     accumulators = slots(optimizer, "accumulators")
-    return FusedRule("adagrad", accumulators, hyperparameters.of_adagrad)
+    return FusedRule("adagrad", accumulators, of_adagrad)
 
 
 def _adadelta(optimizer: Any) -> FusedRule:
     names = ("accumulated_grads", "accumulated_delta_vars")
-    return FusedRule("adadelta", slots(optimizer, *names), hyperparameters.of_adadelta)
+    return FusedRule("adadelta", slots(optimizer, *names), of_adadelta)
 
 
 def _ftrl(optimizer: Any) -> FusedRule:
     names = ("accumulators", "linears")
-    return FusedRule("ftrl", slots(optimizer, *names), hyperparameters.of_ftrl)
+    return FusedRule("ftrl", slots(optimizer, *names), of_ftrl)
 
 
 def _rmsprop(optimizer: Any) -> FusedRule:
@@ -191,7 +353,7 @@ def _rmsprop(optimizer: Any) -> FusedRule:
     if optimizer.momentum > 0:
         name += "_momentum"
         names.append("momentums")
-    return FusedRule(name, slots(optimizer, *names), hyperparameters.of_rmsprop)
+    return FusedRule(name, slots(optimizer, *names), of_rmsprop)
 
 
 # Options of every optimizer that the kernel or its caller implements.
@@ -269,3 +431,36 @@ _KNOWN: dict[type, tuple[set[str], _Rule]] = {
 _KNOWN_FOR_SOME: dict[type, tuple[set[str], _Rule]] = {}
 if KERAS >= (3, 13):  # before, it has other slots, or there is none
     _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _muon)
+
+
+_MOMENTUM = SlotKind("momentum", is_signed=True)
+_VELOCITY = SlotKind("velocity", is_signed=False)
+
+
+def slot_kinds(optimizer: Any) -> tuple[SlotKind, ...] | None:
+    """Returns the kinds of the slots of an optimizer that has a rule, in its order.
+
+    None if 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
+    the largest rounding, the centered RMSprop subtracts nearly equal numbers, Lamb
+    reads its slots twice in a step, and Adafactor keeps means of rows and columns.
+    """
+    match optimizer:
+        case keras.optimizers.SGD():
+            return (_MOMENTUM,) if optimizer.momentum else ()
+        case keras.optimizers.Adam():  # and AdamW
+            return None if optimizer.amsgrad else (_MOMENTUM, _VELOCITY)
+        case keras.optimizers.Nadam():
+            return _MOMENTUM, _VELOCITY
+        case keras.optimizers.Adamax():
+            return _MOMENTUM, SlotKind("norm", is_signed=False)
+        case keras.optimizers.Lion():
+            return (_MOMENTUM,)
+        case keras.optimizers.Adagrad():
+            initial_value = optimizer.initial_accumulator_value
+            return (SlotKind("accumulator", False, initial_value),)
+        case keras.optimizers.Adadelta():
+            names = ("accumulated_grad", "accumulated_delta_var")
+            return tuple(SlotKind(name, is_signed=False) for name in names)
+        case keras.optimizers.RMSprop() if not optimizer.centered:
+            return (_VELOCITY, _MOMENTUM) if optimizer.momentum > 0 else (_VELOCITY,)
+    return None
