@@ -29,10 +29,14 @@ from keras_mp.optimizer.inner_optimizer import (
     leaves,
 )
 from keras_mp.optimizer.loss_scaler import add_scalar
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import (
+    MasterWeights,
+    OutsideWrites,
+    create_kept,
+    create_slots,
+)
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.masters import create_masters, reference_of
-from keras_mp.optimizer.outside_writes import OutsideWrites
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
@@ -41,8 +45,7 @@ from keras_mp.optimizer.shared_loss_scale import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.state.int8_state import Int8State
-from keras_mp.optimizer.state.kept import create_kept
-from keras_mp.optimizer.stored_state import check_state, create_slots
+from keras_mp.optimizer.stored_state import check_state
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.regularizers import regularize_weights
 

@@ -4,12 +4,15 @@ A master holds the true value, unless other code than the optimizer wrote to the
 there the weight is no rounding of its master any more, and the master takes its value.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 from keras import ops, random
 
+from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import (
     differs,
@@ -17,14 +20,80 @@ from keras_mp.optimizer.compression import (
     round_nearest,
     round_stochastic,
 )
+from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import (
     EightBitSlot,
     RemainderMaster,
     StoredMaster,
     WeightAsMaster,
+    create_slot,
+    needs_master,
+    path_of,
+    reference_of,
 )
-from keras_mp.optimizer.state.kept import Kept
+from keras_mp.optimizer.rules import slot_kinds
 from keras_mp.random_bits import noise_of_step
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Averages of masters and sums of gradients, in the order of the masters.
+
+    Attributes:
+        averages: list of float32 variables; empty without `use_ema`.
+        sums: list of float32 variables; empty without `gradient_accumulation_steps`.
+    """
+
+    averages: list[Any] = field(default_factory=list)
+    sums: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, optimizer: Any) -> "Kept":
+        """Returns what an optimizer that was built on all masters has made itself."""
+        averages, sums = [], []
+        if optimizer.use_ema:
+            averages = list(keras_internals.moving_averages(optimizer))
+        if optimizer.gradient_accumulation_steps:
+            sums = list(keras_internals.accumulated_gradients(optimizer))
+        return cls(averages, sums)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [*self.averages, *self.sums]
+
+
+def create_kept(
+    optimizer: Any, masters: Sequence[Any], in_eight_bits: Container[int]
+) -> Kept:
+    """Returns what an optimizer keeps of each master.
+
+    It has made the variables for those that it was built on. For the others, with slots
+    stored in 8 bits, they are made here.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`, built.
+        masters: list of all masters.
+        in_eight_bits: the `id`s of those that it was not built on.
+    """
+
+    def of_each(name: str, made: Iterable[Any]) -> list[Any]:
+        others = iter(made)
+        return [
+            optimizer.add_variable_from_reference(reference_of(master), name)
+            if id(master) in in_eight_bits
+            else next(others)
+            for master in masters
+        ]
+
+    kept = Kept()
+    if optimizer.use_ema:
+        made = keras_internals.moving_averages(optimizer)
+        kept.averages.extend(of_each("average", made))
+    if optimizer.gradient_accumulation_steps:
+        made = keras_internals.accumulated_gradients(optimizer)
+        kept.sums.extend(of_each("gradient_accumulator", made))
+    return kept
 
 
 class MasterWeights:
@@ -255,3 +324,96 @@ class MasterWeights:
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
+
+
+def create_slots(
+    optimizer: Any, masters: Iterable[Any]
+) -> dict[int, list[EightBitSlot]]:
+    """Returns new slots in 8 bits, by the `id` of their master.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`.
+        masters: the masters that get them.
+    """
+    kinds = slot_kinds(optimizer) or ()
+    return {
+        id(master): [
+            create_slot(optimizer, master, kind, stream)
+            for stream, kind in enumerate(kinds)
+        ]
+        for master in masters
+    }
+
+
+def keeps_average(optimizer: Any) -> bool:
+    """Tells whether an optimizer, or one inside it, averages what it updates."""
+    return any(leaf.use_ema for leaf in leaves(optimizer))
+
+
+def overwrite_with_average(
+    optimizer: Any, master_weights: MasterWeights, masters: Sequence[Any]
+) -> None:
+    """Overwrites masters with their moving averages.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, which keeps averages.
+        master_weights: `MasterWeights`.
+        masters: list of those to overwrite.
+    """
+    if master_weights.are_compressed:
+        averages = master_weights.kept.averages
+        for master in masters:
+            average = averages[master_weights.position(master)]
+            master.assign(ops.copy(average))
+        return
+    optimizer.finalize_variable_values(masters)
+    if keras.backend.backend() == "jax":
+        # Keras has made a master and its average one buffer, and the next `fit`
+        # cannot donate a buffer twice.
+        for master in masters:
+            master.assign(ops.copy(master))
+
+
+class OutsideWrites:
+    """Warns of a step that assigns to a 16-bit weight more than once before `apply`.
+
+    Sharpness-aware minimization does so: it adds to a weight, takes a gradient, and
+    subtracts the same. In 16 bits the weight does not come back to the bit, and its
+    master, which takes what was written, loses what lies below.
+
+    It looks at the step while that is traced, which costs nothing when it runs. It does
+    not see a loop that runs eagerly, assignments in branches, or several replicas.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, int] = (None, 0)
+        self._has_warned = False
+
+    def take_note(self) -> None:
+        """Leaves out, from now on, what the current function has assigned so far."""
+        self._seen = (backend.current_function(), backend.traced_operations())
+
+    def check(self, weights: Sequence[Any]) -> None:
+        """Warns once, if the current function has assigned to one of these repeatedly.
+
+        Args:
+            weights: list of the variables of a step.
+        """
+        function, seen = self._seen
+        start = seen if function is backend.current_function() else 0
+        if self._has_warned or backend.traced_operations() <= start:
+            return
+        halves = [weight for weight in weights if needs_master(weight)]
+        counts = backend.traced_assignments(halves, start)
+        for weight, count in zip(halves, counts, strict=True):
+            if count > 1:
+                self._has_warned = True
+                warnings.warn(
+                    f"A training step assigns {count} times to {path_of(weight)!r} "
+                    f"before `apply`. In {weight.dtype} each assignment is rounded. "
+                    "Unless the weight comes back bit for bit, what its master had "
+                    "below the last bit is lost. Add and subtract in `with "
+                    "optimizer.fp32_weights(model):`, which yields the FP32 values.",
+                    stacklevel=3,
+                )
+                return

@@ -10,10 +10,13 @@ from keras_mp import keras_internals
 from keras_mp.optimizer.gradients import find_nonfinite, nonfinite_of
 from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import (
+    MasterWeights,
+    OutsideWrites,
+    keeps_average,
+    overwrite_with_average,
+)
 from keras_mp.optimizer.masters import needs_master, path_of
-from keras_mp.optimizer.moving_average import keeps_average, overwrite_with_average
-from keras_mp.optimizer.outside_writes import OutsideWrites
 
 
 class MasterWeightsProperties(LossScaleProperties):

@@ -17,10 +17,9 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
 from keras_mp.optimizer.compression import differs
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import MasterWeights, create_kept
 from keras_mp.optimizer.masters import EightBitSlot, StoredMaster, reference_of
 from keras_mp.optimizer.rules import AROUND_A_RULE, FusedRule, rule_of
-from keras_mp.optimizer.state.kept import create_kept
 
 
 class Saved(NamedTuple):

@@ -1,10 +1,8 @@
 """The choice of the forms in which masters and slots are stored."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from keras_mp.arguments import short_repr
-from keras_mp.optimizer.masters import EightBitSlot, create_slot
 from keras_mp.optimizer.rules import AROUND_A_RULE, slot_kinds, what_has_no_rule
 from keras_mp.optimizer.state.int8_state import Int8State
 
@@ -86,22 +84,3 @@ def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
             "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "
             f'{type(optimizer).__name__}, or such an option. Choose state="float32".'
         )
-
-
-def create_slots(
-    optimizer: Any, masters: Iterable[Any]
-) -> dict[int, list[EightBitSlot]]:
-    """Returns new slots in 8 bits, by the `id` of their master.
-
-    Args:
-        optimizer: the inner `keras.optimizers.Optimizer`.
-        masters: the masters that get them.
-    """
-    kinds = slot_kinds(optimizer) or ()
-    return {
-        id(master): [
-            create_slot(optimizer, master, kind, stream)
-            for stream, kind in enumerate(kinds)
-        ]
-        for master in masters
-    }

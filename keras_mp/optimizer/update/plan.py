@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend_tf import Runner
-from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.master_weights import Kept, MasterWeights
 from keras_mp.optimizer.masters import reference_of
 from keras_mp.optimizer.rules import (
     AROUND_A_RULE,
@@ -16,7 +16,6 @@ from keras_mp.optimizer.rules import (
     rule_of_some,
     what_has_no_rule,
 )
-from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.update.fused import FusedUpdate, chosen, fused_part
 from keras_mp.optimizer.update.rule_with_options import (
     RuleWithOptions,

@@ -9,8 +9,8 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import sum_of_squares_of
+from keras_mp.optimizer.master_weights import Kept
 from keras_mp.optimizer.rules import FusedRule, count_update
-from keras_mp.optimizer.state.kept import Kept
 from keras_mp.optimizer.update.fused import (
     FusedUpdate,
     chosen,
