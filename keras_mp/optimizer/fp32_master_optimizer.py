@@ -10,7 +10,14 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.loss_scale import LossScale
-from keras_mp.optimizer import validation
+from keras_mp.optimizer.arguments import (
+    Int8State,
+    check_arguments,
+    check_gradients,
+    check_one_to_one,
+    check_state,
+    check_values_to_copy,
+)
 from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.gradients import (
     GradientNorm,
@@ -23,7 +30,6 @@ from keras_mp.optimizer.gradients import (
 from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
     Execution,
-    check_values_to_copy,
     choose_execution,
     exclude_masters_from_weight_decay,
     leaves,
@@ -44,8 +50,6 @@ from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
 )
-from keras_mp.optimizer.state.int8_state import Int8State
-from keras_mp.optimizer.stored_state import check_state
 from keras_mp.optimizer.update.plan import plan
 from keras_mp.regularizers import regularize_weights
 
@@ -107,7 +111,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         state: Int8State | str = "float32",
         shard_state: bool = False,
     ) -> None:
-        validation.check_arguments(
+        check_arguments(
             inner_optimizer, rounding, seed, all_reduce_dtype, name, shard_state
         )
         eight_bit = check_state(inner_optimizer, masters, state, rounding)
@@ -254,7 +258,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
         if trainable_variables is None:
             known = keras_internals.trainable_variables(self)
             trainable_variables = known or [None] * len(gradients)
-        validation.check_one_to_one(gradients, trainable_variables)
+        check_one_to_one(gradients, trainable_variables)
         unscaled, check = unscale(
             self, gradients, trainable_variables, scale, self._wanted
         )
@@ -285,7 +289,7 @@ class FP32MasterOptimizer(MasterWeightsProperties):
             return
         known = keras_internals.trainable_variables(self)
         variables = list(trainable_variables or known)
-        validation.check_gradients(grads, variables)
+        check_gradients(grads, variables)
         grads = backend.with_shapes(grads, variables)
         self._scaler.check_a_loss_was_scaled()
         if not self.built:

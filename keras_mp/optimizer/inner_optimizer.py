@@ -18,7 +18,6 @@ from typing import Any
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import short_repr
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.backend_tf import (
     Runner,
@@ -43,40 +42,6 @@ _KEEP_ROWS: dict[type, set[str]] = {
     keras.optimizers.RMSprop: {"rho", "epsilon", "centered"},
     keras.optimizers.SGD: {"nesterov"},
 }
-
-
-def check_inner_optimizer(optimizer: Any) -> None:
-    """Refuses an optimizer that scales the loss itself, or has state for other weights.
-
-    Raises:
-        TypeError: not a `keras.optimizers.Optimizer`.
-        ValueError: it scales the loss itself, or it has been built.
-    """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "The optimizer to wrap must not scale the loss itself, or gradients are "
-            f"unscaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
-            "inside: keras_mp.wrap(optimizer.inner_optimizer)."
-        )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a keras.optimizers.Optimizer. "
-            f"Received: {short_repr(optimizer)} of type {type(optimizer).__name__}. "
-            "keras_mp.wrap also takes a name or a config."
-        )
-    for leaf in leaves(optimizer):
-        if leaf.loss_scale_factor is not None:
-            raise ValueError(
-                "The optimizer to wrap must not scale the loss itself. Received: "
-                f"loss_scale_factor={leaf.loss_scale_factor}. Leave it out and write "
-                f"keras_mp.wrap(optimizer, loss_scale={leaf.loss_scale_factor})."
-            )
-    if optimizer.built:
-        raise ValueError(
-            "The optimizer to wrap must be new: this one has made its slots for "
-            f"other variables. Received: a built {type(optimizer).__name__}. Wrap a "
-            "copy: optimizer.__class__.from_config(optimizer.get_config())."
-        )
 
 
 def leaves(optimizer: Any) -> list[Any]:
@@ -132,23 +97,6 @@ def _defaults(constructors: tuple[Callable[..., Any], ...]) -> dict[str, Any]:
         for constructor in constructors
         for name, parameter in inspect.signature(constructor).parameters.items()
     }
-
-
-def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
-    """Refuses to build an optimizer that copies weights which have no value yet.
-
-    Raises:
-        ValueError: it copies some, and they have no value.
-    """
-    # Keras 3.12, the last for Python 3.10, has no such optimizer.
-    copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    copies = [leaf for leaf in leaves(optimizer) if isinstance(leaf, copying)]
-    if copies and not backend.have_values(variables):
-        raise ValueError(
-            "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
-            "be built before the first step. Received: weights that the first step "
-            "creates. Start the model with keras.Input, or call model.build(shape)."
-        )
 
 
 def exclude_masters_from_weight_decay(

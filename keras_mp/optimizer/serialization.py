@@ -4,10 +4,10 @@ from typing import Any
 
 import keras
 
+from keras_mp.optimizer.arguments import Int8State
 from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.shared_loss_scale import deserialize_scale, serialize_scaler
-from keras_mp.optimizer.state.int8_state import Int8State
 from keras_mp.serialization import deserialize, serialize_optimizer
 
 

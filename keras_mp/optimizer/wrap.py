@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from keras_mp.loss_scale import LossScale
+from keras_mp.optimizer.arguments import Int8State
 from keras_mp.optimizer.fp32_master_optimizer import FP32MasterOptimizer
-from keras_mp.optimizer.state.int8_state import Int8State
 
 
 def wrap(
