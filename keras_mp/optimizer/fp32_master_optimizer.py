@@ -19,6 +19,7 @@ from keras_mp.optimizer.arguments import (
     check_values_to_copy,
 )
 from keras_mp.optimizer.backend import backend, sum_gradients
+from keras_mp.optimizer.compressed_step import plan
 from keras_mp.optimizer.gradients import (
     GradientNorm,
     Wanted,
@@ -50,7 +51,6 @@ from keras_mp.optimizer.shared_loss_scale import (
     scaler_of,
     warn_that_a_pickle_does_not_share,
 )
-from keras_mp.optimizer.update.plan import plan
 from keras_mp.regularizers import regularize_weights
 
 

@@ -35,8 +35,8 @@ CHAINS = (
         ("optimizer.gradients", "optimizer.inner_optimizer"),
         ("optimizer.loss_scaler", "optimizer.rules"),
         ("optimizer.master_weights",),
-        ("optimizer.arguments",),
-        ("optimizer.update",),
+        ("optimizer.arguments", "optimizer.step"),
+        ("optimizer.compressed_step",),
         ("optimizer",),
         ("checkpoint_paths", "export", "watched_optimizers"),
         ("checkpoints", "step_log"),
@@ -74,7 +74,7 @@ MAY_IMPORT = {
     for module in modules
 }
 # The one bridge between the chains: the update step has a kernel.
-for module in ("optimizer.gradients", "optimizer.master_weights", "optimizer.update"):
+for module in ("optimizer.gradients", "optimizer.master_weights", "optimizer.step"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
 MAY_IMPORT["keras_mp.optimizer.backend_tf"].append("keras_mp.ops.kernels.dispatch")
 # What finds and changes the precision of layers looks at models and optimizers alike,
