@@ -28,7 +28,6 @@ from keras_mp.optimizer.gradients import (
     step_notes,
     unscale,
 )
-from keras_mp.optimizer.held_bytes import bytes_per_parameter
 from keras_mp.optimizer.inner_optimizer import (
     Execution,
     choose_execution,
@@ -42,8 +41,8 @@ from keras_mp.optimizer.master_weights import (
     create_kept,
     create_slots,
 )
-from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
 from keras_mp.optimizer.masters import create_masters, reference_of
+from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.saved_state import SavedState, saved_state
 from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
@@ -55,7 +54,7 @@ from keras_mp.regularizers import regularize_weights
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
-class FP32MasterOptimizer(MasterWeightsProperties):
+class FP32MasterOptimizer(OptimizerProperties):
     """An optimizer that updates FP32 masters from scaled gradients.
 
     A training step, in the order of the methods below:
@@ -340,41 +339,6 @@ class FP32MasterOptimizer(MasterWeightsProperties):
     def _wanted(self) -> Wanted:
         is_kept = self.gradient_norm is not None
         return Wanted(largest=self._scaler.needs_largest, sum_of_squares=is_kept)
-
-    def bytes_per_parameter(self) -> dict[str, float]:
-        """Returns how many bytes training holds for each parameter, by kind.
-
-        Read from the variables. Gradients are counted in the dtype of their weights.
-        A variable counts once and whole, on however many devices it is; with
-        `shard_state=True` each of N holds about 1/N of masters and state.
-
-        Returns:
-            Dict with the floats `"weights"`, `"masters"` (FP32 masters and remainders),
-            `"state"` (the optimizer's other variables), `"gradients"` and `"total"`.
-
-        Raises:
-            RuntimeError: the optimizer is not built.
-
-        Example:
-
-        >>> weight = keras.Variable(keras.ops.zeros((64, 64)), dtype="float16")
-        >>> optimizer = keras_mp.wrap("adam", masters="remainders", state="int8")
-        >>> optimizer.build([weight])
-        >>> optimizer.bytes_per_parameter()
-        {'weights': 2.0, 'masters': 2.0, 'state': 2.0625, 'gradients': 2.0, \
-'total': 8.0625}
-        """
-        if not self.built:
-            raise RuntimeError(
-                "An optimizer holds nothing for its variables before it is built. "
-                "Received: an optimizer that is not built. Call "
-                "optimizer.build(model.trainable_variables)."
-            )
-        return bytes_per_parameter(
-            keras_internals.trainable_variables(self),
-            self._master_weights,
-            self.inner_optimizer,
-        )
 
     def save_own_variables(self, store: Any) -> None:
         """Saves FP32 masters and slots, in whatever form they are stored.

@@ -5,13 +5,12 @@ from typing import Any
 import keras
 
 from keras_mp.optimizer.arguments import Int8State
-from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
-from keras_mp.optimizer.master_weights_properties import MasterWeightsProperties
+from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.shared_loss_scale import deserialize_scale, serialize_scaler
 from keras_mp.serialization import deserialize, serialize_optimizer
 
 
-def serialize_arguments(optimizer: MasterWeightsProperties) -> dict[str, Any]:
+def serialize_arguments(optimizer: OptimizerProperties) -> dict[str, Any]:
     """Returns the arguments that an `FP32MasterOptimizer` was made with.
 
     Args:
@@ -66,6 +65,6 @@ def deserialize_arguments(
             "state", config["state"], Int8State, "state", custom_objects
         )
     scale = config.get("loss_scale", "dynamic")
-    if not isinstance(scale, LossScaleProperties):
+    if not isinstance(scale, OptimizerProperties):
         arguments["loss_scale"] = deserialize_scale(scale, custom_objects)
     return arguments

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from keras_mp.loss_scale import as_loss_scale
-from keras_mp.optimizer.loss_scale_properties import LossScaleProperties
 from keras_mp.optimizer.loss_scaler import LossScaler
+from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.serialization import deserialize
 
 
@@ -22,7 +22,7 @@ def scaler_of(loss_scale: Any) -> LossScaler:
         loss_scale: what `as_loss_scale` takes, for a new one; an `FP32MasterOptimizer`
             or its `LossScaler`, which is then shared.
     """
-    if isinstance(loss_scale, LossScaleProperties):
+    if isinstance(loss_scale, OptimizerProperties):
         return loss_scale._scaler
     if isinstance(loss_scale, LossScaler):
         return loss_scale

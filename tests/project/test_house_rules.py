@@ -36,7 +36,7 @@ CHAINS = (
         ("optimizer.loss_scaler", "optimizer.rules"),
         ("optimizer.master_weights",),
         ("optimizer.arguments", "optimizer.step"),
-        ("optimizer.compressed_step",),
+        ("optimizer.compressed_step", "optimizer.properties"),
         ("optimizer",),
         ("checkpoint_paths", "export", "watched_optimizers"),
         ("checkpoints", "step_log"),
