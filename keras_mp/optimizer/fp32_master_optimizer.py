@@ -19,6 +19,13 @@ from keras_mp.optimizer.arguments import (
     check_values_to_copy,
 )
 from keras_mp.optimizer.backend import backend, sum_gradients
+from keras_mp.optimizer.checkpoint import (
+    SavedState,
+    deserialize_arguments,
+    saved_state,
+    serialize_arguments,
+    warn_that_a_pickle_does_not_share,
+)
 from keras_mp.optimizer.compressed_step import plan
 from keras_mp.optimizer.gradients import (
     GradientNorm,
@@ -43,13 +50,8 @@ from keras_mp.optimizer.master_weights import (
 )
 from keras_mp.optimizer.masters import create_masters, reference_of
 from keras_mp.optimizer.properties import OptimizerProperties
-from keras_mp.optimizer.saved_state import SavedState, saved_state
-from keras_mp.optimizer.serialization import deserialize_arguments, serialize_arguments
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
-from keras_mp.optimizer.shared_loss_scale import (
-    scaler_of,
-    warn_that_a_pickle_does_not_share,
-)
+from keras_mp.optimizer.shared_loss_scale import scaler_of
 from keras_mp.regularizers import regularize_weights
 
 

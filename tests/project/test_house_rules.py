@@ -37,6 +37,7 @@ CHAINS = (
         ("optimizer.master_weights",),
         ("optimizer.arguments", "optimizer.step"),
         ("optimizer.compressed_step", "optimizer.properties"),
+        ("optimizer.checkpoint",),
         ("optimizer",),
         ("checkpoint_paths", "export", "watched_optimizers"),
         ("checkpoints", "step_log"),

@@ -1,9 +1,14 @@
-"""What an optimizer saves and loads: FP32 masters and slots, however it stores them.
+"""What an optimizer writes and reads back: its config, and its state as arrays.
 
-So a file that was saved with one form is loaded into any other. It has a master for
-every weight if any weight is stored in 16 bits: a weight in FP32 is its own. So a file
-also fits if other weights are stored in 16 bits. Keras's files have the variables of an
-optimizer as a list without names: shapes tell what they are.
+A file has FP32 masters and slots, however the optimizer stores them: one that was
+saved with one form is loaded into any other. It has a master for every weight if any
+weight is stored in 16 bits: a weight in FP32 is its own. So a file also fits if other
+weights are stored in 16 bits. Keras's files have the variables of an optimizer as a
+list without names: shapes tell what they are.
+
+Several optimizers may share a loss scale. While Keras loads a model it recognizes, by
+an id in their configs, objects that it has made already. Outside of that a config
+cannot tell which scale it means.
 """
 
 import warnings
@@ -16,10 +21,127 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
+from keras_mp.loss_scale import as_loss_scale
+from keras_mp.optimizer.arguments import Int8State
 from keras_mp.optimizer.compression import differs
+from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import MasterWeights, create_kept
 from keras_mp.optimizer.masters import EightBitSlot, StoredMaster, reference_of
+from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.rules import AROUND_A_RULE, FusedRule, rule_of
+from keras_mp.serialization import deserialize, serialize_optimizer
+
+
+def serialize_arguments(optimizer: OptimizerProperties) -> dict[str, Any]:
+    """Returns the arguments that an `FP32MasterOptimizer` was made with.
+
+    Args:
+        optimizer: `FP32MasterOptimizer`.
+    """
+    return {
+        "inner_optimizer": serialize_optimizer(optimizer.inner_optimizer),
+        "loss_scale": serialize_scaler(optimizer._scaler),
+        "rounding": optimizer.rounding,
+        "seed": optimizer._master_weights.seed.get_config()["seed"],
+        "all_reduce_dtype": optimizer.all_reduce_dtype,
+        "name": optimizer.name,
+        **_forms(optimizer),
+    }
+
+
+def _forms(optimizer: Any) -> dict[str, Any]:
+    """Returns the forms of masters and state that are not the defaults."""
+    given = {"masters": optimizer.masters, "state": optimizer.state}
+    forms = {
+        name: keras.saving.serialize_keras_object(form)
+        for name, form in given.items()
+        if form != "float32"
+    }
+    return forms | ({"shard_state": True} if optimizer.shard_state else {})
+
+
+def deserialize_arguments(
+    config: dict[str, Any], custom_objects: Any
+) -> dict[str, Any]:
+    """Returns the arguments that `serialize_arguments` described.
+
+    Args:
+        config: dict. Its `loss_scale` may also be an `FP32MasterOptimizer`, to share
+            the scale with it.
+        custom_objects: dict, classes that the config may name.
+
+    Raises:
+        TypeError: the inner optimizer or the scale is of the wrong type.
+        ValueError: a config inside is malformed.
+    """
+    arguments = dict(config)
+    arguments["inner_optimizer"] = deserialize(
+        "inner_optimizer",
+        config.get("inner_optimizer"),
+        keras.optimizers.Optimizer,
+        "optimizers",
+        custom_objects,
+    )
+    if isinstance(config.get("state"), dict):
+        arguments["state"] = deserialize(
+            "state", config["state"], Int8State, "state", custom_objects
+        )
+    scale = config.get("loss_scale", "dynamic")
+    if not isinstance(scale, OptimizerProperties):
+        arguments["loss_scale"] = deserialize_scale(scale, custom_objects)
+    return arguments
+
+
+def serialize_scaler(scaler: LossScaler) -> dict[str, Any]:
+    """Returns the config of the rule, or of the scaler itself if it is shared."""
+    if not scaler.is_shared:
+        config: dict[str, Any] = keras.saving.serialize_keras_object(scaler.rule)
+        return config
+    # Keras adds an id when it serializes an object a second time: to that config and,
+    # in place, to the first one, which has been copied by then.
+    config = keras.saving.serialize_keras_object(scaler)
+    return {**config, "shared_object_id": id(scaler)}
+
+
+def deserialize_scale(config: Any, custom_objects: Any) -> Any:
+    """Returns what `serialize_scaler` described.
+
+    Args:
+        config: what it returned, or what `as_loss_scale` takes.
+        custom_objects: dict, classes that the config may name.
+
+    Returns:
+        `LossScale`, or the `LossScaler` that optimizers of the model share.
+    """
+    if not isinstance(config, dict) or config.get("class_name") != LossScaler.__name__:
+        return as_loss_scale(config, custom_objects)
+
+    def scaler() -> Any:
+        return deserialize(
+            "loss_scale", config, LossScaler, custom_objects=custom_objects
+        )
+
+    found = scaler()
+    if found is not scaler():
+        warnings.warn(
+            "The loss scale was shared with another optimizer, and a config by itself "
+            "cannot say with which: this one now has a scale of its own. Received: "
+            f"{found.rule!r}. Save and load the model that holds both, or name the "
+            'other: FP32MasterOptimizer.from_config({**config, "loss_scale": other}).',
+            stacklevel=5,
+        )
+    return found
+
+
+def warn_that_a_pickle_does_not_share(scaler: LossScaler) -> None:
+    """Warns if the optimizer to be pickled shares its scale, which a pickle loses."""
+    if scaler.is_shared:
+        warnings.warn(
+            "An optimizer that is pickled, or copied, by itself no longer shares its "
+            "loss scale. Received: one that shares its loss scale with "
+            f"{len(scaler.notes) - 1} others. Pickle the model that holds them all.",
+            stacklevel=4,
+        )
 
 
 class Saved(NamedTuple):
