@@ -363,17 +363,17 @@ def test_sources_keep_the_rule(rule):
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .. import ops",
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "import keras_mp.ops",
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "def f():\n  from keras_mp.callbacks import a",
         ),
         (
@@ -395,17 +395,17 @@ def test_sources_keep_the_rule(rule):
         (
             internals_in_examples,
             "examples/x.py",
-            "from keras_mp.optimizer.fp32_master_optimizer import wrap",
+            "from keras_mp.optimizer.optimizer import wrap",
         ),
         (
             internals_in_examples,
             "benchmarks/x.py",
-            "import keras_mp.optimizer.fp32_master_optimizer",
+            "import keras_mp.optimizer.optimizer",
         ),
         (
             internals_in_examples,
             "benchmarks/x.py",
-            "keras_mp.optimizer.fp32_master_optimizer.wrap(1)",
+            "keras_mp.optimizer.optimizer.wrap(1)",
         ),
         (tensorflow_at_the_top, "keras_mp/a.py", "import tensorflow as tf"),
         (tensorflow_at_the_top, "keras_mp/a.py", "from tensorflow import math"),
@@ -430,7 +430,7 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ("tests/x.py", "from keras import ops\nimport keras_mp.loss_scale\nassert 1"),
         ("keras_mp/__init__.py", "from keras_mp.callbacks import LossScaleCallback"),
         (
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .loss_scaler import LossScaler",
         ),
         ("keras_mp/ops/gemm.py", "import tensorflow\nfrom .kernels import native"),
@@ -444,7 +444,7 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ),
         ("keras_mp/export.py", "def f(state):\n  state._replace(a=1)._asdict()"),
         (
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .loss_scaler import LossScaler\nLossScaler(1)._round",
         ),
         ("examples/x.py", "import keras_mp\nkeras_mp.wrap(1).scale_loss(2)"),
