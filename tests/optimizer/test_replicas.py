@@ -151,7 +151,7 @@ def test_four_replicas():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [*command, __file__, "-k", " or ".join(WITH_FOUR)],
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"KERAS_MP_TEST_REPLICAS": "4"},
         capture_output=True,
         text=True,
