@@ -12,7 +12,11 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import ROUNDING_MODES
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import path_of
-from keras_mp.optimizer.rules import AROUND_A_RULE, slot_kinds, what_has_no_rule
+from keras_mp.optimizer.rules import (
+    OPTIONS_AROUND_A_RULE,
+    slot_kinds,
+    unsupported_options,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -277,7 +281,7 @@ def _as_int8_state(state: Any) -> Int8State | None:
 
 
 def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
-    missing = what_has_no_rule(optimizer, AROUND_A_RULE)
+    missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
     if missing:
         raise ValueError(
             "Compressed optimizer state is for the optimizers that have a kernel: SGD, "

@@ -28,7 +28,7 @@ from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import MasterWeights, create_kept
 from keras_mp.optimizer.masters import EightBitSlot, StoredMaster, reference_of
 from keras_mp.optimizer.properties import OptimizerProperties
-from keras_mp.optimizer.rules import AROUND_A_RULE, FusedRule, rule_of
+from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
 from keras_mp.serialization import deserialize, serialize_optimizer
 
 
@@ -357,8 +357,8 @@ def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:
     ]
 
 
-def _rule(optimizer: Any) -> FusedRule:
-    rule = rule_of(optimizer, AROUND_A_RULE)
+def _rule(optimizer: Any) -> Rule:
+    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
     if rule is None:
         raise ValueError(
             "Optimizer state in 8 bits is saved by the rule of its optimizer. "

@@ -16,13 +16,13 @@ from keras_mp.optimizer.master_weights import Kept, MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
 from keras_mp.optimizer.reference import decayed, squares_gradients, step
 from keras_mp.optimizer.rules import (
-    AROUND_A_RULE,
-    FusedRule,
+    OPTIONS_AROUND_A_RULE,
+    Rule,
     count_step,
     count_update,
+    partial_rule_of,
     rule_of,
-    rule_of_some,
-    what_has_no_rule,
+    unsupported_options,
 )
 from keras_mp.optimizer.step import (
     FusedUpdate,
@@ -37,16 +37,14 @@ from keras_mp.optimizer.step import (
 )
 
 
-def with_dense_rows(
-    optimizer: Any, rule: FusedRule, gradients: Sequence[Any]
-) -> list[Any]:
+def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> list[Any]:
     """Returns gradients with the tokens of sparse ones added up, where Keras does so.
 
     The variables of those that stay sparse also need all rows: each row's slots decay.
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has the rule.
-        rule: `FusedRule`.
+        rule: `Rule`.
         gradients: list of tensors or `tf.IndexedSlices`.
 
     Returns:
@@ -70,10 +68,10 @@ class StoredUpdate(UnscaledUpdate):
     means and norms of Adafactor, in another order.
 
     Attributes:
-        rule: the `FusedRule` of the optimizer.
+        rule: the `Rule` of the optimizer.
     """
 
-    rule: FusedRule
+    rule: Rule
 
     def check(self, wanted: Wanted) -> GradientCheck:
         """As in `UnscaledUpdate`, and the norm where the rule clips by it.
@@ -236,11 +234,11 @@ class RuleWithOptions(UnscaledUpdate):
     In the order of `keras.optimizers.Optimizer.apply`.
 
     Attributes:
-        rule: the `FusedRule` of the optimizer.
+        rule: the `Rule` of the optimizer.
         kept: `Kept` of all masters.
     """
 
-    rule: FusedRule
+    rule: Rule
     kept: Kept
 
     def _update(self, gradients: Sequence[Any]) -> None:
@@ -385,7 +383,7 @@ def plan(
         )
         if update is not None:
             return [update]
-    rule = rule_of_some(optimizer)
+    rule = partial_rule_of(optimizer)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # This warns of missing gradients, which the inner optimizer would do itself.
@@ -414,7 +412,7 @@ def _with_options(
 
     None if the kernel does not take all variables: Keras updates them then.
     """
-    rule = rule_of(optimizer, AROUND_A_RULE)
+    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
     fused = fused_part(optimizer, rule, master_weights, gradients, masters)
     if rule is None or len(fused) < sum(gradient is not None for gradient in gradients):
         return None
@@ -444,9 +442,9 @@ def _of_compressed_state(
         ValueError: an option was set after the optimizer was wrapped that no rule has;
             or the gradient of a variable replaces it.
     """
-    rule = rule_of(optimizer, AROUND_A_RULE)
+    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
     if rule is None:
-        missing = what_has_no_rule(optimizer, AROUND_A_RULE)
+        missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
         raise ValueError(
             "Compressed optimizer state needs an optimizer that the kernel of the "
             f"update implements. Received: {missing}. Leave the "
@@ -484,7 +482,7 @@ def _of_compressed_state(
 
 def _divided(
     optimizer: Any,
-    rule: FusedRule | None,
+    rule: Rule | None,
     master_weights: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],

@@ -53,7 +53,7 @@ def squares_gradients(rule: str) -> bool:
     """Tells whether a rule uses more of a gradient than the sum of its tokens.
 
     Args:
-        rule: str, the name of a `FusedRule`.
+        rule: str, the name of a `Rule`.
     """
     return rule not in {"sgd", "momentum", "nesterov", "lion"}
 
@@ -64,7 +64,7 @@ def step(
     """Returns the new master and slots of one variable.
 
     Args:
-        rule: str, the name of a `FusedRule`.
+        rule: str, the name of a `Rule`.
         h: dict of scalars by name, as for `update_variables`, all of them.
         decays: bool, whether weight decay applies.
         gradient: tensor or `tf.IndexedSlices`, unscaled.

@@ -21,7 +21,7 @@ from keras_mp.optimizer.masters import SlotKind
 
 
 @dataclass(frozen=True)
-class FusedRule:
+class Rule:
     """How the kernel of the update step implements an optimizer.
 
     Attributes:
@@ -196,19 +196,19 @@ def _powers(optimizer: Any, *betas: float) -> list[Any]:
     return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
 
 
-def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> FusedRule | None:
+def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> Rule | None:
     """Returns the rule of an optimizer, None if the kernel lacks one of its options.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, built.
         besides: set of names of options that the caller implements.
     """
-    if what_has_no_rule(optimizer, besides):
+    if unsupported_options(optimizer, besides):
         return None
     return _KNOWN[class_of(optimizer)][1](optimizer)
 
 
-def rule_of_some(optimizer: Any) -> FusedRule | None:
+def partial_rule_of(optimizer: Any) -> Rule | None:
     """Returns the rule of an optimizer, though it may be for some variables only.
 
     The other variables have None for a slot.
@@ -217,12 +217,12 @@ def rule_of_some(optimizer: Any) -> FusedRule | None:
         optimizer: `keras.optimizers.Optimizer`, built.
     """
     known = {**_KNOWN, **_KNOWN_FOR_SOME}
-    if _what_is_unknown(optimizer, known, frozenset()):
+    if _unsupported(optimizer, known, frozenset()):
         return None
     return known[class_of(optimizer)][1](optimizer)
 
 
-def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
+def unsupported_options(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
     """Names what the kernel lacks of an optimizer: its class, or options in use.
 
     Args:
@@ -232,10 +232,10 @@ def what_has_no_rule(optimizer: Any, besides: Set[str] = frozenset()) -> str | N
     Returns:
         str, or None if the kernel implements all of it.
     """
-    return _what_is_unknown(optimizer, _KNOWN, besides)
+    return _unsupported(optimizer, _KNOWN, besides)
 
 
-def _what_is_unknown(
+def _unsupported(
     optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
 ) -> str | None:
     # Not isinstance: a subclass may override anything, and an instance `update_step`.
@@ -278,32 +278,32 @@ def _is_number(option: Any) -> bool:
     return option is None or isinstance(option, int | float)
 
 
-def _sgd(optimizer: Any) -> FusedRule:
+def _sgd(optimizer: Any) -> Rule:
     if not optimizer.momentum:
-        return FusedRule("sgd", [], of_sgd)
+        return Rule("sgd", [], of_sgd)
     name = "nesterov" if optimizer.nesterov else "momentum"
-    return FusedRule(name, [optimizer.momentums], of_momentum)
+    return Rule(name, [optimizer.momentums], of_momentum)
 
 
-def _adam(optimizer: Any) -> FusedRule:
+def _adam(optimizer: Any) -> Rule:
     names = ["momentums", "velocities"]
     if optimizer.amsgrad:
         names.append("velocity_hats")
     name = "amsgrad" if optimizer.amsgrad else "adam"
-    return FusedRule(name, slots(optimizer, *names), of_adam)
+    return Rule(name, slots(optimizer, *names), of_adam)
 
 
-def _lamb(optimizer: Any) -> FusedRule:
+def _lamb(optimizer: Any) -> Rule:
     names = ("momentums", "velocities")
-    return FusedRule("lamb", slots(optimizer, *names), of_lamb)
+    return Rule("lamb", slots(optimizer, *names), of_lamb)
 
 
 # The kernel takes the matrices of a variable one by one, which is slow if it has many.
 _MOST_MATRICES = 4096
 
 
-def _adafactor(optimizer: Any) -> FusedRule:
-    return FusedRule(
+def _adafactor(optimizer: Any) -> Rule:
+    return Rule(
         "adafactor",
         slots(optimizer, *"vrc"),
         of_adafactor,
@@ -311,41 +311,41 @@ def _adafactor(optimizer: Any) -> FusedRule:
     )
 
 
-def _muon(optimizer: Any) -> FusedRule:
+def _muon(optimizer: Any) -> Rule:
     """Returns the rule of the variables that Muon leaves to Adam."""
     own = [optimizer.momentums, optimizer.adam_velocities]
-    return FusedRule("adam", own, of_muon, "adam_weight_decay")
+    return Rule("adam", own, of_muon, "adam_weight_decay")
 
 
-def _nadam(optimizer: Any) -> FusedRule:
+def _nadam(optimizer: Any) -> Rule:
     names = ("momentums", "velocities")
-    return FusedRule("nadam", slots(optimizer, *names), of_nadam)
+    return Rule("nadam", slots(optimizer, *names), of_nadam)
 
 
-def _adamax(optimizer: Any) -> FusedRule:
-    return FusedRule("adamax", slots(optimizer, "m", "u"), of_adamax)
+def _adamax(optimizer: Any) -> Rule:
+    return Rule("adamax", slots(optimizer, "m", "u"), of_adamax)
 
 
-def _lion(optimizer: Any) -> FusedRule:
-    return FusedRule("lion", slots(optimizer, "momentums"), of_lion)
+def _lion(optimizer: Any) -> Rule:
+    return Rule("lion", slots(optimizer, "momentums"), of_lion)
 
 
-def _adagrad(optimizer: Any) -> FusedRule:
+def _adagrad(optimizer: Any) -> Rule:
     accumulators = slots(optimizer, "accumulators")
-    return FusedRule("adagrad", accumulators, of_adagrad)
+    return Rule("adagrad", accumulators, of_adagrad)
 
 
-def _adadelta(optimizer: Any) -> FusedRule:
+def _adadelta(optimizer: Any) -> Rule:
     names = ("accumulated_grads", "accumulated_delta_vars")
-    return FusedRule("adadelta", slots(optimizer, *names), of_adadelta)
+    return Rule("adadelta", slots(optimizer, *names), of_adadelta)
 
 
-def _ftrl(optimizer: Any) -> FusedRule:
+def _ftrl(optimizer: Any) -> Rule:
     names = ("accumulators", "linears")
-    return FusedRule("ftrl", slots(optimizer, *names), of_ftrl)
+    return Rule("ftrl", slots(optimizer, *names), of_ftrl)
 
 
-def _rmsprop(optimizer: Any) -> FusedRule:
+def _rmsprop(optimizer: Any) -> Rule:
     name, names = "rmsprop", ["velocities"]
     if optimizer.centered:
         name = "centered_rmsprop"
@@ -353,7 +353,7 @@ def _rmsprop(optimizer: Any) -> FusedRule:
     if optimizer.momentum > 0:
         name += "_momentum"
         names.append("momentums")
-    return FusedRule(name, slots(optimizer, *names), of_rmsprop)
+    return Rule(name, slots(optimizer, *names), of_rmsprop)
 
 
 # Options of every optimizer that the kernel or its caller implements.
@@ -365,7 +365,7 @@ _OF_ALL = {
     "name",
 }
 # Options of every optimizer that `RuleWithOptions` implements around any rule.
-AROUND_A_RULE = frozenset(
+OPTIONS_AROUND_A_RULE = frozenset(
     {
         "clipnorm",
         "gradient_accumulation_steps",
@@ -408,12 +408,12 @@ _OF_ADAFACTOR = {
     "clip_threshold",
     "relative_step",
 }
-_Rule = Callable[[Any], FusedRule]
+_RuleOf = Callable[[Any], Rule]
 
 
 # The other options that a rule implements, and the rule. Where another option is used,
 # such as one of a later version of Keras, the optimizer itself does the step.
-_KNOWN: dict[type, tuple[set[str], _Rule]] = {
+_KNOWN: dict[type, tuple[set[str], _RuleOf]] = {
     keras.optimizers.SGD: ({"momentum", "nesterov"}, _sgd),
     keras.optimizers.Adam: ({*_BETAS, "amsgrad"}, _adam),
     keras.optimizers.AdamW: ({*_BETAS, "amsgrad"}, _adam),
@@ -428,7 +428,7 @@ _KNOWN: dict[type, tuple[set[str], _Rule]] = {
     keras.optimizers.Adafactor: (_OF_ADAFACTOR, _adafactor),
 }
 # Those of some variables. Muon has a step of its own for matrices.
-_KNOWN_FOR_SOME: dict[type, tuple[set[str], _Rule]] = {}
+_KNOWN_FOR_SOME: dict[type, tuple[set[str], _RuleOf]] = {}
 if KERAS >= (3, 13):  # before, it has other slots, or there is none
     _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _muon)
 

@@ -15,7 +15,7 @@ from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
 from keras_mp.optimizer.reference import Gradient
-from keras_mp.optimizer.rules import FusedRule, count_step
+from keras_mp.optimizer.rules import Rule, count_step
 from keras_mp.random_bits import halves_of
 
 
@@ -114,7 +114,7 @@ class InnerUpdate(UnscaledUpdate):
 
 def fused_part(
     optimizer: Any,
-    rule: FusedRule | None,
+    rule: Rule | None,
     master_weights: MasterWeights,
     gradients: Sequence[Any],
     masters: Sequence[Any],
@@ -123,7 +123,7 @@ def fused_part(
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        rule: its `FusedRule`, or None.
+        rule: its `Rule`, or None.
         master_weights: `MasterWeights`.
         gradients: list of tensors, `tf.IndexedSlices` or None.
         masters: list of their variables.
@@ -168,13 +168,13 @@ def _variables_written(
 
 
 def hyperparameters_of(
-    optimizer: Any, rule: FusedRule, scale: Any, clipping: Mapping[str, Any]
+    optimizer: Any, rule: Rule, scale: Any, clipping: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the hyperparameters of a step that differ from their defaults.
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has the rule.
-        rule: `FusedRule`.
+        rule: `Rule`.
         scale: scalar float32 tensor that the gradients are divided by.
         clipping: from `clipping_of`, or none.
     """
@@ -203,7 +203,7 @@ def clipping_of(optimizer: Any, norm: Any) -> dict[str, Any]:
     return {"clip_value": clip_value} if clip_value else {}
 
 
-def applies_weight_decay(optimizer: Any, rule: FusedRule, master: Any) -> bool:
+def applies_weight_decay(optimizer: Any, rule: Rule, master: Any) -> bool:
     """Tells whether the weight decay of an optimizer and its rule is for a master."""
     return bool(
         getattr(optimizer, rule.weight_decay)
@@ -211,7 +211,7 @@ def applies_weight_decay(optimizer: Any, rule: FusedRule, master: Any) -> bool:
 
 
 def slots_of(
-    optimizer: Any, rule: FusedRule, master_weights: MasterWeights, master: Any
+    optimizer: Any, rule: Rule, master_weights: MasterWeights, master: Any
 ) -> list[Any]:
     """Returns the slots of a master: FP32 variables, or `EightBitSlot`s."""
     if id(master) in master_weights.slots:
@@ -220,13 +220,13 @@ def slots_of(
     return [of_all[index] for of_all in rule.slots]
 
 
-def _has_rule(rule: FusedRule, variables: Sequence[Any]) -> bool:
+def _has_rule(rule: Rule, variables: Sequence[Any]) -> bool:
     from keras_mp.ops.kernels import update
 
     return update.has_rule(rule.name, variables)
 
 
-def _takes_powers(rule: FusedRule, variables: Sequence[Any]) -> bool:
+def _takes_powers(rule: Rule, variables: Sequence[Any]) -> bool:
     from keras_mp.ops.kernels import update
 
     return update.takes_powers(rule.name, variables)
@@ -250,11 +250,11 @@ def _has_slots(slots: Sequence[Any]) -> bool:
 
 @dataclass
 class FusedUpdate:
-    """Applies an optimizer that has a `FusedRule`, in one pass over all variables.
+    """Applies an optimizer that has a `Rule`, in one pass over all variables.
 
     Attributes:
         optimizer: `keras.optimizers.Optimizer`.
-        rule: its `FusedRule`.
+        rule: its `Rule`.
         master_weights: `MasterWeights`.
         gradients: list of tensors or `tf.IndexedSlices`, of the scaled loss.
         masters: list of their float32 variables.
@@ -263,7 +263,7 @@ class FusedUpdate:
     """
 
     optimizer: Any
-    rule: FusedRule
+    rule: Rule
     master_weights: MasterWeights
     gradients: Sequence[Any]
     masters: Sequence[Any]
