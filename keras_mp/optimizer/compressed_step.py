@@ -25,14 +25,14 @@ from keras_mp.optimizer.rules import (
     unsupported_options,
 )
 from keras_mp.optimizer.step import (
-    FusedUpdate,
-    InnerUpdate,
+    KerasUpdate,
+    KernelUpdate,
     UnscaledUpdate,
     applies_weight_decay,
     chosen,
     clipping_of,
-    fused_part,
     hyperparameters_of,
+    kernel_part,
     slots_of,
 )
 
@@ -60,7 +60,7 @@ def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> lis
 
 
 @dataclass
-class StoredUpdate(UnscaledUpdate):
+class ReferenceUpdate(UnscaledUpdate):
     """Reads masters and slots, applies a rule's formula, and stores them again.
 
     All is float32, except for variables in float64. It computes the bits that the
@@ -228,7 +228,7 @@ def _clipped(gradient: Any, clipping: Mapping[str, Any]) -> Any:
 
 
 @dataclass
-class RuleWithOptions(UnscaledUpdate):
+class UpdateWithOptions(UnscaledUpdate):
     """Accumulates and clips gradients before a rule, and averages masters after it.
 
     In the order of `keras.optimizers.Optimizer.apply`.
@@ -248,7 +248,7 @@ class RuleWithOptions(UnscaledUpdate):
             self._apply_rule(gradients)
         if self.optimizer.use_ema:
             self._average()
-        self._in_plain_operations(self.masters).constrain()
+        self._by_reference(self.masters).constrain()
         keras_internals.applied_steps(self.optimizer).assign_add(1)
 
     def _accumulate(self, gradients: Sequence[Any]) -> None:
@@ -290,17 +290,17 @@ class RuleWithOptions(UnscaledUpdate):
             gradients = with_dense_rows(optimizer, self.rule, gradients)
             clipping = {}
         whole = (gradients, self.masters)
-        fused = fused_part(optimizer, self.rule, self.master_weights, *whole)
+        fused = kernel_part(optimizer, self.rule, self.master_weights, *whole)
         others = sorted(set(range(len(self.masters))) - set(fused))
         if fused:
             self._by_the_kernel(*chosen(fused, *whole)).update(True, clipping)
         if others:
             of_others, masters = chosen(others, *whole)
-            self._in_plain_operations(masters).update(of_others, clipping)
+            self._by_reference(masters).update(of_others, clipping)
         count_update(optimizer, True)
 
-    def _by_the_kernel(self, gradients: list[Any], masters: list[Any]) -> FusedUpdate:
-        return FusedUpdate(
+    def _by_the_kernel(self, gradients: list[Any], masters: list[Any]) -> KernelUpdate:
+        return KernelUpdate(
             self.optimizer,
             self.rule,
             self.master_weights,
@@ -310,8 +310,8 @@ class RuleWithOptions(UnscaledUpdate):
             counts_the_step=False,
         )
 
-    def _in_plain_operations(self, masters: Sequence[Any]) -> StoredUpdate:
-        return StoredUpdate(
+    def _by_reference(self, masters: Sequence[Any]) -> ReferenceUpdate:
+        return ReferenceUpdate(
             self.optimizer,
             self.master_weights,
             [],
@@ -348,7 +348,7 @@ class RuleWithOptions(UnscaledUpdate):
         return list(zip(self.master_weights.all, averages, strict=True))
 
 
-Update = FusedUpdate | InnerUpdate | RuleWithOptions | StoredUpdate
+Update = KernelUpdate | KerasUpdate | UpdateWithOptions | ReferenceUpdate
 
 
 def plan(
@@ -384,7 +384,7 @@ def plan(
         if update is not None:
             return [update]
     rule = partial_rule_of(optimizer)
-    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
     if len(fused) == sum(gradient is not None for gradient in gradients):
         # This warns of missing gradients, which the inner optimizer would do itself.
         gradients, masters = keras_internals.without_missing_gradients(
@@ -392,9 +392,9 @@ def plan(
         )
         fused = list(range(len(gradients)))
 
-    def by_the_optimizer(gradients: list[Any], masters: list[Any]) -> InnerUpdate:
+    def by_the_optimizer(gradients: list[Any], masters: list[Any]) -> KerasUpdate:
         weights = master_weights.of(masters) if fused else master_weights
-        return InnerUpdate(optimizer, weights, gradients, masters, scale, replicas, run)
+        return KerasUpdate(optimizer, weights, gradients, masters, scale, replicas, run)
 
     whole = (optimizer, rule, master_weights, gradients, masters, scale)
     return _divided(*whole, fused, by_the_optimizer)
@@ -407,13 +407,13 @@ def _with_options(
     masters: Sequence[Any],
     scale: Any,
     run: Runner,
-) -> RuleWithOptions | None:
+) -> UpdateWithOptions | None:
     """Returns the update of FP32 masters by the kernel, with options around its rule.
 
     None if the kernel does not take all variables: Keras updates them then.
     """
     rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
-    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
     if rule is None or len(fused) < sum(gradient is not None for gradient in gradients):
         return None
     kept = Kept.of(optimizer)
@@ -422,7 +422,7 @@ def _with_options(
     gradients, masters = keras_internals.without_missing_gradients(
         optimizer, gradients, masters
     )
-    return RuleWithOptions(
+    return UpdateWithOptions(
         optimizer, master_weights, gradients, masters, scale, 1, run, rule, kept
     )
 
@@ -466,16 +466,18 @@ def _of_compressed_state(
         kept = master_weights.kept
         check_what_is_kept(optimizer, kept)
         return [
-            RuleWithOptions(
+            UpdateWithOptions(
                 optimizer, master_weights, gradients, masters, *rest, kept=kept
             )
         ]
     gradients = with_dense_rows(optimizer, rule, gradients)
 
-    def in_plain_operations(gradients: list[Any], masters: list[Any]) -> StoredUpdate:
-        return StoredUpdate(optimizer, master_weights, gradients, masters, *rest)
+    def in_plain_operations(
+        gradients: list[Any], masters: list[Any]
+    ) -> ReferenceUpdate:
+        return ReferenceUpdate(optimizer, master_weights, gradients, masters, *rest)
 
-    fused = fused_part(optimizer, rule, master_weights, gradients, masters)
+    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
     whole = (optimizer, rule, master_weights, gradients, masters, scale)
     return _divided(*whole, fused, in_plain_operations)
 
@@ -496,7 +498,7 @@ def _divided(
     if rule is not None and fused:
         own_gradients, own_masters = chosen(fused, gradients, masters)
         parts.append(
-            FusedUpdate(
+            KernelUpdate(
                 optimizer,
                 rule,
                 master_weights,

@@ -364,7 +364,7 @@ _OF_ALL = {
     "global_clipnorm",
     "name",
 }
-# Options of every optimizer that `RuleWithOptions` implements around any rule.
+# Options of every optimizer that `UpdateWithOptions` implements around any rule.
 OPTIONS_AROUND_A_RULE = frozenset(
     {
         "clipnorm",

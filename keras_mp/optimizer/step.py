@@ -88,7 +88,7 @@ class UnscaledUpdate:
         raise NotImplementedError
 
 
-class InnerUpdate(UnscaledUpdate):
+class KerasUpdate(UnscaledUpdate):
     """Applies any optimizer to unscaled FP32 gradients and the masters."""
 
     def _update(self, gradients: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ class InnerUpdate(UnscaledUpdate):
         return {key: touched for key, touched in rows.items() if touched is not None}
 
 
-def fused_part(
+def kernel_part(
     optimizer: Any,
     rule: Rule | None,
     master_weights: MasterWeights,
@@ -249,7 +249,7 @@ def _has_slots(slots: Sequence[Any]) -> bool:
 
 
 @dataclass
-class FusedUpdate:
+class KernelUpdate:
     """Applies an optimizer that has a `Rule`, in one pass over all variables.
 
     Attributes:
