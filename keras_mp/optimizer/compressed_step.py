@@ -11,7 +11,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.backend_tf import Runner
-from keras_mp.optimizer.gradients import GradientCheck, Wanted, sum_of_squares_of
+from keras_mp.optimizer.gradients import CheckOptions, GradientCheck, sum_of_squares_of
 from keras_mp.optimizer.master_weights import Kept, MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
 from keras_mp.optimizer.reference import decayed, squares_gradients, step
@@ -73,15 +73,15 @@ class ReferenceUpdate(UnscaledUpdate):
 
     rule: Rule
 
-    def check(self, wanted: Wanted) -> GradientCheck:
+    def check(self, options: CheckOptions) -> GradientCheck:
         """As in `UnscaledUpdate`, and the norm where the rule clips by it.
 
         Args:
-            wanted: `Wanted`.
+            options: `CheckOptions`.
         """
         clips = bool(self.optimizer.global_clipnorm)
-        wanted = Wanted(wanted.largest, clips or wanted.sum_of_squares)
-        check = super().check(wanted)
+        options = CheckOptions(options.largest, clips or options.sum_of_squares)
+        check = super().check(options)
         norm = ops.sqrt(check.sum_of_squares) if clips else None
         self._clipping = clipping_of(self.optimizer, norm)
         return check

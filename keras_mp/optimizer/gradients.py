@@ -148,7 +148,7 @@ def step_notes() -> StepNotes:
     )
 
 
-class Wanted(NamedTuple):
+class CheckOptions(NamedTuple):
     """What a check is to compute in addition to `nonfinite`.
 
     Attributes:
@@ -175,7 +175,7 @@ class GradientCheck(NamedTuple):
     sum_of_squares: Any = None
 
 
-def joined(checks: Iterable[GradientCheck]) -> GradientCheck:
+def merge_checks(checks: Iterable[GradientCheck]) -> GradientCheck:
     """Returns the check of all gradients, given checks of parts of them."""
     nonfinite, largest, sums = zip(*checks, strict=True)
     return GradientCheck(
@@ -185,18 +185,20 @@ def joined(checks: Iterable[GradientCheck]) -> GradientCheck:
     )
 
 
-def check_of_kernel(largest: Any, sum_of_squares: Any, wanted: Wanted) -> GradientCheck:
+def check_of_kernel(
+    largest: Any, sum_of_squares: Any, options: CheckOptions
+) -> GradientCheck:
     """Returns the `GradientCheck` for what a native op has found.
 
     Args:
         largest: float32 tensor, the largest magnitude of each gradient.
         sum_of_squares: scalar float32 tensor.
-        wanted: `Wanted`.
+        options: `CheckOptions`.
     """
     return GradientCheck(
         ops.logical_not(ops.isfinite(largest)),
-        ops.max(largest) if wanted.largest else None,
-        sum_of_squares if wanted.sum_of_squares else None,
+        ops.max(largest) if options.largest else None,
+        sum_of_squares if options.sum_of_squares else None,
     )
 
 
@@ -262,7 +264,7 @@ def unscale(
     gradients: Sequence[Any],
     variables: Sequence[Any],
     scale: Any,
-    wanted: Wanted,
+    options: CheckOptions,
     replicas: int = 1,
 ) -> tuple[list[Any], GradientCheck]:
     """Divides gradients by the scale, in FP32, and checks them.
@@ -272,7 +274,7 @@ def unscale(
         gradients: list of tensors, `tf.IndexedSlices` or None.
         variables: list of their variables.
         scale: scalar float32 tensor, or None for gradients that are unscaled already.
-        wanted: `Wanted`.
+        options: `CheckOptions`.
         replicas: int, over how many the gradients will be summed. A gradient also
             counts as not finite if the sum of so many of its size would overflow.
 
@@ -287,11 +289,11 @@ def unscale(
 
         with update.beside(variables):
             values, largest, sum_of_squares = update.unscale_gradients(
-                [gradients[i] for i in given], scale, wanted.sum_of_squares
+                [gradients[i] for i in given], scale, options.sum_of_squares
             )
         for i, value in zip(given, values, strict=True):
             unscaled[i] = value
-        return unscaled, check_of_kernel(largest, sum_of_squares, wanted)
+        return unscaled, check_of_kernel(largest, sum_of_squares, options)
     scaled = [
         i
         for i in given
@@ -302,8 +304,8 @@ def unscale(
     values = [unscaled[i] for i in scaled]
     return unscaled, GradientCheck(
         nonfinite_of(unscaled, replicas),
-        largest_of(values) if wanted.largest else None,
-        sum_of_squares_of(values) if wanted.sum_of_squares else None,
+        largest_of(values) if options.largest else None,
+        sum_of_squares_of(values) if options.sum_of_squares else None,
     )
 
 

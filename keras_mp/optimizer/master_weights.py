@@ -209,8 +209,8 @@ class MasterWeights:
 
     def of(self, masters: Sequence[Any]) -> "MasterWeights":
         """Returns the part of these with masters among `masters`."""
-        wanted = {id(master) for master in masters}
-        pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
+        options = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in options]
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
         return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
 

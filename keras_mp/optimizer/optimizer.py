@@ -28,10 +28,10 @@ from keras_mp.optimizer.checkpoint import (
 )
 from keras_mp.optimizer.compressed_step import plan
 from keras_mp.optimizer.gradients import (
+    CheckOptions,
     GradientNorm,
-    Wanted,
     find_nonfinite,
-    joined,
+    merge_checks,
     step_notes,
     unscale,
 )
@@ -260,7 +260,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             trainable_variables = known or [None] * len(gradients)
         check_one_to_one(gradients, trainable_variables)
         unscaled, check = unscale(
-            self, gradients, trainable_variables, scale, self._wanted
+            self, gradients, trainable_variables, scale, self._check_options
         )
         self._notes.take(scale, check)
         return unscaled
@@ -315,7 +315,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             self._execution.run,
         )
         # Step 2. Some updates unscale the gradients (step 3) in the same pass.
-        check = joined(update.check(self._wanted) for update in updates)
+        check = merge_checks(update.check(self._check_options) for update in updates)
         positions = [
             self._master_weights.position(master)
             for update in updates
@@ -337,9 +337,9 @@ class FP32MasterOptimizer(OptimizerProperties):
         self._last_overflow.assign(ops.where(finite, last, first))
 
     @property
-    def _wanted(self) -> Wanted:
+    def _check_options(self) -> CheckOptions:
         is_kept = self.gradient_norm is not None
-        return Wanted(largest=self._scaler.needs_largest, sum_of_squares=is_kept)
+        return CheckOptions(largest=self._scaler.needs_largest, sum_of_squares=is_kept)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves FP32 masters and slots, in whatever form they are stored.

@@ -10,7 +10,12 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.backend_tf import Runner
-from keras_mp.optimizer.gradients import GradientCheck, Wanted, check_of_kernel, unscale
+from keras_mp.optimizer.gradients import (
+    CheckOptions,
+    GradientCheck,
+    check_of_kernel,
+    unscale,
+)
 from keras_mp.optimizer.inner_optimizer import touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
@@ -58,18 +63,18 @@ class UnscaledUpdate:
         """All variables that the update may change."""
         return [*self.optimizer.variables, *self.master_weights.variables]
 
-    def check(self, wanted: Wanted) -> GradientCheck:
+    def check(self, options: CheckOptions) -> GradientCheck:
         """Unscales the gradients, and returns the `GradientCheck` of those `given`.
 
         Args:
-            wanted: `Wanted`.
+            options: `CheckOptions`.
         """
         self._unscaled, check = unscale(
             self.optimizer,
             self.gradients,
             [variables_of([master])[0] for master in self.masters],
             self.scale,
-            wanted,
+            options,
             self.replicas,
         )
         return check
@@ -275,21 +280,21 @@ class KernelUpdate:
         """The masters that have a gradient, which here are all of them."""
         return list(self.masters)
 
-    def check(self, wanted: Wanted) -> GradientCheck:
+    def check(self, options: CheckOptions) -> GradientCheck:
         """Returns the `GradientCheck` of the gradients, in one pass over them.
 
         Args:
-            wanted: `Wanted`.
+            options: `CheckOptions`.
         """
         from keras_mp.ops.kernels import update
 
         clips = bool(self.optimizer.global_clipnorm)
         with update.beside(variables_of(self.masters)):
             largest, sum_of_squares = update.check_gradients(
-                self.gradients, self.scale, clips or wanted.sum_of_squares
+                self.gradients, self.scale, clips or options.sum_of_squares
             )
         self._clipping = clipping_of(self.optimizer, ops.sqrt(sum_of_squares))
-        return check_of_kernel(largest, sum_of_squares, wanted)
+        return check_of_kernel(largest, sum_of_squares, options)
 
     def apply(self, finite: Any) -> None:
         """Updates slots, masters and weights if `finite` is true.
