@@ -163,7 +163,7 @@ def read_master(master_weights: MasterWeights, master: Any) -> Any:
     """Returns the value of a master, however it is stored: float32, or float64."""
     if isinstance(master, StoredMaster):
         return master.value
-    master, weight = master_weights.parts(master)
+    master, weight = master_weights.kernel_arguments(master)
     if weight is None:
         return ops.convert_to_tensor(master)
     return master_weights.read(master, weight)
@@ -183,7 +183,7 @@ def store_master(
     if isinstance(master, StoredMaster):
         master.store(value, noise)
         return
-    master, weight = master_weights.parts(master)
+    master, weight = master_weights.kernel_arguments(master)
     master.assign(value)
     if weight is not None:
         weight.assign(master_weights.rounded(weight, value))
@@ -256,7 +256,7 @@ class UpdateWithOptions(UnscaledUpdate):
         calls = keras_internals.applied_steps(self.optimizer) + 1
         is_last = ops.equal(calls % steps, 0)
         sums = self.kept.sums
-        own = [sums[self.master_weights.position(master)] for master in self.masters]
+        own = [sums[self.master_weights.index(master)] for master in self.masters]
         gradients = [
             ops.cast(gradient, total.dtype)
             for gradient, total in zip(gradients, own, strict=True)
@@ -393,7 +393,7 @@ def plan(
         fused = list(range(len(gradients)))
 
     def by_the_optimizer(gradients: list[Any], masters: list[Any]) -> KerasUpdate:
-        weights = master_weights.of(masters) if fused else master_weights
+        weights = master_weights.subset(masters) if fused else master_weights
         return KerasUpdate(optimizer, weights, gradients, masters, scale, replicas, run)
 
     whole = (optimizer, rule, master_weights, gradients, masters, scale)

@@ -191,7 +191,7 @@ class MasterWeights:
         """
         return noise_of_step(self.seed.get_config()["seed"], step)
 
-    def parts(self, master: Any) -> tuple[Any, Any]:
+    def kernel_arguments(self, master: Any) -> tuple[Any, Any]:
         """Returns the two variables of a master that the kernel takes.
 
         The FP32 master or the remainder, and the 16-bit weight; or the weight and None
@@ -203,14 +203,14 @@ class MasterWeights:
             return master.weight, None
         return master, self._weight_of.get(id(master))
 
-    def position(self, master: Any) -> int:
+    def index(self, master: Any) -> int:
         """Returns the index of a master in `all`."""
         return self._positions[id(master)]
 
-    def of(self, masters: Sequence[Any]) -> "MasterWeights":
+    def subset(self, masters: Sequence[Any]) -> "MasterWeights":
         """Returns the part of these with masters among `masters`."""
-        options = {id(master) for master in masters}
-        pairs = [(w, m) for w, m in self.pairs if id(m) in options]
+        given = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in given]
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
         return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
 
@@ -255,7 +255,7 @@ class MasterWeights:
             weights, masters = zip(*whole, strict=True)
             update.sync_masters_from_weights(masters, weights, self.rounding)
         for weight, master in self._one_by_one(whole):
-            self._assign(master, self._synced, weight, rows.get(id(master)))
+            self._assign(master, self._follow_weight, weight, rows.get(id(master)))
 
     def values(self) -> dict[int, Any]:
         """Returns the float32 value of every weight, by the weight's `id`."""
@@ -270,9 +270,9 @@ class MasterWeights:
             weight: its 16-bit weight.
         """
         read = ops.convert_to_tensor
-        return self._synced(read(master), read(weight))
+        return self._follow_weight(read(master), read(weight))
 
-    def _synced(self, master: Any, weight: Any) -> Any:
+    def _follow_weight(self, master: Any, weight: Any) -> Any:
         changed = differs(weight, master, self.rounding)
         return ops.where(changed, ops.cast(weight, "float32"), master)
 
@@ -363,7 +363,7 @@ def overwrite_with_average(
     if master_weights.are_compressed:
         averages = master_weights.kept.averages
         for master in masters:
-            average = averages[master_weights.position(master)]
+            average = averages[master_weights.index(master)]
             master.assign(ops.copy(average))
         return
     optimizer.finalize_variable_values(masters)

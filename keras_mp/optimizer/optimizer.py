@@ -317,7 +317,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         # Step 2. Some updates unscale the gradients (step 3) in the same pass.
         check = merge_checks(update.check(self._check_options) for update in updates)
         positions = [
-            self._master_weights.position(master)
+            self._master_weights.index(master)
             for update in updates
             for master in update.given
         ]

@@ -319,7 +319,9 @@ class KernelUpdate:
         """
         from keras_mp.ops.kernels import update
 
-        parts = [self.master_weights.parts(master) for master in self.masters]
+        parts = [
+            self.master_weights.kernel_arguments(master) for master in self.masters
+        ]
         weights = [weight for _, weight in parts]
         own = [weight for weight in weights if weight is not None]
         slots = [
