@@ -149,17 +149,17 @@ _FOR_EACH_REPLICA = {
 
 
 @dataclass
-class Execution:
+class Replicas:
     """How the update of the masters runs on several replicas.
 
     Attributes:
         run: the `Runner` that `backend.cond_on_all_replicas` takes.
-        is_joint: bool, whether it runs once, on the sum of the gradients.
+        sums_first: bool, whether it runs once, on the sum of the gradients.
         creation: returns a context to create the optimizer's variables in.
     """
 
     run: Runner = backend.run_on_each_replica
-    is_joint: bool = False
+    sums_first: bool = False
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def check_may_unscale(self, all_reduce_dtype: str) -> None:
@@ -168,7 +168,7 @@ class Execution:
         Raises:
             RuntimeError: they are summed in FP16, in which small ones are lost.
         """
-        if self.is_joint and all_reduce_dtype == "float16":
+        if self.sums_first and all_reduce_dtype == "float16":
             raise RuntimeError(
                 "Gradients that are summed in FP16 must be scaled. Received: a call of "
                 '`unscale_gradients` with all_reduce_dtype="float16" on several '
@@ -177,13 +177,13 @@ class Execution:
             )
 
 
-def choose_execution(
+def replicas_for(
     optimizer: Any,
     variables: Sequence[Any],
     all_reduce_dtype: str,
     replicas: int,
     is_compressed: bool,
-) -> Execution:
+) -> Replicas:
     """Decides whether an optimizer runs on each replica or once for all.
 
     Args:
@@ -198,9 +198,9 @@ def choose_execution(
         ValueError: it must run on sums of gradients, and some replace their variables.
     """
     wants_sum = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
-    is_joint = wants_sum or is_compressed
-    if not is_joint or replicas == 1:
-        return Execution()
+    sums_first = wants_sum or is_compressed
+    if not sums_first or replicas == 1:
+        return Replicas()
     if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
         raise ValueError(
             "Gradients that replace their variables cannot be summed over "
@@ -213,9 +213,9 @@ def choose_execution(
     assigned = (
         list(variables) if is_compressed else assigned_directly(optimizer, of_the_model)
     )
-    return Execution(
+    return Replicas(
         run=functools.partial(run_on_first_replica, assigned),
-        is_joint=True,
+        sums_first=True,
         creation=creating_for_all_replicas,
     )
 

@@ -36,10 +36,10 @@ from keras_mp.optimizer.gradients import (
     unscale,
 )
 from keras_mp.optimizer.inner_optimizer import (
-    Execution,
-    choose_execution,
+    Replicas,
     exclude_masters_from_weight_decay,
     leaves,
+    replicas_for,
 )
 from keras_mp.optimizer.loss_scaler import LossScaler, add_scalar
 from keras_mp.optimizer.master_weights import (
@@ -130,7 +130,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             [], [], rounding, self._seed_generator, None
         )
         self._outside_writes = OutsideWrites()
-        self._execution = Execution()
+        self._replicas = Replicas()
         self._norm = GradientNorm()
         self._scaler = scaler_of(loss_scale)
         scalar = partial(add_scalar, self)
@@ -153,7 +153,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             backend.check_scope(backend.strategy_of(optimizer))
         variables = list(variables)
         is_compressed = self.masters != "float32" or self._eight_bit is not None
-        self._execution = choose_execution(
+        self._replicas = replicas_for(
             self.inner_optimizer,
             variables,
             self.all_reduce_dtype,
@@ -161,7 +161,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             is_compressed,
         )
         layouts = sharded_state(variables) if self.shard_state else nullcontext()
-        with backend.scope_of(strategy), self._execution.creation(), layouts:
+        with backend.scope_of(strategy), self._replicas.creation(), layouts:
             self._create_variables(variables, strategy)
 
     def _create_variables(self, variables: list[Any], strategy: Any) -> None:
@@ -252,7 +252,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         array([2.], dtype=float32)
         """
         self._notes.check_not_unscaled()
-        self._execution.check_may_unscale(self.all_reduce_dtype)
+        self._replicas.check_may_unscale(self.all_reduce_dtype)
         self._scaler.check_a_loss_was_scaled()
         scale = self._notes.scale_of_loss(self.loss_scale)
         if trainable_variables is None:
@@ -302,7 +302,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         scale = self._notes.divisor(self.loss_scale, indices)
         if self.gradient_sampler is not None:
             self.gradient_sampler.sample(grads, variables, scale)
-        if self._execution.is_joint:
+        if self._replicas.sums_first:
             grads = sum_gradients(grads, self.all_reduce_dtype)
         replicas = backend.replicas_in(backend.strategy_of(self))
         updates = plan(
@@ -312,7 +312,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             self._masters_of(variables),
             scale,
             replicas,
-            self._execution.run,
+            self._replicas.run,
         )
         # Step 2. Some updates unscale the gradients (step 3) in the same pass.
         check = merge_checks(update.check(self._check_options) for update in updates)
@@ -325,7 +325,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         # What `unscale_gradients` returned may have been clipped since.
         check = check if scale is not None else self._notes.check
         self._notes.use(indices)
-        is_summed = self._execution.is_joint or replicas == 1
+        is_summed = self._replicas.sums_first or replicas == 1
         self._norm.assign(check, None if is_summed else grads, scale)
         # Steps 3 to 6.
         for update in updates:
