@@ -63,7 +63,7 @@ class SingleProgramBackend:
 
         return get_opaque_trace_state()
 
-    def is_part_of(self, function: Any) -> bool:
+    def is_inside(self, function: Any) -> bool:
         """Tells whether the code runs in `function` or in a branch or loop body of it.
 
         A `tf.function` that it calls is not a part of it: another function may call
@@ -99,7 +99,7 @@ class SingleProgramBackend:
         """
         return True
 
-    def outside_functions(self, act: Callable[[], None]) -> None:
+    def run_eagerly(self, act: Callable[[], None]) -> None:
         """Calls `act` eagerly, outside any `tf.function` that is being traced."""
         act()
 

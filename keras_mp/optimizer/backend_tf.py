@@ -76,7 +76,7 @@ class TensorFlowBackend:
 
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def is_part_of(self, function: Any) -> bool:
+    def is_inside(self, function: Any) -> bool:
         here = self.current_function()
         around = keras_internals.graph_around(here)
         while here is not function and around is not None:
@@ -101,7 +101,7 @@ class TensorFlowBackend:
         with tf.init_scope():
             return all(bool(_native(v).is_initialized()) for v in variables)
 
-    def outside_functions(self, act: Callable[[], None]) -> None:
+    def run_eagerly(self, act: Callable[[], None]) -> None:
         import tensorflow as tf
 
         with tf.init_scope():

@@ -124,7 +124,7 @@ class StepNotes:
 
     def _is_here(self) -> bool:
         """Tells whether the note was made in the current function."""
-        return self.scale is not None and backend.is_part_of(self._function)
+        return self.scale is not None and backend.is_inside(self._function)
 
     @property
     def _awaits_apply(self) -> bool:

@@ -238,7 +238,7 @@ class MasterWeights:
         weights = [weight for weight, _ in self.pairs]
         if not self._has_values and backend.have_values(weights):
             self._has_values = True
-            backend.outside_functions(self.sync_masters_from_weights)
+            backend.run_eagerly(self.sync_masters_from_weights)
 
     def sync_masters_from_weights(self, rows: Mapping[int, Any] | None = None) -> None:
         """Overwrites masters where other code has written to their weights.

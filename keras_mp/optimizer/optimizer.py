@@ -294,7 +294,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         self._scaler.check_a_loss_was_scaled()
         if not self.built:
             backend.refuse_several_replicas()
-            backend.outside_functions(lambda: self.build(variables))
+            backend.run_eagerly(lambda: self.build(variables))
         self._master_weights.initialize()
         keras_internals.check_variables_are_known(self, variables)
         self._outside_writes.check(variables)
