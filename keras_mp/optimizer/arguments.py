@@ -258,10 +258,10 @@ def check_state(
             "half a unit in their last place are lost. Received: masters=None with "
             f'rounding={short_repr(rounding)}. Add rounding="stochastic".'
         )
-    eight_bit = _as_int8_state(state)
-    if masters != "float32" or eight_bit is not None:
-        _check_rule(optimizer, eight_bit)
-    return eight_bit
+    int8_state = _as_int8_state(state)
+    if masters != "float32" or int8_state is not None:
+        _check_rule(optimizer, int8_state)
+    return int8_state
 
 
 def _as_int8_state(state: Any) -> Int8State | None:
@@ -280,7 +280,7 @@ def _as_int8_state(state: Any) -> Int8State | None:
     return Int8State() if state == "int8" else None
 
 
-def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
+def _check_rule(optimizer: Any, int8_state: Int8State | None) -> None:
     missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
     if missing:
         raise ValueError(
@@ -291,7 +291,7 @@ def _check_rule(optimizer: Any, eight_bit: Int8State | None) -> None:
             f"Received: {missing}. Leave out what was received, or choose "
             'masters="float32" and state="float32".'
         )
-    if eight_bit is not None and slot_kinds(optimizer) is None:
+    if int8_state is not None and slot_kinds(optimizer) is None:
         raise ValueError(
             "State in 8 bits is for optimizers that can bear its rounding: not for "
             "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "

@@ -26,7 +26,7 @@ from keras_mp.optimizer.arguments import Int8State
 from keras_mp.optimizer.compression import differs
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import MasterWeights, create_kept
-from keras_mp.optimizer.masters import EightBitSlot, StoredMaster, reference_of
+from keras_mp.optimizer.masters import Int8Slot, StoredMaster, reference_of
 from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
 from keras_mp.serialization import deserialize, serialize_optimizer
@@ -321,7 +321,7 @@ def _of_master(master: StoredMaster) -> Saved:
     return _of(master)._replace(read=lambda: master.value, assign=master.load)
 
 
-def _of_slot(slot: EightBitSlot) -> Saved:
+def _of_slot(slot: Int8Slot) -> Saved:
     return _of(slot.codes)._replace(
         dtype="float32", read=lambda: slot.value, assign=slot.assign
     )

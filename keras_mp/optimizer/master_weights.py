@@ -22,10 +22,10 @@ from keras_mp.optimizer.compression import (
 )
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import (
-    EightBitSlot,
+    Int8Slot,
     RemainderMaster,
     StoredMaster,
-    WeightAsMaster,
+    WeightOnlyMaster,
     create_slot,
     needs_master,
     path_of,
@@ -64,7 +64,7 @@ class Kept:
 
 
 def create_kept(
-    optimizer: Any, masters: Sequence[Any], in_eight_bits: Container[int]
+    optimizer: Any, masters: Sequence[Any], in_int8: Container[int]
 ) -> Kept:
     """Returns what an optimizer keeps of each master.
 
@@ -74,14 +74,14 @@ def create_kept(
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`, built.
         masters: list of all masters.
-        in_eight_bits: the `id`s of those that it was not built on.
+        in_int8: the `id`s of those that it was not built on.
     """
 
     def of_each(name: str, made: Iterable[Any]) -> list[Any]:
         others = iter(made)
         return [
             optimizer.add_variable_from_reference(reference_of(master), name)
-            if id(master) in in_eight_bits
+            if id(master) in in_int8
             else next(others)
             for master in masters
         ]
@@ -124,7 +124,7 @@ class MasterWeights:
         rounding: str,
         seed: random.SeedGenerator,
         strategy: Any,
-        slots: Mapping[int, list[EightBitSlot]] | None = None,
+        slots: Mapping[int, list[Int8Slot]] | None = None,
     ) -> None:
         self.all = masters
         self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
@@ -166,10 +166,10 @@ class MasterWeights:
     @property
     def slot_variables(self) -> list[Any]:
         """The variables of the slots that are stored in 8 bits."""
-        return [v for s in self.eight_bit_slots for v in (s.codes, s.exponents)]
+        return [v for s in self.int8_slots for v in (s.codes, s.exponents)]
 
     @property
-    def eight_bit_slots(self) -> list[EightBitSlot]:
+    def int8_slots(self) -> list[Int8Slot]:
         """The slots of all variables that are stored in 8 bits."""
         return [slot for slots in self.slots.values() for slot in slots]
 
@@ -199,7 +199,7 @@ class MasterWeights:
         """
         if isinstance(master, RemainderMaster):
             return master.remainder, master.weight
-        if isinstance(master, WeightAsMaster):
+        if isinstance(master, WeightOnlyMaster):
             return master.weight, None
         return master, self._weight_of.get(id(master))
 
@@ -326,9 +326,7 @@ class MasterWeights:
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
 
 
-def create_slots(
-    optimizer: Any, masters: Iterable[Any]
-) -> dict[int, list[EightBitSlot]]:
+def create_slots(optimizer: Any, masters: Iterable[Any]) -> dict[int, list[Int8Slot]]:
     """Returns new slots in 8 bits, by the `id` of their master.
 
     Args:

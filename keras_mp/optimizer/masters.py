@@ -2,7 +2,7 @@
 
 A master is the FP32 value of a weight: an FP32 variable with the name and path of the
 weight, or what a `StoredMaster` computes from fewer bits. A weight stored in FP32 is
-its own master. Slots are the FP32 variables that Keras makes, or `EightBitSlot`s.
+its own master. Slots are the FP32 variables that Keras makes, or `Int8Slot`s.
 """
 
 import math
@@ -42,7 +42,7 @@ def path_of(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-class SlotReference(keras.Variable):
+class SlotTemplate(keras.Variable):
     """What an optimizer makes its FP32 slots for, without an FP32 variable.
 
     Keras reads the shape, dtype, path and layout of a new slot from a variable, and
@@ -100,7 +100,7 @@ class StoredMaster(keras.Variable):
     def __init__(self, weight: Any) -> None:
         # Not that of the base class, which would create a variable.
         self.weight = weight
-        self.reference = SlotReference(weight)
+        self.reference = SlotTemplate(weight)
         self.constraint = getattr(weight, "constraint", None)
 
     @property
@@ -206,7 +206,7 @@ class RemainderMaster(StoredMaster):
         self.remainder.assign(split(value, round_nearest(value, self._half)))
 
 
-class WeightAsMaster(StoredMaster):
+class WeightOnlyMaster(StoredMaster):
     """A weight without a master: each update rounds it stochastically."""
 
     @property
@@ -244,7 +244,7 @@ def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
 def _new_master(weight: Any, form: str | None) -> Any:
     if form == "remainders":
         return RemainderMaster(weight, create_master(weight, "int16"))
-    return WeightAsMaster(weight) if form is None else create_master(weight)
+    return WeightOnlyMaster(weight) if form is None else create_master(weight)
 
 
 def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
@@ -301,7 +301,7 @@ class SlotKind:
 
 
 @dataclass(frozen=True)
-class EightBitSlot:
+class Int8Slot:
     """One slot of one variable: codes, and the exponents of groups of 32.
 
     Attributes:
@@ -346,9 +346,7 @@ class EightBitSlot:
         self.store(ops.convert_to_tensor(value, "float32"), noise_of_step(0, 0))
 
 
-def create_slot(
-    optimizer: Any, master: Any, kind: SlotKind, stream: int
-) -> EightBitSlot:
+def create_slot(optimizer: Any, master: Any, kind: SlotKind, stream: int) -> Int8Slot:
     """Returns a new slot with the initial value of its kind.
 
     Args:
@@ -381,7 +379,7 @@ def create_slot(
 
     name = f"{master.path.replace('/', '_')}_{kind.name}"
     groups = compression.groups_in(math.prod(shape))
-    return EightBitSlot(
+    return Int8Slot(
         create(name, shape, code, **layout),
         create(
             f"{name}_exponents", (groups,), exponent, **_of_groups(groups, **layout)

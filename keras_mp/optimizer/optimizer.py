@@ -114,9 +114,9 @@ class FP32MasterOptimizer(OptimizerProperties):
         check_arguments(
             inner_optimizer, rounding, seed, all_reduce_dtype, name, shard_state
         )
-        eight_bit = check_state(inner_optimizer, masters, state, rounding)
+        int8_state = check_state(inner_optimizer, masters, state, rounding)
         super().__init__(inner_optimizer, name=name)
-        self._eight_bit = eight_bit
+        self._int8_state = int8_state
         self.masters = masters
         self.state = state
         self.shard_state = shard_state
@@ -152,7 +152,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         for optimizer in (self, *leaves(self.inner_optimizer)):
             backend.check_scope(backend.strategy_of(optimizer))
         variables = list(variables)
-        is_compressed = self.masters != "float32" or self._eight_bit is not None
+        is_compressed = self.masters != "float32" or self._int8_state is not None
         self._replicas = replicas_for(
             self.inner_optimizer,
             variables,
@@ -168,14 +168,14 @@ class FP32MasterOptimizer(OptimizerProperties):
         """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         masters = create_masters(variables, self.masters)
-        in_eight_bits = self._masters_in_eight_bits(masters)
+        in_int8 = self._masters_in_int8(masters)
         self._master_weights = MasterWeights(
             variables,
             masters,
             self.rounding,
             self._seed_generator,
             strategy,
-            create_slots(self.inner_optimizer, in_eight_bits.values()),
+            create_slots(self.inner_optimizer, in_int8.values()),
         )
         for variable in self._master_weights.own_variables:
             keras_internals.add_to_variables(self, variable)
@@ -184,20 +184,20 @@ class FP32MasterOptimizer(OptimizerProperties):
         exclude_masters_from_weight_decay(
             self.inner_optimizer, self._master_weights.references
         )
-        others = [m for m in masters if id(m) not in in_eight_bits]
+        others = [m for m in masters if id(m) not in in_int8]
         self.inner_optimizer.build([reference_of(master) for master in others])
         if self._master_weights.are_compressed:
             self._master_weights.kept = create_kept(
-                self.inner_optimizer, masters, in_eight_bits
+                self.inner_optimizer, masters, in_int8
             )
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
-    def _masters_in_eight_bits(self, masters: Sequence[Any]) -> dict[int, Any]:
+    def _masters_in_int8(self, masters: Sequence[Any]) -> dict[int, Any]:
         """Returns the masters with slots stored in 8 bits, by their `id`."""
-        if self._eight_bit is None:
+        if self._int8_state is None:
             return {}
-        return {id(m): m for m in masters if self._eight_bit.applies_to(m)}
+        return {id(m): m for m in masters if self._int8_state.applies_to(m)}
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the current scale, in FP32.

@@ -167,7 +167,7 @@ def _variables_written(
     masters: Sequence[Any],
 ) -> list[Any]:
     slots = [slot for slots in slot_lists for slot in slots if slot is not None]
-    codes = [slot.codes for slot in master_weights.eight_bit_slots]
+    codes = [slot.codes for slot in master_weights.int8_slots]
     weights = [weight for weight, _ in master_weights.pairs]
     return [*variables_of(masters), *weights, *slots, *codes]
 
@@ -218,7 +218,7 @@ def applies_weight_decay(optimizer: Any, rule: Rule, master: Any) -> bool:
 def slots_of(
     optimizer: Any, rule: Rule, master_weights: MasterWeights, master: Any
 ) -> list[Any]:
-    """Returns the slots of a master: FP32 variables, or `EightBitSlot`s."""
+    """Returns the slots of a master: FP32 variables, or `Int8Slot`s."""
     if id(master) in master_weights.slots:
         return master_weights.slots[id(master)]
     index = keras_internals.variable_index(optimizer, reference_of(master))
