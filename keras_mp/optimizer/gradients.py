@@ -16,10 +16,10 @@ from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.masters import needs_master
 
 
-class StepNotes:
+class ScalingState:
     """The scale that multiplied the loss, and whether gradients are unscaled.
 
-    A note is valid only in the function in which it was made and in branches and loop
+    It holds only in the function in which it was recorded and in branches and loop
     bodies of that function: another function may be traced once and run many times.
 
     The scale of a loss holds for several `apply`, of different variables: the first has
@@ -27,7 +27,7 @@ class StepNotes:
     variables is of another loss, scaled in some other function.
 
     Attributes:
-        scale: scalar tensor, or None when there is no note.
+        scale: scalar tensor, or None when none was recorded.
         check: `GradientCheck` of `unscale_gradients`, or None if it was not called.
     """
 
@@ -43,20 +43,20 @@ class StepNotes:
         """Whether `unscale_gradients` was called."""
         return self.check is not None
 
-    def take(self, scale: Any, check: Any = None) -> None:
-        """Makes a note in the current function, which replaces any earlier one."""
+    def record(self, scale: Any, check: Any = None) -> None:
+        """Records what holds in the current function, in place of any earlier record."""
         self.scale, self.check = scale, check
         self._function = backend.current_function()
         self._used, self._is_own = False, True
         self._applied = frozenset()
 
-    def offer(self, scale: Any) -> None:
-        """Notes the scale of a loss that another optimizer has scaled.
+    def record_shared(self, scale: Any) -> None:
+        """Records the scale of a loss that another optimizer has scaled.
 
         The loss may be for both; an optimizer that scaled its own keeps that scale.
         """
         if not (self._is_own and not self._applied and self._is_here()):
-            self.take(scale)
+            self.record(scale)
             self._is_own = False
 
     def scale_of_loss(self, current: Any) -> Any:
@@ -109,8 +109,8 @@ class StepNotes:
                 "`gradient_accumulation_steps` on the inner optimizer."
             )
 
-    def use(self, indices: Set[int]) -> None:
-        """Notes an `apply`. What a branch used, another branch may also use.
+    def mark_applied(self, indices: Set[int]) -> None:
+        """Records an `apply`. What a branch used, another branch may also use.
 
         Args:
             indices: as for `divisor`.
@@ -123,7 +123,7 @@ class StepNotes:
             self.check, self._applied = None, self._applied | indices
 
     def _is_here(self) -> bool:
-        """Tells whether the note was made in the current function."""
+        """Tells whether the record was made in the current function."""
         return self.scale is not None and backend.is_inside(self._function)
 
     @property
@@ -136,15 +136,17 @@ class StepNotes:
         self._function, self._is_own, self._applied = None, False, frozenset()
 
 
-class ReplicaStepNotes(threading.local, StepNotes):
-    """Notes, separate for each thread: in TensorFlow a replica is a thread."""
+class ThreadScalingState(threading.local, ScalingState):
+    """A state for each thread: in TensorFlow a replica is a thread."""
 
 
-def step_notes() -> StepNotes:
-    """Returns notes for an optimizer, of a class that the backend's compiler takes."""
-    # `torch.compile` cannot trace notes of a thread.
+def scaling_state() -> ScalingState:
+    """Returns a state for an optimizer, of a class that the backend's compiler takes."""
+    # `torch.compile` cannot trace a `threading.local`.
     return (
-        ReplicaStepNotes() if keras.backend.backend() == "tensorflow" else StepNotes()
+        ThreadScalingState()
+        if keras.backend.backend() == "tensorflow"
+        else ScalingState()
     )
 
 

@@ -32,7 +32,7 @@ from keras_mp.optimizer.gradients import (
     GradientNorm,
     find_nonfinite,
     merge_checks,
-    step_notes,
+    scaling_state,
     unscale,
 )
 from keras_mp.optimizer.inner_optimizer import (
@@ -125,7 +125,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         track = partial(keras_internals.add_to_variables, self)
         self._seed_generator = keras.random.SeedGenerator(int(seed))
         track(self._seed_generator.state)
-        self._notes = step_notes()
+        self._scaling_state = scaling_state()
         self._master_weights = MasterWeights(
             [], [], rounding, self._seed_generator, None
         )
@@ -134,7 +134,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         self._norm = GradientNorm()
         self._scaler = scaler_of(loss_scale)
         scalar = partial(add_scalar, self)
-        self._last_round = self._scaler.add_user(self._notes, scalar, track)
+        self._last_round = self._scaler.add_user(self._scaling_state, scalar, track)
         self._last_overflow = scalar("last_overflow", -1)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -215,7 +215,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         4.0
         """
         scale = ops.copy(self.loss_scale)
-        self._scaler.note_scaled_loss(scale, self._notes)
+        self._scaler.record_scaled_loss(scale, self._scaling_state)
         loss = ops.convert_to_tensor(loss)
         dtype = keras.backend.result_type(loss.dtype, "float32")
         return ops.cast(loss, dtype) * ops.cast(scale, dtype)
@@ -251,10 +251,10 @@ class FP32MasterOptimizer(OptimizerProperties):
         >>> optimizer.unscale_gradients(gradients)[0].numpy()
         array([2.], dtype=float32)
         """
-        self._notes.check_not_unscaled()
+        self._scaling_state.check_not_unscaled()
         self._replicas.check_may_unscale(self.all_reduce_dtype)
         self._scaler.check_a_loss_was_scaled()
-        scale = self._notes.scale_of_loss(self.loss_scale)
+        scale = self._scaling_state.scale_of_loss(self.loss_scale)
         if trainable_variables is None:
             known = keras_internals.trainable_variables(self)
             trainable_variables = known or [None] * len(gradients)
@@ -262,7 +262,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         unscaled, check = unscale(
             self, gradients, trainable_variables, scale, self._check_options
         )
-        self._notes.take(scale, check)
+        self._scaling_state.record(scale, check)
         return unscaled
 
     def apply(
@@ -299,7 +299,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         keras_internals.check_variables_are_known(self, variables)
         self._outside_writes.check(variables)
         indices = {keras_internals.variable_index(self, v) for v in variables}
-        scale = self._notes.divisor(self.loss_scale, indices)
+        scale = self._scaling_state.divisor(self.loss_scale, indices)
         if self.gradient_sampler is not None:
             self.gradient_sampler.sample(grads, variables, scale)
         if self._replicas.sums_first:
@@ -323,8 +323,8 @@ class FP32MasterOptimizer(OptimizerProperties):
         ]
         finite, first = find_nonfinite(check.nonfinite, positions)
         # What `unscale_gradients` returned may have been clipped since.
-        check = check if scale is not None else self._notes.check
-        self._notes.use(indices)
+        check = check if scale is not None else self._scaling_state.check
+        self._scaling_state.mark_applied(indices)
         is_summed = self._replicas.sums_first or replicas == 1
         self._norm.assign(check, None if is_summed else grads, scale)
         # Steps 3 to 6.
