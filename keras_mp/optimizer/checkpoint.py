@@ -139,7 +139,8 @@ def warn_that_a_pickle_does_not_share(scaler: LossScaler) -> None:
         warnings.warn(
             "An optimizer that is pickled, or copied, by itself no longer shares its "
             "loss scale. Received: one that shares its loss scale with "
-            f"{len(scaler.scaling_states) - 1} others. Pickle the model that holds them all.",
+            f"{len(scaler.scaling_states) - 1} others. Pickle the model that holds "
+            "them all.",
             stacklevel=4,
         )
 

@@ -44,7 +44,7 @@ class ScalingState:
         return self.check is not None
 
     def record(self, scale: Any, check: Any = None) -> None:
-        """Records what holds in the current function, in place of any earlier record."""
+        """Records what holds in the current function, and drops earlier records."""
         self.scale, self.check = scale, check
         self._function = backend.current_function()
         self._used, self._is_own = False, True
@@ -141,7 +141,7 @@ class ThreadScalingState(threading.local, ScalingState):
 
 
 def scaling_state() -> ScalingState:
-    """Returns a state for an optimizer, of a class that the backend's compiler takes."""
+    """Returns a state, of a class that the backend's compiler takes."""
     # `torch.compile` cannot trace a `threading.local`.
     return (
         ThreadScalingState()
@@ -289,7 +289,7 @@ def unscale(
     if _fit_the_kernel(optimizer, gradients, variables, scale):
         from keras_mp.ops.kernels import update
 
-        with update.beside(variables):
+        with update.device_of(variables):
             values, largest, sum_of_squares = update.unscale_gradients(
                 [gradients[i] for i in given], scale, options.sum_of_squares
             )
@@ -323,7 +323,7 @@ def _fit_the_kernel(
     return all(
         gradient is None
         or (
-            update.takes(gradient)
+            update.supports(gradient)
             and not keras_internals.is_replaced_by_gradient(optimizer, variable)
         )
         for gradient, variable in zip(gradients, variables, strict=True)

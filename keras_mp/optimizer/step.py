@@ -241,7 +241,7 @@ def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
     from keras_mp.ops.kernels import update
 
     return (
-        update.takes(gradient)
+        update.supports(gradient)
         and keras.backend.standardize_dtype(master.dtype) == "float32"
         and getattr(master, "constraint", None) is None
         and not keras_internals.is_replaced_by_gradient(optimizer, master)
@@ -289,7 +289,7 @@ class KernelUpdate:
         from keras_mp.ops.kernels import update
 
         clips = bool(self.optimizer.global_clipnorm)
-        with update.beside(variables_of(self.masters)):
+        with update.device_of(variables_of(self.masters)):
             largest, sum_of_squares = update.check_gradients(
                 self.gradients, self.scale, clips or options.sum_of_squares
             )
