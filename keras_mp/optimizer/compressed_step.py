@@ -1,7 +1,7 @@
 """A step of compressed state, or with options that Keras implements around a rule."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -10,53 +10,92 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.backend_tf import Runner
 from keras_mp.optimizer.gradients import CheckOptions, GradientCheck, sum_of_squares_of
 from keras_mp.optimizer.master_weights import Kept, MasterWeights
 from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
-from keras_mp.optimizer.reference import decayed, squares_gradients, step
+from keras_mp.optimizer.reference import apply_formula, decayed, squares_gradients
 from keras_mp.optimizer.rules import (
     OPTIONS_AROUND_A_RULE,
     Rule,
     count_step,
     count_update,
-    partial_rule_of,
     rule_of,
     unsupported_options,
 )
 from keras_mp.optimizer.step import (
-    KerasUpdate,
     KernelUpdate,
+    Step,
     UnscaledUpdate,
-    applies_weight_decay,
-    chosen,
+    Update,
     clipping_of,
+    divide,
     hyperparameters_of,
     kernel_part,
-    slots_of,
 )
 
 
-def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> list[Any]:
-    """Returns gradients with the tokens of sparse ones added up, where Keras does so.
-
-    The variables of those that stay sparse also need all rows: each row's slots decay.
+def plan_compressed(step: Step) -> list[Update]:
+    """Divides a step of compressed state: into what the kernel takes, and the others.
 
     Args:
-        optimizer: `keras.optimizers.Optimizer` that has the rule.
-        rule: `Rule`.
-        gradients: list of tensors or `tf.IndexedSlices`.
+        step: `Step`.
 
     Returns:
-        List of tensors or `tf.IndexedSlices`.
+        List of one or two parts.
+
+    Raises:
+        ValueError: an option was set after the optimizer was wrapped that no rule has;
+            or the gradient of a variable replaces it.
     """
-    by_token = squares_gradients(rule.name) and not optimizer.global_clipnorm
-    return [
-        gradient
-        if by_token and backend.is_sparse(gradient)
-        else backend.as_dense(gradient)
-        for gradient in gradients
-    ]
+    optimizer = step.optimizer
+    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
+    if rule is None:
+        missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
+        raise ValueError(
+            "Compressed optimizer state needs an optimizer that the kernel of the "
+            f"update implements. Received: {missing}. Leave the "
+            "option as it was when the optimizer was wrapped."
+        )
+    step = step.without_missing_gradients()
+    for master in step.masters:
+        if keras_internals.is_replaced_by_gradient(optimizer, reference_of(master)):
+            raise ValueError(
+                "Compressed optimizer state is for variables that an optimizer moves. "
+                f"Received: {reference_of(master).path}, which its gradient replaces "
+                "(`overwrite_with_gradient`, as in FP8 training). Choose "
+                'masters="float32" and state="float32".'
+            )
+    if has_options_around(optimizer) or clips_rows(optimizer, step.gradients):
+        kept = step.weights.kept
+        check_what_is_kept(optimizer, kept)
+        return [UpdateWithOptions(step, rule, kept)]
+    step = replace(step, gradients=with_dense_rows(optimizer, rule, step.gradients))
+
+    def by_reference(others: Step) -> ReferenceUpdate:
+        return ReferenceUpdate(others, rule)
+
+    return divide(step, rule, kernel_part(step, rule), by_reference)
+
+
+def plan_options(step: Step) -> list[Update]:
+    """Returns the update of FP32 masters by the kernel, with options around its rule.
+
+    Args:
+        step: `Step`, with masters and slots in FP32.
+
+    Returns:
+        List of one update; empty if no such option is used, or if the kernel does not
+        take all variables of one replica: Keras updates them then.
+    """
+    if step.replicas.count > 1 or not has_options_around(step.optimizer):
+        return []
+    rule = rule_of(step.optimizer, OPTIONS_AROUND_A_RULE)
+    if rule is None or len(kernel_part(step, rule)) < len(step.given):
+        return []
+    kept = Kept.of(step.optimizer)
+    if any(variable is None for variable in kept.variables):
+        return []
+    return [UpdateWithOptions(step.without_missing_gradients(), rule, kept)]
 
 
 @dataclass
@@ -79,17 +118,18 @@ class ReferenceUpdate(UnscaledUpdate):
         Args:
             options: `CheckOptions`.
         """
-        clips = bool(self.optimizer.global_clipnorm)
+        optimizer = self.step.optimizer
+        clips = bool(optimizer.global_clipnorm)
         options = CheckOptions(options.largest, clips or options.sum_of_squares)
         check = super().check(options)
         norm = ops.sqrt(check.sum_of_squares) if clips else None
-        self._clipping = clipping_of(self.optimizer, norm)
+        self._clipping = clipping_of(optimizer, norm)
         return check
 
     def _update(self, gradients: Sequence[Any]) -> None:
         self.update(gradients, self._clipping)
         self.constrain()
-        count_step(self.optimizer, ops.ones((), "bool"))
+        count_step(self.step.optimizer, ops.ones((), "bool"))
 
     def update(self, gradients: Sequence[Any], clipping: Mapping[str, Any]) -> None:
         """Updates slots, masters and weights, without constraints; counts nothing.
@@ -98,37 +138,37 @@ class ReferenceUpdate(UnscaledUpdate):
             gradients: list of unscaled tensors or `tf.IndexedSlices`.
             clipping: as for `hyperparameters_of`.
         """
-        scale = ops.ones(()) if self.scale is None else self.scale
-        given = hyperparameters_of(self.optimizer, self.rule, scale, clipping)
+        step = self.step
+        scale = ops.ones(()) if step.scale is None else step.scale
+        given = hyperparameters_of(step.optimizer, self.rule, scale, clipping)
         numbers = {name: ops.cast(x, "float32") for name, x in given.items()}
         decaying = [
-            applies_weight_decay(self.optimizer, self.rule, master)
-            for master in self.masters
+            step.applies_weight_decay(self.rule, master) for master in step.masters
         ]
-        if not are_distinct(self.masters):
+        if not are_distinct(step.masters):
             # All decays come before the first update, as in Keras. Of a variable that
             # is listed once, both are done in one step.
-            for master in compress(self.masters, decaying):
-                value = read_master(self.master_weights, master)
+            for master in compress(step.masters, decaying):
+                value = read_master(step.weights, master)
                 self._store(master, decayed(_in_dtype_of(value, numbers), value))
-            decaying = [False] * len(self.masters)
-        for each in zip(gradients, self.masters, decaying, strict=True):
+            decaying = [False] * len(step.masters)
+        for each in zip(gradients, step.masters, decaying, strict=True):
             self._update_one(*each, numbers)
 
     def constrain(self) -> None:
         """Applies the constraints of the variables that have one."""
-        for master in self.masters:
+        for master in self.step.masters:
             if master.constraint is not None:
-                value = read_master(self.master_weights, master)
+                value = read_master(self.step.weights, master)
                 self._store(master, master.constraint(value))
 
     def _update_one(
         self, gradient: Any, master: Any, decays: bool, numbers: dict[str, Any]
     ) -> None:
-        slots = slots_of(self.optimizer, self.rule, self.master_weights, master)
-        value = read_master(self.master_weights, master)
+        slots = self.step.slots(self.rule, master)
+        value = read_master(self.step.weights, master)
         dtype = keras.backend.standardize_dtype(value.dtype)
-        value, new_slots = step(
+        value, new_slots = apply_formula(
             self.rule.name,
             _in_dtype_of(value, numbers),
             decays,
@@ -144,11 +184,132 @@ class ReferenceUpdate(UnscaledUpdate):
                 slot.store(ops.cast(new, "float32"), self._noise)
 
     def _store(self, master: Any, value: Any) -> None:
-        store_master(self.master_weights, master, value, self._noise)
+        store_master(self.step.weights, master, value, self._noise)
 
     @property
     def _noise(self) -> Any:
-        return self.master_weights.noise(self.optimizer.iterations)
+        return self.step.weights.noise(self.step.optimizer.iterations)
+
+
+@dataclass
+class UpdateWithOptions(UnscaledUpdate):
+    """Accumulates and clips gradients before a rule, and averages masters after it.
+
+    In the order of `keras.optimizers.Optimizer.apply`.
+
+    Attributes:
+        rule: the `Rule` of the optimizer.
+        kept: `Kept` of all masters.
+    """
+
+    rule: Rule
+    kept: Kept
+
+    def _update(self, gradients: Sequence[Any]) -> None:
+        optimizer = self.step.optimizer
+        if optimizer.gradient_accumulation_steps:
+            self._accumulate([backend.as_dense(gradient) for gradient in gradients])
+        else:
+            self._apply_rule(gradients)
+        if optimizer.use_ema:
+            self._average()
+        ReferenceUpdate(self.step, self.rule).constrain()
+        keras_internals.applied_steps(optimizer).assign_add(1)
+
+    def _accumulate(self, gradients: Sequence[Any]) -> None:
+        steps = self.step.optimizer.gradient_accumulation_steps
+        calls = keras_internals.applied_steps(self.step.optimizer) + 1
+        is_last = ops.equal(calls % steps, 0)
+        sums = self.kept.sums
+        own = [sums[self.step.weights.index(master)] for master in self.step.masters]
+        gradients = [
+            ops.cast(gradient, total.dtype)
+            for gradient, total in zip(gradients, own, strict=True)
+        ]
+
+        # The tensor comes first: `variable + tensor` fails in Keras without elements.
+        def update() -> None:
+            pairs = zip(gradients, own, strict=True)
+            self._apply_rule([(gradient + total) / steps for gradient, total in pairs])
+
+        backend.cond(is_last, update, self.variables)
+        # Read anew for each: a variable that is listed twice has one sum.
+        for gradient, total in zip(gradients, own, strict=True):
+            total.assign(ops.where(is_last, 0.0, gradient + total))
+        given = {id(total) for total in own}
+        for total in sums:
+            if id(total) not in given:
+                total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
+
+    def _apply_rule(self, gradients: Sequence[Any]) -> None:
+        optimizer, rule = self.step.optimizer, self.rule
+        if optimizer.clipnorm:
+            gradients = [keras_internals.clip_by_norm(optimizer, g) for g in gradients]
+        norm = None
+        if optimizer.global_clipnorm:
+            norm = ops.sqrt(sum_of_squares_of(gradients))
+        clipping = clipping_of(optimizer, norm)
+        if any(backend.is_sparse(gradient) for gradient in gradients):
+            # Keras clips before it adds up the rows that several tokens have in common.
+            gradients = [_clipped(gradient, clipping) for gradient in gradients]
+            gradients = with_dense_rows(optimizer, rule, gradients)
+            clipping = {}
+        step = replace(self.step, gradients=gradients, scale=ops.ones(()))
+        fitting = kernel_part(step, rule)
+        others = sorted(set(range(len(step.masters))) - set(fitting))
+        if fitting:
+            part = step.part(fitting)
+            KernelUpdate(part, rule, counts_the_step=False).update(True, clipping)
+        if others:
+            part = step.part(others)
+            ReferenceUpdate(part, rule).update(part.gradients, clipping)
+        count_update(optimizer, True)
+
+    def _average(self) -> None:
+        optimizer = self.step.optimizer
+        # At the first step an average becomes its master.
+        is_later = ops.cast(ops.not_equal(optimizer.iterations, 0), "float32")
+        momentum = is_later * optimizer.ema_momentum
+        for master, average in self._masters_and_averages:
+            value = read_master(self.step.weights, master)
+            average.assign(momentum * average + (1 - momentum) * value)
+        if optimizer.ema_overwrite_frequency:
+            updates = optimizer.iterations + 1
+            is_time = ops.equal(updates % optimizer.ema_overwrite_frequency, 0)
+            backend.cond(is_time, self._overwrite_with_averages, self.variables)
+
+    def _overwrite_with_averages(self) -> None:
+        weights = self.step.weights
+        noise = weights.noise(self.step.optimizer.iterations)
+        for master, average in self._masters_and_averages:
+            # On JAX one buffer cannot be donated twice.
+            store_master(weights, master, ops.copy(average), noise)
+
+    @property
+    def _masters_and_averages(self) -> list[tuple[Any, Any]]:
+        return list(zip(self.step.weights.all, self.kept.averages, strict=True))
+
+
+def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> list[Any]:
+    """Returns gradients with the tokens of sparse ones added up, where Keras does so.
+
+    The variables of those that stay sparse also need all rows: each row's slots decay.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has the rule.
+        rule: `Rule`.
+        gradients: list of tensors or `tf.IndexedSlices`.
+
+    Returns:
+        List of tensors or `tf.IndexedSlices`.
+    """
+    by_token = squares_gradients(rule.name) and not optimizer.global_clipnorm
+    return [
+        gradient
+        if by_token and backend.is_sparse(gradient)
+        else backend.as_dense(gradient)
+        for gradient in gradients
+    ]
 
 
 def _in_dtype_of(value: Any, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -225,289 +386,3 @@ def _clipped(gradient: Any, clipping: Mapping[str, Any]) -> Any:
     if "clip_value" in clipping:
         return ops.clip(gradient, -clipping["clip_value"], clipping["clip_value"])
     return gradient
-
-
-@dataclass
-class UpdateWithOptions(UnscaledUpdate):
-    """Accumulates and clips gradients before a rule, and averages masters after it.
-
-    In the order of `keras.optimizers.Optimizer.apply`.
-
-    Attributes:
-        rule: the `Rule` of the optimizer.
-        kept: `Kept` of all masters.
-    """
-
-    rule: Rule
-    kept: Kept
-
-    def _update(self, gradients: Sequence[Any]) -> None:
-        if self.optimizer.gradient_accumulation_steps:
-            self._accumulate([backend.as_dense(gradient) for gradient in gradients])
-        else:
-            self._apply_rule(gradients)
-        if self.optimizer.use_ema:
-            self._average()
-        self._by_reference(self.masters).constrain()
-        keras_internals.applied_steps(self.optimizer).assign_add(1)
-
-    def _accumulate(self, gradients: Sequence[Any]) -> None:
-        steps = self.optimizer.gradient_accumulation_steps
-        calls = keras_internals.applied_steps(self.optimizer) + 1
-        is_last = ops.equal(calls % steps, 0)
-        sums = self.kept.sums
-        own = [sums[self.master_weights.index(master)] for master in self.masters]
-        gradients = [
-            ops.cast(gradient, total.dtype)
-            for gradient, total in zip(gradients, own, strict=True)
-        ]
-
-        # The tensor comes first: `variable + tensor` fails in Keras without elements.
-        def update() -> None:
-            pairs = zip(gradients, own, strict=True)
-            self._apply_rule([(gradient + total) / steps for gradient, total in pairs])
-
-        backend.cond(is_last, update, self.variables)
-        # Read anew for each: a variable that is listed twice has one sum.
-        for gradient, total in zip(gradients, own, strict=True):
-            total.assign(ops.where(is_last, 0.0, gradient + total))
-        given = {id(total) for total in own}
-        for total in sums:
-            if id(total) not in given:
-                total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
-
-    def _apply_rule(self, gradients: Sequence[Any]) -> None:
-        optimizer = self.optimizer
-        if optimizer.clipnorm:
-            gradients = [keras_internals.clip_by_norm(optimizer, g) for g in gradients]
-        norm = None
-        if optimizer.global_clipnorm:
-            norm = ops.sqrt(sum_of_squares_of(gradients))
-        clipping = clipping_of(optimizer, norm)
-        if any(backend.is_sparse(gradient) for gradient in gradients):
-            # Keras clips before it adds up the rows that several tokens have in common.
-            gradients = [_clipped(gradient, clipping) for gradient in gradients]
-            gradients = with_dense_rows(optimizer, self.rule, gradients)
-            clipping = {}
-        whole = (gradients, self.masters)
-        fused = kernel_part(optimizer, self.rule, self.master_weights, *whole)
-        others = sorted(set(range(len(self.masters))) - set(fused))
-        if fused:
-            self._by_the_kernel(*chosen(fused, *whole)).update(True, clipping)
-        if others:
-            of_others, masters = chosen(others, *whole)
-            self._by_reference(masters).update(of_others, clipping)
-        count_update(optimizer, True)
-
-    def _by_the_kernel(self, gradients: list[Any], masters: list[Any]) -> KernelUpdate:
-        return KernelUpdate(
-            self.optimizer,
-            self.rule,
-            self.master_weights,
-            gradients,
-            masters,
-            ops.ones(()),
-            counts_the_step=False,
-        )
-
-    def _by_reference(self, masters: Sequence[Any]) -> ReferenceUpdate:
-        return ReferenceUpdate(
-            self.optimizer,
-            self.master_weights,
-            [],
-            masters,
-            ops.ones(()),
-            self.replicas,
-            self.run,
-            self.rule,
-        )
-
-    def _average(self) -> None:
-        optimizer = self.optimizer
-        # At the first step an average becomes its master.
-        is_later = ops.cast(ops.not_equal(optimizer.iterations, 0), "float32")
-        momentum = is_later * optimizer.ema_momentum
-        pairs = self._masters_and_averages
-        for master, average in pairs:
-            value = read_master(self.master_weights, master)
-            average.assign(momentum * average + (1 - momentum) * value)
-        if optimizer.ema_overwrite_frequency:
-            updates = optimizer.iterations + 1
-            is_time = ops.equal(updates % optimizer.ema_overwrite_frequency, 0)
-            backend.cond(is_time, self._overwrite_with_averages, self.variables)
-
-    def _overwrite_with_averages(self) -> None:
-        noise = self.master_weights.noise(self.optimizer.iterations)
-        for master, average in self._masters_and_averages:
-            # On JAX one buffer cannot be donated twice.
-            store_master(self.master_weights, master, ops.copy(average), noise)
-
-    @property
-    def _masters_and_averages(self) -> list[tuple[Any, Any]]:
-        averages = self.kept.averages
-        return list(zip(self.master_weights.all, averages, strict=True))
-
-
-Update = KernelUpdate | KerasUpdate | UpdateWithOptions | ReferenceUpdate
-
-
-def plan(
-    optimizer: Any,
-    master_weights: MasterWeights,
-    gradients: Sequence[Any],
-    masters: Sequence[Any],
-    scale: Any,
-    replicas: int,
-    run: Runner,
-) -> list[Update]:
-    """Divides a step into the variables for a kernel and those for the optimizer.
-
-    Args:
-        optimizer: the inner `keras.optimizers.Optimizer`.
-        master_weights: `MasterWeights`.
-        gradients: list of tensors, `tf.IndexedSlices` or None, of the scaled loss.
-        masters: list of their variables.
-        scale: scalar float32 tensor that the gradients are divided by, or None.
-        replicas: int, how many take this step.
-        run: the `Runner` that calls an update of the optimizer on them.
-
-    Returns:
-        List of one or two parts, with the methods `check` and `apply`.
-    """
-    if master_weights.are_compressed:
-        step = (gradients, masters, scale, replicas, run)
-        return _of_compressed_state(optimizer, master_weights, *step)
-    if replicas == 1 and has_options_around(optimizer):
-        update = _with_options(
-            optimizer, master_weights, gradients, masters, scale, run
-        )
-        if update is not None:
-            return [update]
-    rule = partial_rule_of(optimizer)
-    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
-    if len(fused) == sum(gradient is not None for gradient in gradients):
-        # This warns of missing gradients, which the inner optimizer would do itself.
-        gradients, masters = keras_internals.without_missing_gradients(
-            optimizer, gradients, masters
-        )
-        fused = list(range(len(gradients)))
-
-    def by_the_optimizer(gradients: list[Any], masters: list[Any]) -> KerasUpdate:
-        weights = master_weights.subset(masters) if fused else master_weights
-        return KerasUpdate(optimizer, weights, gradients, masters, scale, replicas, run)
-
-    whole = (optimizer, rule, master_weights, gradients, masters, scale)
-    return _divided(*whole, fused, by_the_optimizer)
-
-
-def _with_options(
-    optimizer: Any,
-    master_weights: MasterWeights,
-    gradients: Sequence[Any],
-    masters: Sequence[Any],
-    scale: Any,
-    run: Runner,
-) -> UpdateWithOptions | None:
-    """Returns the update of FP32 masters by the kernel, with options around its rule.
-
-    None if the kernel does not take all variables: Keras updates them then.
-    """
-    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
-    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
-    if rule is None or len(fused) < sum(gradient is not None for gradient in gradients):
-        return None
-    kept = Kept.of(optimizer)
-    if any(variable is None for variable in kept.variables):
-        return None
-    gradients, masters = keras_internals.without_missing_gradients(
-        optimizer, gradients, masters
-    )
-    return UpdateWithOptions(
-        optimizer, master_weights, gradients, masters, scale, 1, run, rule, kept
-    )
-
-
-def _of_compressed_state(
-    optimizer: Any,
-    master_weights: MasterWeights,
-    gradients: Sequence[Any],
-    masters: Sequence[Any],
-    scale: Any,
-    replicas: int,
-    run: Runner,
-) -> list[Update]:
-    """Returns the updates of all variables: by the kernel, of those that it takes.
-
-    Raises:
-        ValueError: an option was set after the optimizer was wrapped that no rule has;
-            or the gradient of a variable replaces it.
-    """
-    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
-    if rule is None:
-        missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
-        raise ValueError(
-            "Compressed optimizer state needs an optimizer that the kernel of the "
-            f"update implements. Received: {missing}. Leave the "
-            "option as it was when the optimizer was wrapped."
-        )
-    gradients, masters = keras_internals.without_missing_gradients(
-        optimizer, gradients, masters
-    )
-    for master in masters:
-        if keras_internals.is_replaced_by_gradient(optimizer, reference_of(master)):
-            raise ValueError(
-                "Compressed optimizer state is for variables that an optimizer moves. "
-                f"Received: {reference_of(master).path}, which its gradient replaces "
-                "(`overwrite_with_gradient`, as in FP8 training). Choose "
-                'masters="float32" and state="float32".'
-            )
-    rest = (scale, replicas, run, rule)
-    if has_options_around(optimizer) or clips_rows(optimizer, gradients):
-        kept = master_weights.kept
-        check_what_is_kept(optimizer, kept)
-        return [
-            UpdateWithOptions(
-                optimizer, master_weights, gradients, masters, *rest, kept=kept
-            )
-        ]
-    gradients = with_dense_rows(optimizer, rule, gradients)
-
-    def in_plain_operations(
-        gradients: list[Any], masters: list[Any]
-    ) -> ReferenceUpdate:
-        return ReferenceUpdate(optimizer, master_weights, gradients, masters, *rest)
-
-    fused = kernel_part(optimizer, rule, master_weights, gradients, masters)
-    whole = (optimizer, rule, master_weights, gradients, masters, scale)
-    return _divided(*whole, fused, in_plain_operations)
-
-
-def _divided(
-    optimizer: Any,
-    rule: Rule | None,
-    master_weights: MasterWeights,
-    gradients: Sequence[Any],
-    masters: Sequence[Any],
-    scale: Any,
-    fused: Sequence[int],
-    update_of_others: Callable[[list[Any], list[Any]], Update],
-) -> list[Update]:
-    """Returns the update of the variables of the indices `fused`, and of the others."""
-    others = sorted(set(range(len(masters))) - set(fused))
-    parts: list[Update] = []
-    if rule is not None and fused:
-        own_gradients, own_masters = chosen(fused, gradients, masters)
-        parts.append(
-            KernelUpdate(
-                optimizer,
-                rule,
-                master_weights,
-                own_gradients,
-                own_masters,
-                ops.ones(()) if scale is None else scale,
-                counts_the_step=not others,
-            )
-        )
-    if others:
-        parts.append(update_of_others(*chosen(others, gradients, masters)))
-    return parts

@@ -153,11 +153,13 @@ class Replicas:
     """How the update of the masters runs on several replicas.
 
     Attributes:
+        count: int, how many take a step together.
         run: the `Runner` that `backend.cond_on_all_replicas` takes.
         sums_first: bool, whether it runs once, on the sum of the gradients.
         creation: returns a context to create the optimizer's variables in.
     """
 
+    count: int = 1
     run: Runner = backend.run_on_each_replica
     sums_first: bool = False
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -200,7 +202,7 @@ def replicas_for(
     wants_sum = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
     sums_first = wants_sum or is_compressed
     if not sums_first or replicas == 1:
-        return Replicas()
+        return Replicas(replicas)
     if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
         raise ValueError(
             "Gradients that replace their variables cannot be summed over "
@@ -214,6 +216,7 @@ def replicas_for(
         list(variables) if is_compressed else assigned_directly(optimizer, of_the_model)
     )
     return Replicas(
+        count=replicas,
         run=functools.partial(run_on_first_replica, assigned),
         sums_first=True,
         creation=creating_for_all_replicas,

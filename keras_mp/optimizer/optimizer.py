@@ -26,7 +26,7 @@ from keras_mp.optimizer.checkpoint import (
     serialize_arguments,
     warn_that_a_pickle_does_not_share,
 )
-from keras_mp.optimizer.compressed_step import plan
+from keras_mp.optimizer.compressed_step import plan_compressed, plan_options
 from keras_mp.optimizer.gradients import (
     CheckOptions,
     GradientNorm,
@@ -51,6 +51,7 @@ from keras_mp.optimizer.master_weights import (
 from keras_mp.optimizer.masters import create_masters, reference_of
 from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
+from keras_mp.optimizer.step import Step, plan
 from keras_mp.regularizers import regularize_weights
 
 
@@ -304,28 +305,30 @@ class FP32MasterOptimizer(OptimizerProperties):
             self.gradient_sampler.sample(grads, variables, scale)
         if self._replicas.sums_first:
             grads = sum_gradients(grads, self.all_reduce_dtype)
-        replicas = backend.replicas_in(backend.strategy_of(self))
-        updates = plan(
+        step = Step(
             self.inner_optimizer,
             self._master_weights,
-            grads,
             self._masters_of(variables),
+            grads,
             scale,
-            replicas,
-            self._replicas.run,
+            self._replicas,
         )
+        if self._master_weights.are_compressed:
+            updates = plan_compressed(step)
+        else:
+            updates = plan_options(step) or plan(step)
         # Step 2. Some updates unscale the gradients (step 3) in the same pass.
         check = merge_checks(update.check(self._check_options) for update in updates)
         positions = [
             self._master_weights.index(master)
             for update in updates
-            for master in update.given
+            for master in update.step.given
         ]
         finite, first = find_nonfinite(check.nonfinite, positions)
         # What `unscale_gradients` returned may have been clipped since.
         check = check if scale is not None else self._scaling_state.check
         self._scaling_state.mark_applied(indices)
-        is_summed = self._replicas.sums_first or replicas == 1
+        is_summed = self._replicas.sums_first or self._replicas.count == 1
         self._norm.assign(check, None if is_summed else grads, scale)
         # Steps 3 to 6.
         for update in updates:

@@ -58,7 +58,7 @@ def squares_gradients(rule: str) -> bool:
     return rule not in {"sgd", "momentum", "nesterov", "lion"}
 
 
-def step(
+def apply_formula(
     rule: str, h: Numbers, decays: bool, gradient: Any, w: Any, slots: Slots
 ) -> tuple[Any, list[Any]]:
     """Returns the new master and slots of one variable.
@@ -85,7 +85,7 @@ def decayed(h: Numbers, w: Any) -> Any:
     """Returns a master to which weight decay was applied.
 
     Args:
-        h: as for `step`.
+        h: as for `apply_formula`.
         w: tensor.
     """
     return w - w * h["weight_decay"] * h["learning_rate"]
