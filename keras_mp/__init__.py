@@ -26,15 +26,14 @@ from keras_mp.loss_scale import (
     LossScaleState,
 )
 from keras_mp.optimizer import FP32MasterOptimizer, wrap
-from keras_mp.optimizer.penalties import regularize_in_fp32
-from keras_mp.optimizer.state.int8_state import Int8State
+from keras_mp.optimizer.arguments import Int8State
 from keras_mp.precision.conversion_report import ConversionReport, conversion_report
 from keras_mp.precision.convert import convert, to_keras
 from keras_mp.precision.plan_precision import plan_precision
 from keras_mp.precision.precision_plan import PrecisionPlan
 from keras_mp.precision.precision_plan_callback import PrecisionPlanCallback
 from keras_mp.registration import register_ops as _register_ops
-from keras_mp.regularizers import FP32Regularizer
+from keras_mp.regularizers import FP32Regularizer, regularize_in_fp32
 from keras_mp.statistical_loss_scale import StatisticalLossScale
 
 if _typing.TYPE_CHECKING:

@@ -12,9 +12,9 @@ from keras_mp.arguments import folder, whole_number
 from keras_mp.diagnostics.collapsed_run import describe_overflow
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer import FP32MasterOptimizer
-from keras_mp.optimizer.gradient_norm import check_can_keep_norm
-from keras_mp.optimizer.moving_average import keeps_average
-from keras_mp.optimizer.penalties import check_penalties
+from keras_mp.optimizer.gradients import check_can_keep_norm
+from keras_mp.optimizer.master_weights import keeps_average
+from keras_mp.regularizers import check_penalties
 from keras_mp.step_log import StepLog
 from keras_mp.watched_optimizers import (
     Watched,

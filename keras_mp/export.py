@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_mp.dtypes import is_half
 from keras_mp.optimizer import FP32MasterOptimizer
-from keras_mp.optimizer.rounding import round_nearest
+from keras_mp.optimizer.compression import round_nearest
 from keras_mp.optimizer.sharding import to_numpy
 
 

@@ -1,5 +1,10 @@
-"""A hash of 32 bits, from which random numbers are made that every device has alike."""
+"""Random bits that every device computes alike, from a hash of a step and a position.
 
+No generator keeps a state, and no tensor of random numbers exists outside the kernels.
+"""
+
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
@@ -26,3 +31,55 @@ def shift_right(x: Any, bits: int) -> Any:
 def int32(x: int) -> int:
     """Returns the int32 with the low 32 bits of `x`."""
     return (x + 2**31) % 2**32 - 2**31
+
+
+# Of the slots, and after them of weights that are rounded stochastically.
+STREAM_OF_WEIGHTS = 3
+
+
+def noise_of_step(seed: int, step: Any) -> Any:
+    """Returns the noise of a step.
+
+    Args:
+        seed: int.
+        step: scalar int tensor, the number of the step.
+
+    Returns:
+        Scalar int32 tensor.
+    """
+    return mix(ops.cast(step, "int32") * int32(GOLDEN) + int32(seed))
+
+
+def random_bits(shape: Sequence[int], noise: Any, stream: int) -> Any:
+    """Returns 32 random bits for each element: a hash of its position.
+
+    Args:
+        shape: tuple of ints.
+        noise: what `noise_of_step` returned.
+        stream: int, the number of a slot, or `STREAM_OF_WEIGHTS`.
+
+    Returns:
+        int32 tensor of `shape`.
+    """
+    positions = ops.arange(math.prod(shape), dtype="int32")
+    return ops.reshape(mix(positions + noise + int32(stream * GOLDEN)), shape)
+
+
+def uniforms(shape: Sequence[int], noise: Any) -> Any:
+    """Returns multiples of 2**-24 from [0, 1) for the rounding of weights.
+
+    Args:
+        shape: tuple of ints.
+        noise: what `noise_of_step` returned.
+
+    Returns:
+        float32 tensor of `shape`.
+    """
+    bits = random_bits(shape, noise, STREAM_OF_WEIGHTS)
+    return ops.cast(shift_right(bits, 8), "float32") * 2.0**-24
+
+
+def halves_of(noise: Any) -> tuple[Any, Any]:
+    """Returns the low and the high 16 bits of noise, as float32 scalars."""
+    low, high = ops.bitwise_and(noise, 0xFFFF), shift_right(noise, 16)
+    return ops.cast(low, "float32"), ops.cast(high, "float32")

@@ -12,7 +12,7 @@ from keras_mp import keras_internals
 from keras_mp.diagnostics.counting import LENGTH, counts_of
 from keras_mp.diagnostics.statistics import TensorStatistics, total
 from keras_mp.optimizer import FP32MasterOptimizer
-from keras_mp.optimizer.master_weights import path_of
+from keras_mp.optimizer.masters import path_of
 from keras_mp.precision.model_index import numbered
 
 

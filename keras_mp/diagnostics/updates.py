@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.optimizer.master_weights import create_master
+from keras_mp.optimizer.masters import create_master
 from keras_mp.precision.model_index import numbered
 
 # What rounds to infinity.

@@ -1,15 +1,30 @@
-"""Checks and properties of the optimizer that is wrapped."""
+"""What the options of the wrapped optimizer demand: rows, sums, one replica for all.
+
+On several replicas Keras clips each replica's part of the gradient, and it accumulates
+gradients, or overwrites weights with their average, in a branch inside the replicas,
+which `tf.distribute` refuses. Such an optimizer runs once, on the sum of the gradients,
+as one process does on the joint batch (backend_tf.py). That costs a copy of the
+gradients from the first replica of a machine to its others, if the optimizer changes
+them before it uses them.
+"""
 
 import functools
 import inspect
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import short_repr
 from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.backend_tf import (
+    Runner,
+    creating_for_all_replicas,
+    run_on_first_replica,
+)
+from keras_mp.optimizer.masters import needs_master
 
 # Options with which a row whose gradient is zero keeps its value, so that only the rows
 # of a sparse gradient need to be copied between weight and master.
@@ -27,40 +42,6 @@ _KEEP_ROWS: dict[type, set[str]] = {
     keras.optimizers.RMSprop: {"rho", "epsilon", "centered"},
     keras.optimizers.SGD: {"nesterov"},
 }
-
-
-def check_inner_optimizer(optimizer: Any) -> None:
-    """Refuses an optimizer that scales the loss itself, or has state for other weights.
-
-    Raises:
-        TypeError: not a `keras.optimizers.Optimizer`.
-        ValueError: it scales the loss itself, or it has been built.
-    """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "The optimizer to wrap must not scale the loss itself, or gradients are "
-            f"unscaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
-            "inside: keras_mp.wrap(optimizer.inner_optimizer)."
-        )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a keras.optimizers.Optimizer. "
-            f"Received: {short_repr(optimizer)} of type {type(optimizer).__name__}. "
-            "keras_mp.wrap also takes a name or a config."
-        )
-    for leaf in leaves(optimizer):
-        if leaf.loss_scale_factor is not None:
-            raise ValueError(
-                "The optimizer to wrap must not scale the loss itself. Received: "
-                f"loss_scale_factor={leaf.loss_scale_factor}. Leave it out and write "
-                f"keras_mp.wrap(optimizer, loss_scale={leaf.loss_scale_factor})."
-            )
-    if optimizer.built:
-        raise ValueError(
-            "The optimizer to wrap must be new: this one has made its slots for "
-            f"other variables. Received: a built {type(optimizer).__name__}. Wrap a "
-            "copy: optimizer.__class__.from_config(optimizer.get_config())."
-        )
 
 
 def leaves(optimizer: Any) -> list[Any]:
@@ -118,23 +99,6 @@ def _defaults(constructors: tuple[Callable[..., Any], ...]) -> dict[str, Any]:
     }
 
 
-def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
-    """Refuses to build an optimizer that copies weights which have no value yet.
-
-    Raises:
-        ValueError: it copies some, and they have no value.
-    """
-    # Keras 3.12, the last for Python 3.10, has no such optimizer.
-    copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    copies = [leaf for leaf in leaves(optimizer) if isinstance(leaf, copying)]
-    if copies and not backend.have_values(variables):
-        raise ValueError(
-            "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
-            "be built before the first step. Received: weights that the first step "
-            "creates. Start the model with keras.Input, or call model.build(shape)."
-        )
-
-
 def exclude_masters_from_weight_decay(
     optimizer: Any, pairs: list[tuple[Any, Any]]
 ) -> None:
@@ -170,3 +134,128 @@ def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
     ):
         return None
     return gradient.indices
+
+
+# Options of all optimizers with which replicas may run by themselves. With the others,
+# those of later versions of Keras included, one replica runs for all of them.
+_FOR_EACH_REPLICA = {
+    "learning_rate",
+    "weight_decay",
+    "use_ema",
+    "ema_momentum",
+    "loss_scale_factor",
+    "name",
+}
+
+
+@dataclass
+class Replicas:
+    """How the update of the masters runs on several replicas.
+
+    Attributes:
+        count: int, how many take a step together.
+        run: the `Runner` that `backend.cond_on_all_replicas` takes.
+        sums_first: bool, whether it runs once, on the sum of the gradients.
+        creation: returns a context to create the optimizer's variables in.
+    """
+
+    count: int = 1
+    run: Runner = backend.run_on_each_replica
+    sums_first: bool = False
+    creation: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def check_may_unscale(self, all_reduce_dtype: str) -> None:
+        """Checks that gradients may be unscaled before they are summed.
+
+        Raises:
+            RuntimeError: they are summed in FP16, in which small ones are lost.
+        """
+        if self.sums_first and all_reduce_dtype == "float16":
+            raise RuntimeError(
+                "Gradients that are summed in FP16 must be scaled. Received: a call of "
+                '`unscale_gradients` with all_reduce_dtype="float16" on several '
+                'replicas. Choose "float32", or do not unscale: clipvalue, clipnorm '
+                "and global_clipnorm of the inner optimizer clip the sum."
+            )
+
+
+def replicas_for(
+    optimizer: Any,
+    variables: Sequence[Any],
+    all_reduce_dtype: str,
+    replicas: int,
+    is_compressed: bool,
+) -> Replicas:
+    """Decides whether an optimizer runs on each replica or once for all.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        variables: list of the trainable variables.
+        all_reduce_dtype: as for `wrap`.
+        replicas: int, how many there are.
+        is_compressed: bool, whether state is stored in other forms than in FP32; then
+            one replica updates it and the weights.
+
+    Raises:
+        ValueError: it must run on sums of gradients, and some replace their variables.
+    """
+    wants_sum = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
+    sums_first = wants_sum or is_compressed
+    if not sums_first or replicas == 1:
+        return Replicas(replicas)
+    if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
+        raise ValueError(
+            "Gradients that replace their variables cannot be summed over "
+            "replicas. Received: variables with overwrite_with_gradient=True, and "
+            "an optimizer that needs the sum. On several replicas leave out "
+            "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
+            "all_reduce_dtype, and give MultiOptimizer a map, not a function."
+        )
+    of_the_model = [v for v in variables if not needs_master(v)]
+    assigned = (
+        list(variables) if is_compressed else assigned_directly(optimizer, of_the_model)
+    )
+    return Replicas(
+        count=replicas,
+        run=functools.partial(run_on_first_replica, assigned),
+        sums_first=True,
+        creation=creating_for_all_replicas,
+    )
+
+
+def needs_the_sum(optimizer: Any) -> bool:
+    """Tells whether `optimizer` must run on the sum of the gradients of all replicas.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+    """
+    return _asks_a_function(optimizer) or any(
+        any(
+            options_in_use(leaf, _FOR_EACH_REPLICA, keras.optimizers.Optimizer).values()
+        )
+        for leaf in leaves(optimizer)
+    )
+
+
+def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that an update may assign to outside `update_step`.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        variables: list of those that it updates.
+    """
+    by_steps = all(_assigns_by_steps(leaf) for leaf in leaves(optimizer))
+    if _asks_a_function(optimizer) or not by_steps:
+        return list(variables)
+    return [v for v in variables if getattr(v, "constraint", None) is not None]
+
+
+def _asks_a_function(optimizer: Any) -> bool:
+    """Tells whether it is a `MultiOptimizer` that makes its optimizers in `build`."""
+    return getattr(optimizer, "optimizers", None) == []
+
+
+def _assigns_by_steps(leaf: Any) -> bool:
+    """Tells whether it is one of Keras, except Muon, which decays outside of steps."""
+    of_keras = getattr(keras.optimizers, type(leaf).__name__, None)
+    return type(leaf) is of_keras and type(leaf).__name__ != "Muon"

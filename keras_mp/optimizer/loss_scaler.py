@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops, tree
 
+from keras_mp import keras_internals
 from keras_mp.loss_scale import (
     ConstantLossScale,
     LossScale,
@@ -14,7 +15,41 @@ from keras_mp.loss_scale import (
     as_loss_scale,
 )
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.step_notes import StepNotes
+from keras_mp.optimizer.gradients import ScalingState
+
+
+class ScalarVariable(keras.Variable):
+    """A scalar that `float` and `int` also read on several replicas.
+
+    Keras asks the variable of the backend, and on replicas that has neither.
+    """
+
+    def __float__(self) -> float:
+        return float(ops.convert_to_numpy(self))
+
+    def __int__(self) -> int:
+        return int(ops.convert_to_numpy(self))
+
+
+def add_scalar(optimizer: Any, name: str, value: float) -> ScalarVariable:
+    """Returns a new scalar variable of an optimizer, the same on all replicas.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        name: str.
+        value: the first value; a float makes it float32, an int makes it int.
+    """
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        variable = ScalarVariable(
+            initializer=keras.initializers.Constant(value),
+            shape=(),
+            dtype="float32" if isinstance(value, float) else "int",
+            trainable=False,
+            aggregation="only_first_replica",
+            name=name,
+        )
+    keras_internals.add_to_variables(optimizer, variable)
+    return variable
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -34,7 +69,7 @@ class LossScaler:
         rule: `LossScale`.
         state: `LossScaleState` of scalar variables, created with the first user.
         variables: list of all its variables.
-        notes: list of the `StepNotes` of its users.
+        scaling_states: list of the `ScalingState` of its users.
         has_scaled: bool, whether any of them has scaled a loss.
     """
 
@@ -42,31 +77,31 @@ class LossScaler:
         self.rule = rule
         self.state: LossScaleState
         self.variables: list[Any] = []
-        self.notes: list[StepNotes] = []
+        self.scaling_states: list[ScalingState] = []
         self.has_scaled = False
 
     @property
     def is_shared(self) -> bool:
         """Whether more than one optimizer uses it."""
-        return len(self.notes) > 1
+        return len(self.scaling_states) > 1
 
     def add_user(
         self,
-        notes: StepNotes,
+        scaling_state: ScalingState,
         add_scalar: Callable[[str, float], Any],
         track_variable: Callable[[Any], None],
     ) -> Any:
         """Adds an optimizer: the first creates the variables, all of them save them.
 
         Args:
-            notes: `StepNotes` of the optimizer.
+            scaling_state: `ScalingState` of the optimizer.
             add_scalar: makes a variable of the optimizer, given its name and value.
             track_variable: appends a variable of another optimizer to its own.
 
         Returns:
             The variable that it passes to `advance`: the number of its last round.
         """
-        self.notes.append(notes)
+        self.scaling_states.append(scaling_state)
         if not self.variables:
             self._create_variables(add_scalar)
             return add_scalar("last_round", 0)
@@ -75,17 +110,17 @@ class LossScaler:
         # The number of the current round, so that its first step begins another one.
         return add_scalar("last_round", int(self._round))
 
-    def note_scaled_loss(self, scale: Any, notes: StepNotes) -> None:
+    def record_scaled_loss(self, scale: Any, scaling_state: ScalingState) -> None:
         """Tells all users the scale of a loss, which may be for several of them.
 
         Args:
             scale: scalar tensor.
-            notes: `StepNotes` of the optimizer that scaled the loss.
+            scaling_state: `ScalingState` of the optimizer that scaled the loss.
         """
         self.has_scaled = True
-        for each in self.notes:
-            each.offer(scale)
-        notes.take(scale)
+        for each in self.scaling_states:
+            each.record_shared(scale)
+        scaling_state.record(scale)
 
     def check_a_loss_was_scaled(self) -> None:
         """Refuses gradients before any user has scaled a loss.

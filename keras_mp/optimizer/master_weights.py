@@ -1,105 +1,99 @@
 """FP32 masters of 16-bit weights, and how the two are kept in agreement.
 
-A master is the FP32 value of a weight, a variable with the weight's name and path. It
-holds the true value, unless other code than the optimizer wrote to the weight: there
-the weight is no rounding of its master any more, and the master takes its value.
-
-keras_mp/optimizer/state has masters that are stored in fewer bits.
+A master holds the true value, unless other code than the optimizer wrote to the weight:
+there the weight is no rounding of its master any more, and the master takes its value.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 from keras import ops, random
 
 from keras_mp import keras_internals
-from keras_mp.dtypes import is_half
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.rounding import (
+from keras_mp.optimizer.compression import (
     differs,
     draw_uniforms,
     round_nearest,
     round_stochastic,
 )
-from keras_mp.optimizer.state.kept import Kept
-from keras_mp.optimizer.state.masters import (
+from keras_mp.optimizer.inner_optimizer import leaves
+from keras_mp.optimizer.masters import (
+    Int8Slot,
     RemainderMaster,
     StoredMaster,
-    WeightAsMaster,
+    WeightOnlyMaster,
+    create_slot,
+    needs_master,
+    path_of,
+    reference_of,
 )
-from keras_mp.optimizer.state.noise import noise_of_step
-from keras_mp.optimizer.state.slots import EightBitSlot
+from keras_mp.optimizer.rules import slot_kinds
+from keras_mp.random_bits import noise_of_step
 
 
-def needs_master(variable: Any) -> bool:
-    """Tells whether `variable` is stored in less than FP32."""
-    return is_half(keras.backend.standardize_dtype(variable.dtype))
+@dataclass(frozen=True)
+class Kept:
+    """Averages of masters and sums of gradients, in the order of the masters.
+
+    Attributes:
+        averages: list of float32 variables; empty without `use_ema`.
+        sums: list of float32 variables; empty without `gradient_accumulation_steps`.
+    """
+
+    averages: list[Any] = field(default_factory=list)
+    sums: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, optimizer: Any) -> "Kept":
+        """Returns what an optimizer that was built on all masters has made itself."""
+        averages, sums = [], []
+        if optimizer.use_ema:
+            averages = list(keras_internals.moving_averages(optimizer))
+        if optimizer.gradient_accumulation_steps:
+            sums = list(keras_internals.accumulated_gradients(optimizer))
+        return cls(averages, sums)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [*self.averages, *self.sums]
 
 
-def are_distinct(variables: Sequence[Any]) -> bool:
-    """Tells whether no variable is listed twice."""
-    return len({id(variable) for variable in variables}) == len(variables)
+def create_kept(
+    optimizer: Any, masters: Sequence[Any], in_int8: Container[int]
+) -> Kept:
+    """Returns what an optimizer keeps of each master.
 
-
-def path_of(variable: Any) -> str:
-    """Returns the path of a `keras.Variable`, or the name of a `tf.Variable`."""
-    return getattr(variable, "path", variable.name)
-
-
-def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
-    """Returns the master of each variable: itself, unless it is stored in 16 bits.
+    It has made the variables for those that it was built on. For the others, with slots
+    stored in 8 bits, they are made here.
 
     Args:
-        variables: list of the trainable variables.
-        form: as `masters` for `wrap`.
+        optimizer: the inner `keras.optimizers.Optimizer`, built.
+        masters: list of all masters.
+        in_int8: the `id`s of those that it was not built on.
     """
-    masters = {id(v): _new_master(v, form) if needs_master(v) else v for v in variables}
-    return [masters[id(variable)] for variable in variables]
 
+    def of_each(name: str, made: Iterable[Any]) -> list[Any]:
+        others = iter(made)
+        return [
+            optimizer.add_variable_from_reference(reference_of(master), name)
+            if id(master) in in_int8
+            else next(others)
+            for master in masters
+        ]
 
-def _new_master(weight: Any, form: str | None) -> Any:
-    if form == "remainders":
-        return RemainderMaster(weight, create_master(weight, "int16"))
-    return WeightAsMaster(weight) if form is None else create_master(weight)
-
-
-def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
-    """Returns a variable of zeros with the name, path and hooks of `weight`.
-
-    `MasterWeights.initialize` gives it its value: a weight that a traced function
-    creates has none before the trace ends.
-
-    Args:
-        weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
-        dtype: str. Defaults to `"float32"`.
-
-    Returns:
-        `keras.Variable`, not trainable.
-    """
-    path = getattr(weight, "path", weight.name.split(":")[0])
-    parent, _, name = path.rpartition("/")
-    grandparent, _, scope = parent.rpartition("/")
-    with keras.name_scope(scope, override_parent=grandparent):
-        master = keras.Variable(
-            "zeros",
-            shape=weight.shape,
-            dtype=dtype,
-            trainable=False,
-            aggregation=_aggregation(weight),
-            name=name,
-            **keras_internals.layout_argument(weight),
-        )
-    master.constraint = getattr(weight, "constraint", None)
-    master.overwrite_with_gradient = getattr(weight, "overwrite_with_gradient", False)
-    return master
-
-
-def _aggregation(variable: Any) -> str:
-    """Returns how the copies of several replicas are combined, by Keras's name."""
-    if isinstance(variable, keras.Variable):
-        return variable.aggregation
-    return variable.aggregation.name.lower()
+    kept = Kept()
+    if optimizer.use_ema:
+        made = keras_internals.moving_averages(optimizer)
+        kept.averages.extend(of_each("average", made))
+    if optimizer.gradient_accumulation_steps:
+        made = keras_internals.accumulated_gradients(optimizer)
+        kept.sums.extend(of_each("gradient_accumulator", made))
+    return kept
 
 
 class MasterWeights:
@@ -130,7 +124,7 @@ class MasterWeights:
         rounding: str,
         seed: random.SeedGenerator,
         strategy: Any,
-        slots: Mapping[int, list[EightBitSlot]] | None = None,
+        slots: Mapping[int, list[Int8Slot]] | None = None,
     ) -> None:
         self.all = masters
         self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
@@ -172,10 +166,10 @@ class MasterWeights:
     @property
     def slot_variables(self) -> list[Any]:
         """The variables of the slots that are stored in 8 bits."""
-        return [v for s in self.eight_bit_slots for v in (s.codes, s.exponents)]
+        return [v for s in self.int8_slots for v in (s.codes, s.exponents)]
 
     @property
-    def eight_bit_slots(self) -> list[EightBitSlot]:
+    def int8_slots(self) -> list[Int8Slot]:
         """The slots of all variables that are stored in 8 bits."""
         return [slot for slots in self.slots.values() for slot in slots]
 
@@ -197,7 +191,7 @@ class MasterWeights:
         """
         return noise_of_step(self.seed.get_config()["seed"], step)
 
-    def parts(self, master: Any) -> tuple[Any, Any]:
+    def kernel_arguments(self, master: Any) -> tuple[Any, Any]:
         """Returns the two variables of a master that the kernel takes.
 
         The FP32 master or the remainder, and the 16-bit weight; or the weight and None
@@ -205,18 +199,18 @@ class MasterWeights:
         """
         if isinstance(master, RemainderMaster):
             return master.remainder, master.weight
-        if isinstance(master, WeightAsMaster):
+        if isinstance(master, WeightOnlyMaster):
             return master.weight, None
         return master, self._weight_of.get(id(master))
 
-    def position(self, master: Any) -> int:
+    def index(self, master: Any) -> int:
         """Returns the index of a master in `all`."""
         return self._positions[id(master)]
 
-    def of(self, masters: Sequence[Any]) -> "MasterWeights":
+    def subset(self, masters: Sequence[Any]) -> "MasterWeights":
         """Returns the part of these with masters among `masters`."""
-        wanted = {id(master) for master in masters}
-        pairs = [(w, m) for w, m in self.pairs if id(m) in wanted]
+        given = {id(master) for master in masters}
+        pairs = [(w, m) for w, m in self.pairs if id(m) in given]
         weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
         return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
 
@@ -244,7 +238,7 @@ class MasterWeights:
         weights = [weight for weight, _ in self.pairs]
         if not self._has_values and backend.have_values(weights):
             self._has_values = True
-            backend.outside_functions(self.sync_masters_from_weights)
+            backend.run_eagerly(self.sync_masters_from_weights)
 
     def sync_masters_from_weights(self, rows: Mapping[int, Any] | None = None) -> None:
         """Overwrites masters where other code has written to their weights.
@@ -261,7 +255,7 @@ class MasterWeights:
             weights, masters = zip(*whole, strict=True)
             update.sync_masters_from_weights(masters, weights, self.rounding)
         for weight, master in self._one_by_one(whole):
-            self._assign(master, self._synced, weight, rows.get(id(master)))
+            self._assign(master, self._follow_weight, weight, rows.get(id(master)))
 
     def values(self) -> dict[int, Any]:
         """Returns the float32 value of every weight, by the weight's `id`."""
@@ -276,9 +270,9 @@ class MasterWeights:
             weight: its 16-bit weight.
         """
         read = ops.convert_to_tensor
-        return self._synced(read(master), read(weight))
+        return self._follow_weight(read(master), read(weight))
 
-    def _synced(self, master: Any, weight: Any) -> Any:
+    def _follow_weight(self, master: Any, weight: Any) -> Any:
         changed = differs(weight, master, self.rounding)
         return ops.where(changed, ops.cast(weight, "float32"), master)
 
@@ -330,3 +324,94 @@ class MasterWeights:
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
+
+
+def create_slots(optimizer: Any, masters: Iterable[Any]) -> dict[int, list[Int8Slot]]:
+    """Returns new slots in 8 bits, by the `id` of their master.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`.
+        masters: the masters that get them.
+    """
+    kinds = slot_kinds(optimizer) or ()
+    return {
+        id(master): [
+            create_slot(optimizer, master, kind, stream)
+            for stream, kind in enumerate(kinds)
+        ]
+        for master in masters
+    }
+
+
+def keeps_average(optimizer: Any) -> bool:
+    """Tells whether an optimizer, or one inside it, averages what it updates."""
+    return any(leaf.use_ema for leaf in leaves(optimizer))
+
+
+def overwrite_with_average(
+    optimizer: Any, master_weights: MasterWeights, masters: Sequence[Any]
+) -> None:
+    """Overwrites masters with their moving averages.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, which keeps averages.
+        master_weights: `MasterWeights`.
+        masters: list of those to overwrite.
+    """
+    if master_weights.are_compressed:
+        averages = master_weights.kept.averages
+        for master in masters:
+            average = averages[master_weights.index(master)]
+            master.assign(ops.copy(average))
+        return
+    optimizer.finalize_variable_values(masters)
+    if keras.backend.backend() == "jax":
+        # Keras has made a master and its average one buffer, and the next `fit`
+        # cannot donate a buffer twice.
+        for master in masters:
+            master.assign(ops.copy(master))
+
+
+class OutsideWrites:
+    """Warns of a step that assigns to a 16-bit weight more than once before `apply`.
+
+    Sharpness-aware minimization does so: it adds to a weight, takes a gradient, and
+    subtracts the same. In 16 bits the weight does not come back to the bit, and its
+    master, which takes what was written, loses what lies below.
+
+    It looks at the step while that is traced, which costs nothing when it runs. It does
+    not see a loop that runs eagerly, assignments in branches, or several replicas.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, int] = (None, 0)
+        self._has_warned = False
+
+    def take_note(self) -> None:
+        """Leaves out, from now on, what the current function has assigned so far."""
+        self._seen = (backend.current_function(), backend.traced_operations())
+
+    def check(self, weights: Sequence[Any]) -> None:
+        """Warns once, if the current function has assigned to one of these repeatedly.
+
+        Args:
+            weights: list of the variables of a step.
+        """
+        function, seen = self._seen
+        start = seen if function is backend.current_function() else 0
+        if self._has_warned or backend.traced_operations() <= start:
+            return
+        halves = [weight for weight in weights if needs_master(weight)]
+        counts = backend.traced_assignments(halves, start)
+        for weight, count in zip(halves, counts, strict=True):
+            if count > 1:
+                self._has_warned = True
+                warnings.warn(
+                    f"A training step assigns {count} times to {path_of(weight)!r} "
+                    f"before `apply`. In {weight.dtype} each assignment is rounded. "
+                    "Unless the weight comes back bit for bit, what its master had "
+                    "below the last bit is lost. Add and subtract in `with "
+                    "optimizer.fp32_weights(model):`, which yields the FP32 values.",
+                    stacklevel=3,
+                )
+                return

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
-from keras_mp.optimizer.weight_exchange import can_exchange_weights, exchange_weights
+from keras_mp.optimizer.properties import can_exchange_weights, exchange_weights
 
 
 def half_weights(layer: Any) -> list[Any]:

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.optimizer.rounding import (
-    differs,
-    round_nearest,
-    round_stochastic,
-)
+from keras_mp.optimizer.compression import differs, round_nearest, round_stochastic
 
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.FEp127")}

@@ -19,16 +19,25 @@ SOURCES = ("keras_mp", "examples", "benchmarks", "tests")
 # same modules. `keras_mp` itself, the table of contents, imports anything.
 CHAINS = (
     (
-        ("dtypes", "random_bits"),
+        ("dtypes", "random_bits", "optimizer.backend_tf"),
         ("arguments",),
         ("serialization",),
         (
-            *("loss_scale", "regularizers", "optimizer.backend", "optimizer.rounding"),
+            *(
+                "loss_scale",
+                "regularizers",
+                "optimizer.backend",
+                "optimizer.compression",
+            ),
             "optimizer.sharding",
         ),
-        ("statistical_loss_scale", "optimizer.state"),
-        ("optimizer.inner_optimizer", "optimizer.master_weights"),
-        ("optimizer.update",),
+        ("statistical_loss_scale", "optimizer.masters", "optimizer.reference"),
+        ("optimizer.gradients", "optimizer.inner_optimizer"),
+        ("optimizer.loss_scaler", "optimizer.rules"),
+        ("optimizer.master_weights",),
+        ("optimizer.arguments", "optimizer.step"),
+        ("optimizer.compressed_step", "optimizer.properties"),
+        ("optimizer.checkpoint",),
         ("optimizer",),
         ("checkpoint_paths", "export", "watched_optimizers"),
         ("checkpoints", "step_log"),
@@ -66,9 +75,9 @@ MAY_IMPORT = {
     for module in modules
 }
 # The one bridge between the chains: the update step has a kernel.
-for module in ("optimizer.backend", "optimizer.master_weights", "optimizer.update"):
+for module in ("optimizer.gradients", "optimizer.master_weights", "optimizer.step"):
     MAY_IMPORT[f"keras_mp.{module}"].append("keras_mp.ops.kernels.update")
-MAY_IMPORT["keras_mp.optimizer.backend"].append("keras_mp.ops.kernels.dispatch")
+MAY_IMPORT["keras_mp.optimizer.backend_tf"].append("keras_mp.ops.kernels.dispatch")
 # What finds and changes the precision of layers looks at models and optimizers alike,
 # and neither knows of it. A plan reads what the diagnostics say.
 for module in ("diagnostics", "precision"):
@@ -349,22 +358,22 @@ def test_sources_keep_the_rule(rule):
         (imports_against_the_layers, "keras_mp/new.py", ""),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/rounding.py",
+            "keras_mp/optimizer/compression.py",
             "import keras_mp",
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .. import ops",
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "import keras_mp.ops",
         ),
         (
             imports_against_the_layers,
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "def f():\n  from keras_mp.callbacks import a",
         ),
         (
@@ -386,17 +395,17 @@ def test_sources_keep_the_rule(rule):
         (
             internals_in_examples,
             "examples/x.py",
-            "from keras_mp.optimizer.fp32_master_optimizer import wrap",
+            "from keras_mp.optimizer.optimizer import wrap",
         ),
         (
             internals_in_examples,
             "benchmarks/x.py",
-            "import keras_mp.optimizer.fp32_master_optimizer",
+            "import keras_mp.optimizer.optimizer",
         ),
         (
             internals_in_examples,
             "benchmarks/x.py",
-            "keras_mp.optimizer.fp32_master_optimizer.wrap(1)",
+            "keras_mp.optimizer.optimizer.wrap(1)",
         ),
         (tensorflow_at_the_top, "keras_mp/a.py", "import tensorflow as tf"),
         (tensorflow_at_the_top, "keras_mp/a.py", "from tensorflow import math"),
@@ -421,13 +430,13 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ("tests/x.py", "from keras import ops\nimport keras_mp.loss_scale\nassert 1"),
         ("keras_mp/__init__.py", "from keras_mp.callbacks import LossScaleCallback"),
         (
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .loss_scaler import LossScaler",
         ),
         ("keras_mp/ops/gemm.py", "import tensorflow\nfrom .kernels import native"),
         ("keras_mp/layers/core/dense.py", "from keras_mp.ops.gemm import fp16_gemm"),
         ("keras_mp/callbacks.py", "def f():\n  import tensorflow"),
-        ("keras_mp/optimizer/rounding.py", "from keras_mp import keras_internals"),
+        ("keras_mp/optimizer/compression.py", "from keras_mp import keras_internals"),
         ("keras_mp/keras_internals.py", "def f(optimizer):\n  optimizer._var_key(1)"),
         (
             "keras_mp/export.py",
@@ -435,7 +444,7 @@ def test_rule_sees_what_breaks_it(rule, path, code):
         ),
         ("keras_mp/export.py", "def f(state):\n  state._replace(a=1)._asdict()"),
         (
-            "keras_mp/optimizer/fp32_master_optimizer.py",
+            "keras_mp/optimizer/optimizer.py",
             "from .loss_scaler import LossScaler\nLossScaler(1)._round",
         ),
         ("examples/x.py", "import keras_mp\nkeras_mp.wrap(1).scale_loss(2)"),

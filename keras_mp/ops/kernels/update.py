@@ -60,7 +60,7 @@ def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
     return rule in _TAKES_POWERS and _device_type(variables) == "CPU"
 
 
-def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
+def device_of(variables: Sequence[Any]) -> AbstractContextManager[None]:
     """Returns the `tf.device` scope of the variables, for ops without variable inputs.
 
     Args:
@@ -69,7 +69,7 @@ def beside(variables: Sequence[Any]) -> AbstractContextManager[None]:
     return tf.device(_natives(variables)[0].device)
 
 
-def takes(gradient: Any) -> bool:
+def supports(gradient: Any) -> bool:
     """Tells whether the ops support the dtype of a gradient."""
     return values_of(gradient).dtype in _DTYPES
 

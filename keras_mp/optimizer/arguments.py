@@ -1,0 +1,350 @@
+"""What a user passes to `FP32MasterOptimizer`, checked; and `Int8State`."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_mp.arguments import short_repr, whole_number
+from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.compression import ROUNDING_MODES
+from keras_mp.optimizer.inner_optimizer import leaves
+from keras_mp.optimizer.masters import path_of
+from keras_mp.optimizer.rules import (
+    OPTIONS_AROUND_A_RULE,
+    slot_kinds,
+    unsupported_options,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Int8State:
+    """Stores the optimizer state of large variables in 8 bits.
+
+    The state of a variable is in 8 bits if the variable has at least `least_rank` axes
+    and `least_size` elements, and none of the patterns `excluded` is found in its path.
+    All other state is FP32.
+
+    Args:
+        least_size: int >= 1. Defaults to 4096.
+        least_rank: int >= 0. Defaults to 2, so that biases and the scales of
+            normalizations stay FP32.
+        excluded: sequence of str, regular expressions that are searched for in the
+            path of a variable. Defaults to `("embeddings",)`: rows of an embedding get
+            gradients rarely, and differ in size.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: one is out of range, or no regular expression.
+
+    Example:
+
+    >>> state = keras_mp.Int8State(least_size=1)
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    >>> [state.applies_to(weight) for weight in model.weights]
+    [True, False]
+    >>> optimizer = keras_mp.wrap("adam", state=state)
+    """
+
+    def __init__(
+        self,
+        least_size: int = 4096,
+        least_rank: int = 2,
+        excluded: Sequence[str] = ("embeddings",),
+    ) -> None:
+        self.least_size = whole_number("least_size", least_size, "Try 4096.")
+        self.least_rank = whole_number("least_rank", least_rank, "Try 2.", least=0)
+        self.excluded = _patterns(excluded)
+
+    def applies_to(self, variable: Any) -> bool:
+        """Tells whether the state of a variable is stored in 8 bits.
+
+        Args:
+            variable: `keras.Variable`.
+        """
+        path = getattr(variable, "path", variable.name)
+        return (
+            len(variable.shape) >= self.least_rank
+            and math.prod(variable.shape) >= self.least_size
+            and not any(re.search(pattern, path) for pattern in self.excluded)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "least_size": self.least_size,
+            "least_rank": self.least_rank,
+            "excluded": list(self.excluded),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Int8State":
+        """Returns the state that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Int8State) and other.get_config() == self.get_config()
+
+    def __hash__(self) -> int:
+        return hash((self.least_size, self.least_rank, self.excluded))
+
+    def __repr__(self) -> str:
+        return (
+            f"Int8State(least_size={self.least_size}, least_rank={self.least_rank}, "
+            f"excluded={self.excluded})"
+        )
+
+
+def _patterns(excluded: Any) -> tuple[str, ...]:
+    rule = "`excluded` must be a sequence of regular expressions. Received: "
+    fix = ' Try excluded=("embeddings",), or excluded=() for none.'
+    is_sequence = isinstance(excluded, Sequence) and not isinstance(excluded, str)
+    if not is_sequence or not all(isinstance(each, str) for each in excluded):
+        raise TypeError(f"{rule}excluded={short_repr(excluded)}.{fix}")
+    for pattern in excluded:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{rule}{pattern!r}, which is none: {error}.{fix}"
+            ) from error
+    return tuple(excluded)
+
+
+_BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def check_arguments(
+    inner_optimizer: Any,
+    rounding: Any,
+    seed: Any,
+    all_reduce_dtype: Any,
+    name: Any,
+    shard_state: Any,
+) -> None:
+    """Checks the constructor's arguments, but for the loss scale.
+
+    Raises:
+        TypeError: one has the wrong type.
+        ValueError: one is out of range, or the optimizer cannot be wrapped.
+        RuntimeError: this backend of Keras is not supported, or not with FP16 sums or
+            sharded state.
+    """
+    _check_backend()
+    check_inner_optimizer(inner_optimizer)
+    if rounding not in ROUNDING_MODES:
+        raise ValueError(
+            '`rounding` must be "nearest" or "stochastic". '
+            f"Received: rounding={short_repr(rounding)}. The paper trained with "
+            '"nearest"; Appendix A compares the two.'
+        )
+    if not isinstance(name, str | None):
+        raise TypeError(
+            f"`name` must be a str or None. Received: name={short_repr(name)}."
+        )
+    whole_number("seed", seed, "Try 0.", least=0)
+    _check_all_reduce_dtype(all_reduce_dtype)
+    _check_shard_state(shard_state)
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() not in _BACKENDS:
+        raise RuntimeError(
+            f"FP32MasterOptimizer needs Keras on one of the backends {_BACKENDS}. "
+            f"Received: keras.backend.backend()={keras.backend.backend()!r}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
+def _check_all_reduce_dtype(dtype: Any) -> None:
+    if not isinstance(dtype, str) or dtype not in ("float32", "float16"):
+        raise ValueError(
+            '`all_reduce_dtype` must be "float32" or "float16". '
+            f'Received: all_reduce_dtype={short_repr(dtype)}. "float16" halves what '
+            "replicas send to each other."
+        )
+    if dtype == "float16" and keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            '`all_reduce_dtype="float16"` is for tf.distribute, and needs Keras on the '
+            "TensorFlow backend; on others the sum is part of the model's program. "
+            f"Received: backend={keras.backend.backend()!r}. Leave it at "
+            '"float32", or set KERAS_BACKEND=tensorflow before Keras is imported.'
+        )
+
+
+def _check_shard_state(shard_state: Any) -> None:
+    if not isinstance(shard_state, bool):
+        raise TypeError(
+            "`shard_state` must be True or False. Received: "
+            f"shard_state={short_repr(shard_state)}."
+        )
+    if shard_state and keras.backend.backend() != "jax":
+        raise RuntimeError(
+            "`shard_state=True` shards state by the layouts of keras.distribution, and "
+            "needs Keras on the JAX backend. Received: "
+            f"backend={keras.backend.backend()!r}. Leave it at False, or set "
+            "KERAS_BACKEND=jax before Keras is imported. To load a model that was "
+            "saved with it, call load_model(path, compile=False) and compile."
+        )
+
+
+def check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Checks that there is a gradient, and a variable for each.
+
+    Raises:
+        ValueError: the lists have different lengths, or all gradients are None.
+    """
+    check_one_to_one(gradients, variables)
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "No gradients provided for any variable. Received: None for all of "
+            f"{[path_of(v) for v in variables]}. Is the loss computed from them, "
+            "inside the tape?"
+        )
+
+
+def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Checks that there are as many gradients as variables.
+
+    Raises:
+        ValueError: the lists have different lengths.
+    """
+    if len(variables) != len(gradients):
+        raise ValueError(
+            "Gradients must match variables one to one. Received: "
+            f"{len(gradients)} gradients, {len(variables)} variables. Pass the "
+            "variables that the gradients belong to, in the same order."
+        )
+
+
+_MASTERS = ("float32", "remainders", None)
+
+
+def check_state(
+    optimizer: Any, masters: Any, state: Any, rounding: str
+) -> Int8State | None:
+    """Checks the arguments `masters` and `state`.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`.
+        masters: as for `wrap`.
+        state: as for `wrap`.
+        rounding: as for `wrap`.
+
+    Returns:
+        `Int8State`, or None if all slots are FP32.
+
+    Raises:
+        TypeError: `state` is of the wrong type.
+        ValueError: a form is unknown, or the optimizer or rounding does not allow it.
+    """
+    if masters not in _MASTERS:
+        raise ValueError(
+            '`masters` must be "float32", "remainders" or None. Received: '
+            f'masters={short_repr(masters)}. "remainders" holds the same masters in '
+            "two thirds of the bytes."
+        )
+    if masters == "remainders" and rounding == "stochastic":
+        raise ValueError(
+            "A remainder is what rounding to nearest drops. Received: "
+            'masters="remainders" with rounding="stochastic". Leave rounding at '
+            '"nearest".'
+        )
+    if masters is None and rounding != "stochastic":
+        raise ValueError(
+            "Weights without masters must be rounded stochastically, or updates below "
+            "half a unit in their last place are lost. Received: masters=None with "
+            f'rounding={short_repr(rounding)}. Add rounding="stochastic".'
+        )
+    int8_state = _as_int8_state(state)
+    if masters != "float32" or int8_state is not None:
+        _check_rule(optimizer, int8_state)
+    return int8_state
+
+
+def _as_int8_state(state: Any) -> Int8State | None:
+    if isinstance(state, Int8State):
+        return state
+    if not isinstance(state, str):
+        raise TypeError(
+            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
+            f"state={short_repr(state)} of type {type(state).__name__}."
+        )
+    if state not in ("float32", "int8"):
+        raise ValueError(
+            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
+            f"state={short_repr(state)}."
+        )
+    return Int8State() if state == "int8" else None
+
+
+def _check_rule(optimizer: Any, int8_state: Int8State | None) -> None:
+    missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
+    if missing:
+        raise ValueError(
+            "Compressed optimizer state is for the optimizers that have a kernel: SGD, "
+            "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl, RMSprop, Lamb "
+            "and Adafactor, with the options of all of Keras's optimizers and their "
+            "own. "
+            f"Received: {missing}. Leave out what was received, or choose "
+            'masters="float32" and state="float32".'
+        )
+    if int8_state is not None and slot_kinds(optimizer) is None:
+        raise ValueError(
+            "State in 8 bits is for optimizers that can bear its rounding: not for "
+            "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "
+            f'{type(optimizer).__name__}, or such an option. Choose state="float32".'
+        )
+
+
+def check_inner_optimizer(optimizer: Any) -> None:
+    """Refuses an optimizer that scales the loss itself, or has state for other weights.
+
+    Raises:
+        TypeError: not a `keras.optimizers.Optimizer`.
+        ValueError: it scales the loss itself, or it has been built.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "The optimizer to wrap must not scale the loss itself, or gradients are "
+            f"unscaled twice. Received: a {type(optimizer).__name__}. Wrap what is "
+            "inside: keras_mp.wrap(optimizer.inner_optimizer)."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a keras.optimizers.Optimizer. "
+            f"Received: {short_repr(optimizer)} of type {type(optimizer).__name__}. "
+            "keras_mp.wrap also takes a name or a config."
+        )
+    for leaf in leaves(optimizer):
+        if leaf.loss_scale_factor is not None:
+            raise ValueError(
+                "The optimizer to wrap must not scale the loss itself. Received: "
+                f"loss_scale_factor={leaf.loss_scale_factor}. Leave it out and write "
+                f"keras_mp.wrap(optimizer, loss_scale={leaf.loss_scale_factor})."
+            )
+    if optimizer.built:
+        raise ValueError(
+            "The optimizer to wrap must be new: this one has made its slots for "
+            f"other variables. Received: a built {type(optimizer).__name__}. Wrap a "
+            "copy: optimizer.__class__.from_config(optimizer.get_config())."
+        )
+
+
+def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
+    """Refuses to build an optimizer that copies weights which have no value yet.
+
+    Raises:
+        ValueError: it copies some, and they have no value.
+    """
+    # Keras 3.12, the last for Python 3.10, has no such optimizer.
+    copying = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    copies = [leaf for leaf in leaves(optimizer) if isinstance(leaf, copying)]
+    if copies and not backend.have_values(variables):
+        raise ValueError(
+            "ScheduleFreeAdamW starts from a copy of the weights, so the model must "
+            "be built before the first step. Received: weights that the first step "
+            "creates. Start the model with keras.Input, or call model.build(shape)."
+        )

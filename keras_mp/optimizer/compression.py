@@ -1,0 +1,310 @@
+"""How FP32 numbers are stored in 16 and in 8 bits: pure functions of tensors.
+
+Weights are rounded masters. Two modes, as in the paper's Appendix A: to nearest even,
+and stochastic. Both saturate at the largest finite value, so a weight is never inf.
+
+A remainder makes a 16-bit weight a whole FP32 master again. The weight is its master,
+rounded to nearest even. The remainder is what the rounding dropped: the difference of
+their bit patterns as FP32, at most half a unit in the last place of the weight. So the
+two are the master, in four bytes instead of six. The FP16 numbers up to 2**-14 have a
+fixed unit, 2**-24, and no bound on that difference. There the remainder counts units of
+2**-40.
+
+What is lost: a master lies exactly half-way above an even bfloat16 weight in one of
+2**17 cases, and there moves by one unit in the last place of FP32, as 65,537 masters
+round to such a weight. Up to 2**-14 an FP16 weight's master is kept to 2**-40, exactly
+if it is at least 2**-17 and not half-way above an even weight. An FP16 master beyond
+65,520 becomes that number.
+
+Slots have 8 bits an element, and the largest exponent of each group of 32 elements. It
+has eight bits as in FP32, so it cannot underflow where FP32 does not. An element is a
+floating-point number relative to it, with three fraction bits. Signed slots, such as a
+momentum, have a sign bit and four exponent bits; slots that are never negative, such as
+a second moment, have five.
+
+They are rounded stochastically, hence without bias. To nearest, a second moment would
+never follow its gradients: a step changes it by 0.1%, and neighbours are 6 to 12%
+apart. Elements are cut off above 1.875 times the group's power of two. A positive
+second moment is never stored as 0, since its root is a divisor: at least 2**-33 of that
+power remains.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops, random
+
+from keras_mp import keras_internals
+from keras_mp.random_bits import random_bits, shift_right
+
+ROUNDING_MODES = ("nearest", "stochastic")
+
+# Of each format: the largest finite value, the exponent of the smallest normal number,
+# the number of fraction bits. Processors flush float32 below 2**-126 to zero, so that
+# is the smallest spacing of bfloat16 here, though the format has one of 2**-133.
+_FORMATS = {
+    "float16": (65504.0, -14, 10),
+    "bfloat16": (float.fromhex("0x1.FEp127"), -119, 7),
+}
+
+
+def round_nearest(x: Any, dtype: str) -> Any:
+    """Rounds to nearest even, saturating.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+
+    Returns:
+        Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
+    """
+    return ops.cast(_saturate(x, dtype), dtype)
+
+
+def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
+    """Rounds up with probability `(x - z1) / (z2 - z1)`, else down, saturating.
+
+    `z1 <= x <= z2` are the neighbours of `x` in `dtype`; the expectation is `x`.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+        seed: `keras.random.SeedGenerator`, advanced once.
+
+    Returns:
+        Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
+
+    Reference: Mixed Precision Training, Appendix A.
+    """
+    return round_by(x, dtype, draw_uniforms(x, seed))
+
+
+def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
+    """Rounds as `round_stochastic`, by given random numbers.
+
+    Args:
+        x: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`.
+        uniforms: float32 tensor of the shape of `x`, from [0, 1).
+    """
+    x = _saturate(x, dtype)
+    spacing = _spacing(x, dtype)
+    steps = x / spacing
+    down = ops.floor(steps)
+    up = uniforms < steps - down
+    return ops.cast((down + ops.cast(up, "float32")) * spacing, dtype)
+
+
+def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
+    """Returns random numbers, uniform in [0, 1): float32, of the shape of `x`."""
+    return random.uniform(ops.shape(x), dtype="float32", seed=seed)
+
+
+def differs(weight: Any, master: Any, rounding: str) -> Any:
+    """Tells where `weight` is not a rounding of `master`.
+
+    With `"nearest"` the bits are compared: a compiler may widen a comparison of
+    halves to float32 and drop the rounding, but not one of integers. With
+    `"stochastic"` both neighbours of the master are its roundings.
+
+    Args:
+        weight: float16 or bfloat16 tensor.
+        master: float32 tensor of the same shape.
+        rounding: `"nearest"` or `"stochastic"`.
+
+    Returns:
+        bool tensor of the same shape.
+    """
+    dtype = keras.backend.standardize_dtype(weight.dtype)
+    if rounding == "nearest":
+        rounded = round_nearest(master, dtype)
+        return ops.not_equal(bits_of(rounded, "int16"), bits_of(weight, "int16"))
+    master = _saturate(master, dtype)
+    spacing = _spacing(master, dtype)
+    steps = master / spacing
+    found = ops.cast(weight, "float32") / spacing
+    return ops.logical_and(found != ops.floor(steps), found != ops.ceil(steps))
+
+
+def _saturate(x: Any, dtype: str) -> Any:
+    """Returns `x` within the finite values of `dtype`, and NaN where it is NaN."""
+    largest, _, _ = _FORMATS[dtype]
+    # XLA of TensorFlow 2.20 compiles a clip that makes a NaN one of the bounds.
+    return ops.where(ops.isnan(x), x, ops.clip(x, -largest, largest))
+
+
+def _spacing(x: Any, dtype: str) -> Any:
+    """Returns the distance between neighbours in `dtype` at `x`, a power of two."""
+    _, smallest_exponent, fraction_bits = _FORMATS[dtype]
+    exponent_bits = ops.bitwise_and(bits_of(x, "int32"), 0x7F800000)
+    power_of_two = bits_of(exponent_bits, "float32")
+    return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits
+
+
+def bits_of(x: Any, dtype: str) -> Any:
+    """Returns the bits of `x` as `dtype`, of the same size."""
+    # `view` needs a last dimension of static size: a new one of size 1.
+    return ops.squeeze(keras_internals.view(ops.expand_dims(x, -1), dtype), -1)
+
+
+# Of FP16, and the unit of the remainders up to there.
+_SMALLEST_NORMAL = 2.0**-14
+_UNIT_BELOW = 2.0**-40
+
+
+def join(weight: Any, remainder: Any) -> Any:
+    """Returns the masters of weights.
+
+    Args:
+        weight: float16 or bfloat16 tensor.
+        remainder: int16 tensor of the same shape.
+
+    Returns:
+        float32 tensor of the same shape: the weight where that is not finite.
+    """
+    rounded = ops.cast(weight, "float32")
+    remainder = ops.cast(remainder, "int32")
+    # Beyond the bounds it is that of a subnormal weight, which other code overwrote.
+    bounded = ops.clip(remainder, *_bounds(weight))
+    master = bits_of(bits_of(rounded, "int32") + bounded, "float32")
+    if keras.backend.standardize_dtype(weight.dtype) == "float16":
+        more = ops.cast(remainder, "float32") * _UNIT_BELOW
+        # Without the first case -0 would become 0.
+        below = ops.where(ops.equal(remainder, 0), rounded, rounded + more)
+        master = ops.where(ops.abs(rounded) <= _SMALLEST_NORMAL, below, master)
+    return ops.where(ops.isfinite(rounded), master, rounded)
+
+
+def split(master: Any, weight: Any) -> Any:
+    """Returns the remainders of masters.
+
+    Args:
+        master: float32 tensor.
+        weight: float16 or bfloat16 tensor, `round_nearest(master)`.
+
+    Returns:
+        int16 tensor of the same shape, 0 where a weight is not finite.
+    """
+    rounded = ops.cast(weight, "float32")
+    remainder = bits_of(master, "int32") - bits_of(rounded, "int32")
+    remainder = ops.clip(remainder, *_bounds(weight))
+    if keras.backend.standardize_dtype(weight.dtype) == "float16":
+        units = ops.round((master - rounded) / _UNIT_BELOW)
+        below = ops.cast(ops.clip(units, -(2**15), 2**15 - 1), "int32")
+        is_small = ops.abs(rounded) <= _SMALLEST_NORMAL
+        remainder = ops.where(is_small, below, remainder)
+    return ops.cast(ops.where(ops.isfinite(rounded), remainder, 0), "int16")
+
+
+def _bounds(weight: Any) -> tuple[int, int]:
+    """Returns the least and the largest difference of bit patterns."""
+    _, _, fraction_bits = _FORMATS[keras.backend.standardize_dtype(weight.dtype)]
+    # Of the weight, in units in the last place of FP32.
+    half_an_ulp = 2 ** (22 - fraction_bits)
+    return -half_an_ulp, min(half_an_ulp, 2**15 - 1)
+
+
+GROUP = 32
+_FRACTION_BITS = 3
+_DROPPED_BITS = 23 - _FRACTION_BITS
+_LARGEST = 1.875
+# 254 would need a subnormal inverse, which processors flush to zero.
+_LARGEST_EXPONENT = 253
+_SIGN = 0x80
+
+
+def groups_in(size: int) -> int:
+    """Returns the number of groups of a variable with `size` elements."""
+    return math.ceil(size / GROUP)
+
+
+def encode(x: Any, is_signed: bool, noise: Any, stream: int) -> tuple[Any, Any]:
+    """Rounds FP32 numbers to 8 bits, stochastically.
+
+    Args:
+        x: float32 tensor of static shape; not negative unless `is_signed`. NaN and inf
+            become the largest number of their group.
+        is_signed: bool.
+        noise: what `noise_of_step` returned.
+        stream: int, the number of the slot.
+
+    Returns:
+        Codes, uint8 of the shape of `x`; exponents, uint8 of shape `[groups_in(size)]`.
+    """
+    size = math.prod(x.shape)
+    flat = ops.reshape(x, (size,))
+    dither = shift_right(random_bits((size,), noise, stream), 32 - _DROPPED_BITS)
+    magnitude = ops.abs(flat)
+    exponents = _exponents_of(magnitude)
+    exponent = _of_elements(exponents, size)
+    t = magnitude * _power_of_two(254 - exponent)
+    t = ops.where(exponent > 0, t, 0.0)
+    t = ops.where(t < _LARGEST, t, _LARGEST)
+    smallest = _smallest_code(is_signed)
+    is_small = t < smallest
+    above = bits_of(ops.where(is_small, t + smallest, t), "int32") - _bits(smallest)
+    code = shift_right(above + dither, _DROPPED_BITS)
+    code = code + ops.where(is_small, 0, 2**_FRACTION_BITS)
+    if is_signed:
+        code = ops.minimum(code, _SIGN - 1)
+        has_sign = ops.logical_and(flat < 0, code > 0)
+        code = code + ops.where(has_sign, _SIGN, 0)
+    else:
+        code = ops.minimum(code, 255)
+        is_positive = ops.logical_and(flat > 0, exponent > 0)
+        code = ops.where(is_positive, ops.maximum(code, 1), code)
+    return ops.reshape(ops.cast(code, "uint8"), x.shape), ops.cast(exponents, "uint8")
+
+
+def decode(codes: Any, exponents: Any, is_signed: bool) -> Any:
+    """Returns the numbers that codes mean.
+
+    Args:
+        codes: uint8 tensor of static shape.
+        exponents: uint8 tensor of shape `[groups_in(size)]`.
+        is_signed: bool.
+
+    Returns:
+        float32 tensor of the shape of `codes`.
+    """
+    size = math.prod(codes.shape)
+    codes_of = ops.cast(ops.reshape(codes, (size,)), "int32")
+    exponent = _of_elements(ops.cast(exponents, "int32"), size)
+    magnitude = ops.bitwise_and(codes_of, _SIGN - 1) if is_signed else codes_of
+    smallest = _smallest_code(is_signed)
+    is_small = magnitude < 2**_FRACTION_BITS
+    steps = ops.where(is_small, magnitude, magnitude - 2**_FRACTION_BITS)
+    t = bits_of(steps * 2**_DROPPED_BITS + _bits(smallest), "float32")
+    t = ops.where(is_small, t - smallest, t)
+    x = t * _power_of_two(exponent)
+    if is_signed:
+        x = ops.where(codes_of >= _SIGN, -x, x)
+    return ops.reshape(x, codes.shape)
+
+
+def _exponents_of(magnitude: Any) -> Any:
+    """Returns the biased exponent of the largest element of each group: int32."""
+    (size,) = magnitude.shape
+    padding = groups_in(size) * GROUP - size
+    grouped = ops.reshape(ops.pad(magnitude, [(0, padding)]), (-1, GROUP))
+    exponents = ops.right_shift(bits_of(grouped, "int32"), 23)
+    return ops.minimum(ops.max(exponents, axis=1), _LARGEST_EXPONENT)
+
+
+def _of_elements(exponents: Any, size: int) -> Any:
+    return ops.repeat(exponents, GROUP)[:size]
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """Returns 2**(exponent - 127), and 0 for 0."""
+    return bits_of(exponent * 2**23, "float32")
+
+
+def _smallest_code(is_signed: bool) -> float:
+    return 2.0**-14 if is_signed else 2.0**-30
+
+
+def _bits(power_of_two: float) -> int:
+    """Returns the bits of a power of two as FP32."""
+    return (int(math.log2(power_of_two)) + 127) * 2**23

@@ -1,1 +1,0 @@
-"""How an FP32 variable of the optimizer is stored in fewer bits."""
