@@ -126,26 +126,14 @@ enum class Rounding { kNearest, kStochastic };
 //                      w -= alpha max(epsilon_2, rms(w)) d / max(1, rms(d) / threshold).
 //                      Only on a CPU
 enum class UpdateRule {
-  kSgd,
-  kMomentum,
-  kNesterov,
-  kAdam,
-  kAmsgrad,
-  kNadam,
-  kAdamax,
-  kLion,
-  kAdagrad,
-  kAdadelta,
-  kFtrl,
-  kRmsprop,
-  kRmspropMomentum,
-  kCenteredRmsprop,
-  kCenteredRmspropMomentum,
-  kLamb,
-  kAdafactor,
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) rule,
+#include "keras_mp/update_rules.def"
 };
 
-constexpr int kUpdateRules = 17;
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) +1
+constexpr int kUpdateRules = 0
+#include "keras_mp/update_rules.def"
+    ;
 constexpr int kMostSlots = 3;
 
 // The elements of a compressed slot that share an exponent.
@@ -182,27 +170,10 @@ struct Slot {
 
 constexpr int SlotsOf(UpdateRule rule) {
   switch (rule) {
-    case UpdateRule::kSgd:
-      return 0;
-    case UpdateRule::kMomentum:
-    case UpdateRule::kNesterov:
-    case UpdateRule::kLion:
-    case UpdateRule::kAdagrad:
-    case UpdateRule::kRmsprop:
-      return 1;
-    case UpdateRule::kAdam:
-    case UpdateRule::kNadam:
-    case UpdateRule::kAdamax:
-    case UpdateRule::kAdadelta:
-    case UpdateRule::kFtrl:
-    case UpdateRule::kRmspropMomentum:
-    case UpdateRule::kCenteredRmsprop:
-    case UpdateRule::kLamb:
-      return 2;
-    case UpdateRule::kAmsgrad:
-    case UpdateRule::kCenteredRmspropMomentum:
-    case UpdateRule::kAdafactor:
-      return 3;
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) \
+  case UpdateRule::rule:                                      \
+    return static_cast<int>(sizeof(slots)) - 1;
+#include "keras_mp/update_rules.def"
   }
   return 0;
 }
@@ -210,32 +181,25 @@ constexpr int SlotsOf(UpdateRule rule) {
 // Whether a step of the rule depends on norms of the whole variable. It then takes several
 // passes over it.
 constexpr bool NeedsNorms(UpdateRule rule) {
-  return rule == UpdateRule::kLamb || rule == UpdateRule::kAdafactor;
+  switch (rule) {
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) \
+  case UpdateRule::rule:                                      \
+    return needs_norms;
+#include "keras_mp/update_rules.def"
+  }
+  return false;
 }
 
-// Whether a step takes `powers` of a gradient that is the sum of those of several tokens.
-// kAdadelta and kAdafactor would need them of d, too.
+// What a step takes, as `powers`, of the tokens whose sum is a gradient. kAdadelta, kLamb
+// and kAdafactor would need more than their squares.
+enum class Tokens { kNothing, kSquares, kMagnitudes };
+
 constexpr bool TakesPowers(UpdateRule rule) {
   switch (rule) {
-    case UpdateRule::kSgd:
-    case UpdateRule::kMomentum:
-    case UpdateRule::kNesterov:
-    case UpdateRule::kLion:
-    case UpdateRule::kAdadelta:
-    case UpdateRule::kLamb:
-    case UpdateRule::kAdafactor:
-      return false;
-    case UpdateRule::kAdam:
-    case UpdateRule::kAmsgrad:
-    case UpdateRule::kNadam:
-    case UpdateRule::kAdamax:
-    case UpdateRule::kAdagrad:
-    case UpdateRule::kFtrl:
-    case UpdateRule::kRmsprop:
-    case UpdateRule::kRmspropMomentum:
-    case UpdateRule::kCenteredRmsprop:
-    case UpdateRule::kCenteredRmspropMomentum:
-      return true;
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) \
+  case UpdateRule::rule:                                      \
+    return Tokens::tokens != Tokens::kNothing;
+#include "keras_mp/update_rules.def"
   }
   return false;
 }
@@ -247,57 +211,19 @@ enum class SlotCode { kNone, kSigned, kUnsigned };
 constexpr SlotCode SlotCodeOf(UpdateRule rule, int slot) {
   if (slot >= SlotsOf(rule)) return SlotCode::kNone;
   switch (rule) {
-    case UpdateRule::kSgd:
-    case UpdateRule::kAmsgrad:
-    case UpdateRule::kFtrl:
-    case UpdateRule::kCenteredRmsprop:
-    case UpdateRule::kCenteredRmspropMomentum:
-    case UpdateRule::kLamb:
-    case UpdateRule::kAdafactor:
-      return SlotCode::kNone;
-    case UpdateRule::kMomentum:
-    case UpdateRule::kNesterov:
-    case UpdateRule::kLion:
-      return SlotCode::kSigned;
-    case UpdateRule::kAdagrad:
-    case UpdateRule::kAdadelta:
-    case UpdateRule::kRmsprop:
-      return SlotCode::kUnsigned;
-    case UpdateRule::kAdam:
-    case UpdateRule::kNadam:
-    case UpdateRule::kAdamax:
-      return slot == 0 ? SlotCode::kSigned : SlotCode::kUnsigned;
-    case UpdateRule::kRmspropMomentum:
-      return slot == 0 ? SlotCode::kUnsigned : SlotCode::kSigned;
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) \
+  case UpdateRule::rule:                                      \
+    return slots[slot] == 'S'   ? SlotCode::kSigned           \
+           : slots[slot] == 'U' ? SlotCode::kUnsigned         \
+                                : SlotCode::kNone;
+#include "keras_mp/update_rules.def"
   }
   return SlotCode::kNone;
 }
 
 struct UpdateHyperparameters {
-  float scale = 1;         // g = gradient / scale,
-  float clip_value = 0;    // then clipped to [-clip_value, clip_value] if that is not 0,
-  float clip_factor = 1;   // then multiplied by clip_factor
-  float weight_decay = 0;  // before the rule: w -= w weight_decay lr
-  float learning_rate = 0;
-  float momentum = 0;
-  float alpha = 0;
-  float beta_1 = 0;
-  float one_minus_beta_1 = 0;
-  float beta_2 = 0;
-  float one_minus_beta_2 = 0;
-  float epsilon = 0;
-  float m_factor = 0;
-  float m_divisor = 0;
-  float g_factor = 0;
-  float g_divisor = 0;
-  float v_divisor = 0;
-  float l1 = 0;
-  float l2 = 0;
-  float l2_shrinkage = 0;
-  float epsilon_2 = 0;
-  float threshold = 0;
-  float noise_low = 0;  // integers in [0, 2^16)
-  float noise_high = 0;
+#define KERAS_MP_HYPERPARAMETER(name, value) float name = value;
+#include "keras_mp/update_rules.def"
 };
 
 // The matrices in the last two dimensions of a variable; none where it has fewer.

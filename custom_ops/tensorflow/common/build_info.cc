@@ -33,6 +33,23 @@ KERAS_MP_EXPORT const char* KerasMpSupportedCpuInstructions() {
   return names->c_str();
 }
 
+// update_rules.def, a row a line: name, slots, tokens, needs_norms.
+KERAS_MP_EXPORT const char* KerasMpUpdateRules() {
+  return
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) \
+  name "," slots "," #tokens "," #needs_norms "\n"
+#include "keras_mp/update_rules.def"
+      ;
+}
+
+// The hyperparameters of all rules, in order: name, default.
+KERAS_MP_EXPORT const char* KerasMpUpdateHyperparameters() {
+  return
+#define KERAS_MP_HYPERPARAMETER(name, value) #name "," #value "\n"
+#include "keras_mp/update_rules.def"
+      ;
+}
+
 // The reason why the CUDA kernels cannot run; empty where they can.
 KERAS_MP_EXPORT const char* KerasMpCudaProblem() {
 #ifdef KERAS_MP_HAS_CUDA

@@ -14,23 +14,8 @@ namespace keras_mp {
 
 // The names of the rules, in the order of UpdateRule.
 inline constexpr const char* kRuleNames[kUpdateRules] = {
-    "sgd",
-    "momentum",
-    "nesterov",
-    "adam",
-    "amsgrad",
-    "nadam",
-    "adamax",
-    "lion",
-    "adagrad",
-    "adadelta",
-    "ftrl",
-    "rmsprop",
-    "rmsprop_momentum",
-    "centered_rmsprop",
-    "centered_rmsprop_momentum",
-    "lamb",
-    "adafactor",
+#define KERAS_MP_RULE(rule, name, slots, tokens, needs_norms) name,
+#include "keras_mp/update_rules.def"
 };
 
 // The dtype and shape of an input, or of the variable whose handle it is.

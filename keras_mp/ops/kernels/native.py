@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from packaging.version import Version
@@ -163,6 +163,37 @@ def cpu_instructions() -> str:
 def supported_cpu_instructions() -> list[str]:
     """Returns the instruction sets that `KERAS_MP_CPU_ISA` can select on this CPU."""
     return _ask("KerasMpSupportedCpuInstructions").split()
+
+
+class UpdateRule(NamedTuple):
+    """A row of custom_ops/include/keras_mp/update_rules.def, which says what it means.
+
+    Attributes:
+        slots: str, a letter for each slot.
+        tokens: `"nothing"`, `"squares"` or `"magnitudes"`.
+        needs_norms: bool; if true, only CPUs have the rule.
+    """
+
+    slots: str
+    tokens: str
+    needs_norms: bool
+
+
+@functools.cache
+def update_rules() -> dict[str, UpdateRule]:
+    """Returns the rules of `update_variables`, by name."""
+    rows = (line.split(",") for line in _ask("KerasMpUpdateRules").splitlines())
+    return {
+        name: UpdateRule(slots, tokens.removeprefix("k").lower(), needs_norms == "true")
+        for name, slots, tokens, needs_norms in rows
+    }
+
+
+@functools.cache
+def update_hyperparameters() -> dict[str, float]:
+    """Returns the hyperparameters of `update_variables`, in order, with defaults."""
+    lines = _ask("KerasMpUpdateHyperparameters").splitlines()
+    return {name: float(value) for name, value in (line.split(",") for line in lines)}
 
 
 def _ask(function: str) -> str:

@@ -14,21 +14,6 @@ import tensorflow as tf
 from keras_mp.ops.kernels import native
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
-# A step of these rules depends on norms of whole variables.
-ONLY_ON_CPU = {"lamb", "adafactor"}
-# Those that use more of a gradient than the sum of its tokens.
-_TAKES_POWERS = {
-    "adam",
-    "amsgrad",
-    "nadam",
-    "adamax",
-    "adagrad",
-    "ftrl",
-    "rmsprop",
-    "rmsprop_momentum",
-    "centered_rmsprop",
-    "centered_rmsprop_momentum",
-}
 
 
 def devices_of(variables: Sequence[Any]) -> set[str]:
@@ -47,7 +32,8 @@ def has_rule(rule: str, variables: Sequence[Any]) -> bool:
         rule: str, as for `update_variables`.
         variables: on one device, for which `dispatch.has_update_kernels` is true.
     """
-    return rule not in ONLY_ON_CPU or _device_type(variables) == "CPU"
+    needs_norms = native.update_rules()[rule].needs_norms
+    return not needs_norms or _device_type(variables) == "CPU"
 
 
 def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
@@ -57,7 +43,8 @@ def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
         rule: str, as for `update_variables`.
         variables: on one device, for which `dispatch.has_update_kernels` is true.
     """
-    return rule in _TAKES_POWERS and _device_type(variables) == "CPU"
+    takes_tokens = native.update_rules()[rule].tokens != "nothing"
+    return takes_tokens and _device_type(variables) == "CPU"
 
 
 def device_of(variables: Sequence[Any]) -> AbstractContextManager[None]:
@@ -201,37 +188,10 @@ def update_variables(
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]
     power_of = [i for i, power in enumerate(powers) if power is not None]
-    defaults = {
-        "scale": 1.0,
-        "clip_value": 0.0,
-        "clip_factor": 1.0,
-        "weight_decay": 0.0,
-        "learning_rate": 0.0,
-        "momentum": 0.0,
-        "alpha": 0.0,
-        "beta_1": 0.0,
-        "one_minus_beta_1": 0.0,
-        "beta_2": 0.0,
-        "one_minus_beta_2": 0.0,
-        "epsilon": 0.0,
-        "m_factor": 0.0,
-        "m_divisor": 0.0,
-        "g_factor": 0.0,
-        "g_divisor": 0.0,
-        "v_divisor": 0.0,
-        "l1": 0.0,
-        "l2": 0.0,
-        "l2_shrinkage": 0.0,
-        "epsilon_2": 0.0,
-        "threshold": 0.0,
-        "noise_low": 0.0,
-        "noise_high": 0.0,
-    }
+    values = {**native.update_hyperparameters(), **hyperparameters}.values()
     native.library().keras_mp_update_variables(
         finite=finite,
-        hyperparameters=tf.stack(
-            [tf.cast(x, tf.float32) for x in {**defaults, **hyperparameters}.values()]
-        ),
+        hyperparameters=tf.stack([tf.cast(x, tf.float32) for x in values]),
         gradients=list(gradients),
         masters=_handles(masters),
         slots=_handles([s.codes if _is_in_eight_bits(s) else s for s in slots]),

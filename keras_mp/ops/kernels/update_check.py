@@ -1,5 +1,6 @@
 """The known step of the check at first use: a device gives the bits of the CPU."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,30 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops.kernels import update
+from keras_mp.ops.kernels import native, update
 
-# How many slots each rule of update.h has that a GPU computes.
-RULES = {
-    "sgd": 0,
-    "momentum": 1,
-    "nesterov": 1,
-    "adam": 2,
-    "amsgrad": 3,
-    "nadam": 2,
-    "adamax": 2,
-    "lion": 1,
-    "adagrad": 1,
-    "adadelta": 2,
-    "ftrl": 2,
-    "rmsprop": 1,
-    "rmsprop_momentum": 2,
-    "centered_rmsprop": 2,
-    "centered_rmsprop_momentum": 3,
-}
-SIZES = (
-    5000,
-    33,
-)  # more than a chunk of 4096, and less than a block of 256 threads has
+# More than a chunk of 4096 has, and less than a block of 256 threads.
+SIZES = (5000, 33)
 SCALE = 1000.0
 HYPERPARAMETERS = {
     "scale": SCALE,
@@ -75,7 +56,7 @@ def update_problem(device: str) -> str:
     Args:
         device: str, its name in TensorFlow.
     """
-    for name, run in CASES.items():
+    for name, run in cases().items():
         on_cpu, found = (_results(run, place) for place in ("CPU:0", device))
         for expected, result in zip(on_cpu, found, strict=True):
             if expected.tobytes() != result.tobytes():
@@ -174,9 +155,16 @@ def _compressed_step(random: Any) -> Tensors:
     return [*weights, *remainders, *of_slots]
 
 
-CASES: dict[str, Callable[[Any], Tensors]] = {
-    "the check of gradients": _check,
-    "masters and their weights": _synchronized,
-    **{f"the rule {rule!r}": _step(rule, slots) for rule, slots in RULES.items()},
-    "masters and slots in fewer bytes": _compressed_step,
-}
+@functools.cache
+def cases() -> dict[str, Callable[[Any], Tensors]]:
+    """Returns what is computed on both devices, by name."""
+    return {
+        "the check of gradients": _check,
+        "masters and their weights": _synchronized,
+        **{
+            f"the rule {name!r}": _step(name, len(rule.slots))
+            for name, rule in native.update_rules().items()
+            if not rule.needs_norms
+        },
+        "masters and slots in fewer bytes": _compressed_step,
+    }
