@@ -64,7 +64,7 @@ def test_plain_tensorflow_computes_and_one_warning_names_the_fix(name, tmp_path)
     for part in (
         "ops run in plain TensorFlow",
         f"for TensorFlow {tf.__version__} is missing",
-        f"beside it {INSTALLATIONS[name]}",
+        f"in its folder {INSTALLATIONS[name]}",
         "`pip install --force-reinstall --no-deps .`",
         "TensorFlow 2.20 or newer",
         "KERAS_MP_OPS=reference turns this warning off",

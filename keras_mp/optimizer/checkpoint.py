@@ -124,8 +124,8 @@ def deserialize_scale(config: Any, custom_objects: Any) -> Any:
     found = scaler()
     if found is not scaler():
         warnings.warn(
-            "The loss scale was shared with another optimizer, and a config by itself "
-            "cannot say with which: this one now has a scale of its own. Received: "
+            "The loss scale was shared with another optimizer, and a config does "
+            "not say with which: this one now has a scale of its own. Received: "
             f"{found.rule!r}. Save and load the model that holds both, or name the "
             'other: FP32MasterOptimizer.from_config({**config, "loss_scale": other}).',
             stacklevel=5,
@@ -137,8 +137,8 @@ def warn_that_a_pickle_does_not_share(scaler: LossScaler) -> None:
     """Warns if the optimizer to be pickled shares its scale, which a pickle loses."""
     if scaler.is_shared:
         warnings.warn(
-            "An optimizer that is pickled, or copied, by itself no longer shares its "
-            "loss scale. Received: one that shares its loss scale with "
+            "An optimizer that is pickled or copied without the others no longer "
+            "shares its loss scale. Received: one that shares its loss scale with "
             f"{len(scaler.scaling_states) - 1} others. Pickle the model that holds "
             "them all.",
             stacklevel=4,
@@ -214,7 +214,7 @@ class SavedState:
             warnings.warn(
                 f"The file is of an optimizer without keras_mp.wrap. "
                 f"{optimizer.name!r} takes "
-                "over its state; the loss scale stays as it was, and masters follow "
+                "over its state; the loss scale stays the same, and masters follow "
                 "their weights.",
                 stacklevel=3,
             )
@@ -224,7 +224,7 @@ class SavedState:
 
     def _left_out(self, optimizer: Any, saved: list[Any]) -> str:
         """Returns a warning that nothing is loaded, and the first that differs."""
-        stays = f"The state of the optimizer {optimizer.name!r} stays as it was: "
+        stays = f"The state of the optimizer {optimizer.name!r} has not changed: "
         if not optimizer.built:
             return (
                 f"{stays}it is not built, and has nowhere to load that in the file to. "
@@ -363,7 +363,7 @@ def _rule(optimizer: Any) -> Rule:
     if rule is None:
         raise ValueError(
             "Optimizer state in 8 bits is saved by the rule of its optimizer. "
-            f"Received: {optimizer}, which has none. Leave its options as they were "
-            "when it was wrapped."
+            f"Received: {optimizer}, which has none. Restore the options "
+            "that it was wrapped with."
         )
     return rule

@@ -53,8 +53,8 @@ def plan_compressed(step: Step) -> list[Update]:
         missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
         raise ValueError(
             "Compressed optimizer state needs an optimizer that the kernel of the "
-            f"update implements. Received: {missing}. Leave the "
-            "option as it was when the optimizer was wrapped."
+            f"update implements. Received: {missing}. Restore the "
+            "option that the optimizer was wrapped with."
         )
     step = step.without_missing_gradients()
     for master in step.masters:

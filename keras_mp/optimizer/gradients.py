@@ -91,8 +91,8 @@ class ScalingState:
         raise RuntimeError(
             "`unscale_gradients` and `apply` must be called in the same function, or "
             "`apply` cannot know that the gradients are unscaled. Received: calls in "
-            "two functions, of which at least one is a tf.function. Move both into it; "
-            "`apply` may stand in a branch or loop after `unscale_gradients`."
+            "two functions, and at least one is a tf.function. Move both into it; "
+            "`apply` may be in a branch or loop after `unscale_gradients`."
         )
 
     def check_not_unscaled(self) -> None:

@@ -35,7 +35,7 @@ DIALECT = {
     r"(?<!atrix[ -])(?<!dot )\bproducts?\b": "matrix products",
     r"\b(of|than|and) ours\b": "keras_mp's",
 }
-# In pages and docstrings.
+# In pages, docstrings and messages.
 TICS = {
     r"\b(that|those) of\b": "the noun again, or its possessive",
     r"\bwhose\b|\bof which\b": "a second sentence",
@@ -99,6 +99,17 @@ def test_docstrings(module):
     nodes = ast.walk(ast.parse(module.read_text()))
     docstrings = [ast.get_docstring(n) for n in nodes if isinstance(n, documented)]
     assert not found_in("\n".join(filter(None, docstrings)), TICS)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=path_of)
+def test_messages(module):
+    """Of errors, warnings and reports: the other strings of more than a word."""
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not found_in("\n".join(s for s in strings if " " in s), TICS)
 
 
 def test_the_opening_of_the_readme_has_few_numbers():

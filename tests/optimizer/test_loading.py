@@ -79,7 +79,8 @@ def inner_state(optimizer):
     return [np.float32(store[str(i)]) for i in range(len(store))][-count:]
 
 
-@pytest.mark.slow_except("*adam, float32-float16", "*wrapped, float32-int8")
+@pytest.mark.slow_except("adam, float32-float16-.keras", "wrapped, float32-int8-.keras")
+@pytest.mark.xslow_except("*-.keras", "wrapped, float32-int8-*")
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
 @pytest.mark.parametrize("loaded", LOADED)
 @pytest.mark.parametrize("saved", SAVED)
@@ -139,7 +140,7 @@ def test_state_of_another_optimizer_is_left_out(policy, make, layers, counts):
     before = state_of(optimizer)
     with pytest.warns(UserWarning, match=counts) as warned:
         optimizer.load_own_variables(store)
-    assert "stays as it was" in str(warned[0].message)
+    assert "has not changed" in str(warned[0].message)
     for mine, value in zip(optimizer.variables, before, strict=True):
         oracle.assert_same_bits(oracle.value(mine), value, mine.path)
 

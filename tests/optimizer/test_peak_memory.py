@@ -32,4 +32,5 @@ def test_a_process_grows_by_what_is_counted(form):
     output = subprocess.check_output(
         [sys.executable, SCRIPT, form], env=os.environ | settings, text=True
     )
-    assert COUNTED[form] <= float(output) <= 1.1 * COUNTED[form]
+    # A kernel may take back pages that nobody reads: that was up to a thousandth.
+    assert 0.99 * COUNTED[form] <= float(output) <= 1.1 * COUNTED[form]

@@ -87,6 +87,7 @@ def model(name, policy):
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("CLIP", "ViTDet")
 @pytest.mark.parametrize("name", BACKBONES)
 def test_large_embeddings_train_as_in_fp32(name):
     x = INPUTS.get(name, IMAGES)

@@ -43,6 +43,7 @@ def planned(model, x, y):
 
 
 @pytest.mark.slow_except("OPT")
+@pytest.mark.xslow_except("OPT", "Gemma3", "T5", "Whisper")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_planned_model_trains_as_in_fp32(name):
     x, y = batch(name)

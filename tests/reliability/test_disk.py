@@ -55,7 +55,9 @@ def test_a_checkpoint_on_a_full_disk(disk, tmp_path):
     expected = model.get_weights()
     model.set_weights([weight + 1 for weight in expected])
     disk.full = True
-    message = r"Checkpoint 2 could not be written: No space left.*before it are as they"
+    message = (
+        r"Checkpoint 2 could not be written: No space left.*Earlier checkpoints are"
+    )
     with pytest.raises(OSError, match=message) as raised:
         checkpoints.save(2, model)
     assert raised.value.errno == errno.ENOSPC
