@@ -218,8 +218,8 @@ def test_a_thousand_steps_with_remainders(rule, dtype):
     np.testing.assert_allclose(others, masters, rtol=2.0**-20)
 
 
-# Of a step: sums of squares are added up in another order, and each instruction set of
-# TensorFlow has its own. As ROUNDINGS in test_optimizers.py.
+# Of a step. Sums of up to 77 squares are added up in another order, on each instruction
+# set in one of its own; ROUNDINGS in test_optimizers.py derives it for sums of 6.
 ROUNDINGS_OF_NORMS = {"lamb": 3, "adafactor": 6}
 
 
