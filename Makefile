@@ -70,14 +70,15 @@ test: packages-and-test-cpp $(NATIVE)
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not xslow' $(ARGS)
 
 # Layers and optimizers run on the native library, and again in plain TensorFlow: without
-# XLA, conversion and training, which are the same both times.
+# XLA, conversion and training, which are the same both times. ARGS may choose none of these.
+test_plain = $(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' -m $(1) \
+	tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
+	tests/optimizer/test_overflow.py --ignore tests/layers/test_training.py \
+	$(ARGS) || test $$? -eq 5
+
 test-all: packages-and-test-cpp $(NATIVE) docs
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not xslow' $(ARGS)
-	@$(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' \
-	  tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
-	  tests/optimizer/test_overflow.py \
-	  --ignore tests/precision/test_convert.py --ignore tests/layers/test_training.py \
-	  $(ARGS) || test $$? -eq 5  # ARGS may choose none of these
+	@$(call test_plain,'not slow and not xslow')
 
 # The kernels are compiled and tested while pip, which takes one core, installs.
 packages-and-test-cpp: $(VENV)/.created
@@ -86,6 +87,7 @@ packages-and-test-cpp: $(VENV)/.created
 test-slow: $(VENV)/.keras-hub $(NATIVE) test-cpp-slow
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m xslow \
 	  -o faulthandler_timeout=1800 $(ARGS)
+	@$(call test_plain,'slow and not xslow')
 
 # The conftest.py of the other tests, which is for TensorFlow, is not read.
 test-backends: $(VENV)/.installed-backends

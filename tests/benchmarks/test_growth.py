@@ -118,7 +118,7 @@ def test_costs_that_do_not_grow_have_an_axis_too(table, charts):
     assert text.count('text-anchor="end">128<') >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_each_replica_holds_weights_masters_and_moments(script, growth):
     alone = script("machine").alone  # here there are virtual CPUs of other tests
     model, *_ = growth.small_gpt2(batch=1)

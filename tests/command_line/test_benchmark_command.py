@@ -80,6 +80,7 @@ def test_bytes_of_weights_and_optimizer():
 
 
 @pytest.mark.slow
+@pytest.mark.xslow_except("dense")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_slow_machine_takes_three_steps(block):
     timings = time_recipes(BLOCKS[block], TINY, steps=100, seconds=0)

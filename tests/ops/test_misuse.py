@@ -23,7 +23,7 @@ RUNS = {
 }
 
 
-@pytest.mark.xslow_except("eager", "calls")
+@pytest.mark.xslow_except("eager")
 @pytest.mark.parametrize(("arguments", "fewest"), RUNS.values(), ids=RUNS)
 def test_what_does_not_fit_is_told_and_nothing_crashes(arguments, fewest):
     program, *modes = arguments
