@@ -15,8 +15,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 # A process for each core; four fill the memory of a small machine.
-PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 \
-	--dist worksteal
+PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 GPU := $(wildcard /dev/nvidia0)
 NVCC := $(or $(CUDACXX),$(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_PATH)/bin/nvcc))
@@ -70,11 +69,11 @@ test: packages-and-test-cpp $(NATIVE)
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not slow and not xslow' $(ARGS)
 
 # Layers and optimizers run on the native library, and again in plain TensorFlow: without
-# XLA, conversion and training, which are the same both times. ARGS may choose none of these.
+# XLA and training, which are the same both times. ARGS may choose none of these: 5.
 test_plain = $(TF_QUIET) KERAS_MP_OPS=reference $(PYTEST) -k 'not xla and not graph' -m $(1) \
 	tests/layers tests/optimizer/test_optimizers.py tests/optimizer/test_outside_changes.py \
-	tests/optimizer/test_overflow.py --ignore tests/layers/test_training.py \
-	$(ARGS) || test $$? -eq 5
+	tests/optimizer/test_overflow.py --ignore tests/layers/test_training.py $(ARGS) \
+	|| test $$? -eq 5
 
 test-all: packages-and-test-cpp $(NATIVE) docs
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m 'not xslow' $(ARGS)
@@ -119,9 +118,8 @@ test-cpp-arm: $(VENV)/.created
 	@$(ctest) build/cpp-arm
 
 # Threads, and the update step with many more lists of variables.
-test-cpp-slow: $(VENV)/.created
+test-cpp-slow: test-cpp-memory
 	@$(call build_cpp,thread,thread)
-	@$(call build_cpp,memory,$(MEMORY))
 	@$(ctest) build/cpp-thread
 	@for build in thread memory; do build/cpp-$$build/update_cpu_test 5000 || exit 1; done
 
