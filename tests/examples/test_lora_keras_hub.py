@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.xslow
 def test_16_bits_train_as_fp32(capsys):
     lora_keras_hub.main(["--steps=20", "--epochs=1"])
     _, *rows = capsys.readouterr().out.splitlines()

@@ -19,18 +19,11 @@ CASES = {
     "transfer_learning": ([], 0.7, 0.2),
     "vision_transformer": (["--epochs=1"], np.log(10), 0.05),
 }
-# Graphs of a large network, traced nine times.
-MINUTES = ("transfer_learning",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xslow) if name in MINUTES else name
-        for name in CASES
-    ],
-)
+@pytest.mark.xslow_except("custom_training_loop", "gan", "image_*", "vision_*")
+@pytest.mark.parametrize("name", CASES)
 def test_16_bits_train_as_fp32(name, capsys):
     flags, bound, tolerance = CASES[name]
     importlib.import_module(name).main(flags)

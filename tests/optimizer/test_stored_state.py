@@ -249,6 +249,7 @@ def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
 
 
 @pytest.mark.slow_except("adam-*")
+@pytest.mark.xslow_except("*-graph", "adam-*", "adafactor-*", "rmsprop-*")
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_plain_route_in_a_graph(rule, mode):
@@ -467,6 +468,7 @@ def test_replicas_store_what_one_process_does(strategy, form, options):
             oracle.assert_same_bits(copy.numpy(), oracle.value(others))
 
 
+@pytest.mark.slow_except("both")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_checkpoint_restores_replicas(strategy, form, tmp_path):
     def trained(steps):
