@@ -110,6 +110,7 @@ def test_pretrained_weights_of_another_network():
         load_imagenet(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
 def test_a_backbone_that_was_trained_before(precision, tmp_path, monkeypatch):
     """SSD begins with the backbone of a classifier, in each precision."""
