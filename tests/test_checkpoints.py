@@ -125,7 +125,7 @@ def test_a_file_says_what_is_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "restored", "message"),
     [
-        ({}, {"units": 3}, "variable 0 is .*float16.*, 2.* one that is .*float16.*, 3"),
+        ({}, {"units": 3}, "variable 0 is .*float16.*, 2.* here it is .*float16.*, 3"),
         ({}, {"dtype": "bfloat16"}, "'float16'.*'bfloat16'"),
         ({}, {"dtype": "float32"}, "'float16'.*'float32'"),
     ],
@@ -166,20 +166,20 @@ def sgd():
 @pytest.mark.parametrize(
     ("saved", "restored", "message"),
     [
-        ({"names": "ab"}, {"names": "ba"}, "/a/kernel'.* one that is .*/b/kernel'"),
+        ({"names": "ab"}, {"names": "ba"}, "/a/kernel'.* here it is .*/b/kernel'"),
         (
             {"names": ["block_1", "block_2"]},
             {"names": ["block_2", "block_1"]},
-            "/block_1/kernel'.* one that is .*/block_2/kernel'",
+            "/block_1/kernel'.* here it is .*/block_2/kernel'",
         ),
-        ({}, {"optimizer": keras.optimizers.Adamax}, "'adam/.* one that is .*'adamax/"),
+        ({}, {"optimizer": keras.optimizers.Adamax}, "'adam/.* here it is .*'adamax/"),
         (
             {"optimizer": sgd},
             {"optimizer": keras.optimizers.Lion},
             "'(?i:sgd)/.*'lion/",
         ),
         ({}, {"optimizer": named_adamax}, "'adam/.*_velocity.*'mine/.*_norm"),
-        ({"names": "ab"}, {"names": "ac"}, "/b/kernel'.* one that is .*/c/kernel'"),
+        ({"names": "ab"}, {"names": "ac"}, "/b/kernel'.* here it is .*/c/kernel'"),
     ],
     ids=["order", "numbered", "class", "same_slots", "slots", "name"],
 )
@@ -258,9 +258,9 @@ def test_the_slots_of_layers_in_another_order(tmp_path):
 def test_fewer_and_more_variables_are_refused(tmp_path):
     model = make_model()
     Checkpoints(tmp_path).save(1, model)
-    with pytest.raises(ValueError, match=r"variable 3 is .*, for one that is None"):
+    with pytest.raises(ValueError, match=r"variable 3 is .*, and here it is None"):
         Checkpoints(tmp_path).restore(make_model().layers[0], make_model().layers[1])
-    with pytest.raises(ValueError, match="is None, for one that is"):
+    with pytest.raises(ValueError, match="is None, and here it is"):
         Checkpoints(tmp_path).restore(model, model)
 
 

@@ -219,7 +219,7 @@ REASONS = {
     "relu": ([keras.layers.Dense(WORDS, "relu")], "has the activation 'relu'"),
     "between": (
         [keras.layers.Dense(WORDS), keras.layers.Activation("relu")],
-        "leave activations, reshapes and casts",
+        "leave out activations, reshapes and casts",
     ),
     "other layer": ([keras.layers.Conv1D(WORDS, 1)], "call keras_mp.convert"),
 }

@@ -214,7 +214,7 @@ def test_no_layer_leaves_fp16_for_an_error_that_fp32_has_itself():
     assert plan.precisions == {} and plan.fp32_noise > 0.02
     assert 0.02 < plan.gradient_error <= 3 * plan.fp32_noise
     (note,) = plan.notes
-    assert note.startswith(f"FP32 has a gradient error of {plan.fp32_noise:.2%} by it")
+    assert note.startswith(f"FP32 itself has a gradient error of {plan.fp32_noise:.2%}")
     assert f"of FP32 itself {plan.fp32_noise:.2%}" in str(plan)
 
 

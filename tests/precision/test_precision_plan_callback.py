@@ -223,7 +223,7 @@ def a_loop_without_a_train_function(model):
 MISUSES = {
     unwrapped: (ValueError, "needs a wrapped optimizer"),
     data_with_nan: (RuntimeError, "(?s)skipped steps in a row.*must be finite"),
-    a_step_without_compute_loss: (RuntimeError, "(?s)`compute_loss` of it"),
+    a_step_without_compute_loss: (RuntimeError, "(?s)its own `compute_loss`"),
     a_loop_without_a_train_function: (RuntimeError, "in a loop without either"),
 }
 
