@@ -37,15 +37,32 @@ tf.config.set_logical_device_configuration(
 )
 
 
+# A test and a pattern of its marker; whether a case has been found that it names.
+names_a_case = {}
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items):
     """Marks the cases that `slow_except` and `xslow_except` do not name."""
     for item in items:
-        case = item.name.partition("[")[2].removesuffix("]")
+        test, _, case = item.nodeid.partition("[")
+        case = case.removesuffix("]")
         for marker in ("slow", "xslow"):
-            others = item.get_closest_marker(f"{marker}_except")
-            if others and not any(fnmatch.fnmatchcase(case, p) for p in others.args):
+            named = item.get_closest_marker(f"{marker}_except")
+            if not named:
+                continue
+            matching = {p for p in named.args if fnmatch.fnmatchcase(case, p)}
+            for pattern in named.args:
+                names_a_case.setdefault((test, pattern), False)
+            names_a_case.update({(test, pattern): True for pattern in matching})
+            if not matching:
                 item.add_marker(marker)
+
+
+@pytest.fixture(scope="session")
+def patterns_without_a_case():
+    """Patterns of `slow_except` and `xslow_except` in the files that were collected."""
+    return [each for each, found in names_a_case.items() if not found]
 
 
 SECONDS_BETWEEN_COLLECTIONS = 5

@@ -387,9 +387,11 @@ class KernelUpdate:
         """Returns what a sparse gradient adds to second moments; None for others."""
         if not backend.is_sparse(gradient):
             return None
+        from keras_mp.ops.kernels import update
+
         of_tokens = Gradient(ops.divide(ops.cast(gradient, "float32"), self.step.scale))
-        is_adamax = self.rule.name == "adamax"
-        return of_tokens.magnitudes if is_adamax else of_tokens.squares
+        takes_magnitudes = update.takes_magnitudes(self.rule.name)
+        return of_tokens.magnitudes if takes_magnitudes else of_tokens.squares
 
     def _noise(self) -> dict[str, Any]:
         weights = self.step.weights

@@ -634,7 +634,9 @@ def assert_close(actual, expected, roundings, unit, what):
     )
 
 
-@pytest.mark.slow_except("batch-norm", "conv2d", "dense", "heads", "lstm", "softmax")
+@pytest.mark.slow_except(
+    "batch-norm", "conv2d", "dense", "heads", "lstm-plain", "softmax"
+)
 @EVERY_CASE
 def test_float32_is_what_keras_computes(case):
     ours, theirs = pair(case, "float32", "float32")

@@ -43,6 +43,16 @@ LOGITS = {
     "transpose": False,
     "soft_cap": 2.0,
 }
+ATTENTION = {
+    "query": half(2, 3, 4, 5),
+    "key": half(2, 6, 2, 5),
+    "value": half(2, 6, 2, 7),
+    "mask": [np.ones((2, 4, 3, 6), bool)],
+    "seed": [np.ones(2, "int32")],
+    "scale": 0.5,
+    "is_causal": True,
+    "dropout": 0.25,
+}
 POOL = {"window": [1, 2, 2], "strides": [1, 2, 2], "padding": "valid"}
 
 
@@ -130,28 +140,12 @@ CALLS = {
         "kernel_size": [2, 2],
         **CONV,
     },
-    "attention": lambda: {
-        "query": half(2, 3, 4, 5),
-        "key": half(2, 6, 2, 5),
-        "value": half(2, 6, 2, 7),
-        "mask": [np.ones((2, 4, 3, 6), bool)],
-        "seed": [np.ones(2, "int32")],
-        "scale": 0.5,
-        "is_causal": True,
-        "dropout": 0.25,
-    },
+    "attention": lambda: ATTENTION,
     "attention_gradient": lambda: {
-        "query": half(2, 3, 4, 5),
-        "key": half(2, 6, 2, 5),
-        "value": half(2, 6, 2, 7),
+        **ATTENTION,
         "result": half(2, 3, 4, 7),
         "log_sum_exp": single(2, 4, 3),
         "grad": half(2, 3, 4, 7),
-        "mask": [np.ones((2, 4, 3, 6), bool)],
-        "seed": [np.ones(2, "int32")],
-        "scale": 0.5,
-        "is_causal": True,
-        "dropout": 0.25,
     },
     "logit_statistics": lambda: LOGITS,
     "logit_statistics_gradient": lambda: {

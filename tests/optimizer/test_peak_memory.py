@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "peak_of_a_step.py"
+PARAMETERS = 16 * 2**22  # COUNT * SIZE there
 # As `bytes_per_parameter` counts them.
 COUNTED = {
     "masters": 16.0,
@@ -33,5 +34,6 @@ def test_a_process_grows_by_what_is_counted(form):
     output = subprocess.check_output(
         [sys.executable, SCRIPT, form], env=os.environ | settings, text=True
     )
-    # A kernel may take back pages that nobody reads: that was up to a thousandth.
-    assert 0.99 * COUNTED[form] <= float(output) <= 1.1 * COUNTED[form]
+    # Linux adds up the pages of a thread later: VmRSS is off by some 256 KiB a thread.
+    least = COUNTED[form] - 4 * 2**18 / PARAMETERS
+    assert least <= float(output) <= 1.1 * COUNTED[form]

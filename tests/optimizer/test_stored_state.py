@@ -218,9 +218,13 @@ def test_a_thousand_steps_with_remainders(rule, dtype):
     np.testing.assert_allclose(others, masters, rtol=2.0**-20)
 
 
-# Of a step. Sums of up to 77 squares are added up in another order, on each instruction
-# set in one of its own; ROUNDINGS in test_optimizers.py derives it for sums of 6.
+# Of a step, of 2**-23: each instruction set adds up squares in another order. A sum of
+# 77 in lanes of 8 has 13 roundings of 2**-24, and its root half. A step of Lamb, at
+# most 0.26 here, has two norms; and a master below 4 is rounded once. Adafactor's is
+# in test_optimizers.py.
 ROUNDINGS_OF_NORMS = {"lamb": 3, "adafactor": 6}
+# The optimizer state that no norm changes.
+EXACT = {"lamb": ("momentum", "velocity"), "adafactor": ()}
 
 
 @pytest.mark.slow_except("adam-*", "*-both")
@@ -242,10 +246,11 @@ def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
         atol = 2.0**-10 if FORMS[form]["masters"] is None else bound
         for one, other in zip(values(*plain)[3:], values(*kernel)[3:], strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=atol)
-        return
-    assert_same(plain, kernel)
+    else:
+        assert_same(plain, kernel)
     for found, each in zip(plain[0].variables, kernel[0].variables, strict=True):
-        oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
+        if rule not in EXACT or each.path.endswith(EXACT[rule]):
+            oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
 
 
 @pytest.mark.slow_except("adam-*")

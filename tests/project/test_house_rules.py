@@ -561,3 +561,8 @@ def test_public_name_has_an_example(name, value):
     docstring = inspect.cleandoc(value.__doc__ or "")
     _, example, code = docstring.partition("\nExample:\n")
     assert example and ">>> " in code, f"{name} needs an `Example:` that doctest runs"
+
+
+def test_patterns_of_slow_tables_name_cases(patterns_without_a_case):
+    """Or a table has lost its quick case, and nobody would see it."""
+    assert patterns_without_a_case == []

@@ -47,6 +47,11 @@ def takes_powers(rule: str, variables: Sequence[Any]) -> bool:
     return takes_tokens and _device_type(variables) == "CPU"
 
 
+def takes_magnitudes(rule: str) -> bool:
+    """Tells whether `powers` are magnitudes in a rule, and not squares."""
+    return native.update_rules()[rule].tokens == "magnitudes"
+
+
 def device_of(variables: Sequence[Any]) -> AbstractContextManager[None]:
     """Returns the `tf.device` scope of the variables, for ops without variable inputs.
 
@@ -182,8 +187,8 @@ def update_variables(
         hyperparameters: scalars by name, the fields of `UpdateHyperparameters`; those
             that are missing have their defaults.
         powers: empty, or one for each gradient: None, or a float32 tensor, the squares
-            of the unscaled gradients of a row's tokens, added up; in `"adamax"` their
-            magnitudes. If there are any, `takes_powers` is true.
+            of the unscaled gradients of a row's tokens, added up, or their magnitudes
+            if `takes_magnitudes`. If there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
     exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]
