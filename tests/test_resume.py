@@ -205,7 +205,8 @@ def resumed(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow_except("*-adam")
+@pytest.mark.slow
+@pytest.mark.xslow_except("*-adam", "*-accumulation")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_resumed_run_equals_the_uninterrupted_one(route, case, resumed, tmp_path):

@@ -50,7 +50,8 @@ def model():
     return keras.Model(inputs, keras.layers.Softmax()(x))
 
 
-@pytest.mark.slow_except("converted")
+@pytest.mark.slow
+@pytest.mark.xslow_except("converted")
 @pytest.mark.parametrize(
     ("prepare", "code"),
     [

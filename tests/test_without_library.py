@@ -38,7 +38,8 @@ print(keras_mp.ops.build_info()["route"])
 """
 
 
-@pytest.mark.slow_except("no-library")
+@pytest.mark.slow
+@pytest.mark.xslow_except("no-library")
 @pytest.mark.parametrize("name", INSTALLATIONS)
 def test_plain_tensorflow_computes_and_one_warning_names_the_fix(name, tmp_path):
     package = tmp_path / "keras_mp"

@@ -41,6 +41,7 @@ def measured(**ratios):
     }
 
 
+@pytest.mark.slow
 def test_tables_and_json(tiny, tmp_path, capsys):
     keras.config.set_dtype_policy("mixed_bfloat16")
     path = tmp_path / "benchmark.json"

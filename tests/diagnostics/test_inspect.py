@@ -250,8 +250,8 @@ PATHS = {
 OLDER = {"nested": needs("Keras", 3, 12)}
 
 
+@pytest.mark.xslow_except("nested-*", "attention-*", "subclassed-*")
 @pytest.mark.slow_except("nested-float16")
-@pytest.mark.xslow_except("*-mixed_float16", "nested-*", "subclassed-*")
 @pytest.mark.parametrize("policy", ("float32", *FP16))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=OLDER.get(name, ())) for name in MODELS]

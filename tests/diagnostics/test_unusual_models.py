@@ -206,7 +206,7 @@ def compiled(name):
     return model, x, y
 
 
-@pytest.mark.slow_except("*-mixed_float16")
+@pytest.mark.xslow_except("*-mixed_float16")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_is_seen_and_left_as_it_was(name, policy):

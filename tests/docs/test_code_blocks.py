@@ -42,7 +42,7 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.slow_except("README.md", "docs/index.md", "docs/quickstart.md")
+@pytest.mark.slow_except("README.md", "docs/quickstart.md")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

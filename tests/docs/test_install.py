@@ -50,7 +50,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_every_block_of_the_readme_runs_as_from_a_fresh_clone(tmp_path):
     """The packages are those of the tests; what `make` would run is only printed."""
     environment, commands = tmp_path / "environment", tmp_path / "commands"

@@ -113,7 +113,7 @@ def test_gradients_of_regions_are_the_same_each_time():
         np.testing.assert_array_equal(gradient(), first)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_run_of_faster_rcnn(flags_for_squares, tmp_path):
     from object_detection.train import main
 

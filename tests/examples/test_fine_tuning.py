@@ -105,6 +105,7 @@ PLANNED = {"mixed, plan": "fp32", "mixed, plan, LoRA": "fp32, LoRA"}
 KINDS = ("perplexity before", "perplexity after")
 
 
+@pytest.mark.xslow_except("mixed, plan", "mixed, plan, LoRA")
 @pytest.mark.slow_except("mixed, plan")
 @pytest.mark.filterwarnings("ignore:What `convert` leaves")
 @pytest.mark.parametrize("name", SETTINGS)

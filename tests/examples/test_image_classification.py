@@ -256,7 +256,7 @@ def few_modules(monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", stages)
 
 
-@pytest.mark.slow_except("*-mixed")
+@pytest.mark.xslow_except("*-mixed")
 @pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_step(network, precision, few_modules, monkeypatch):

@@ -18,7 +18,8 @@ def perplexities(capsys, *flags):
     return words, [float(row.split()[-2]) for row in rows]
 
 
-@pytest.mark.slow_except("mixed_bfloat16")
+@pytest.mark.slow
+@pytest.mark.xslow_except("mixed_bfloat16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_all_settings_learn_alike(policy, capsys):
     words, found = perplexities(capsys, f"--policy={policy}")

@@ -215,6 +215,7 @@ def mixed_or_slow(precisions):
     ]
 
 
+@pytest.mark.xslow_except("paper-mixed-ssd")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", mixed_or_slow(STEPS))
@@ -253,7 +254,7 @@ def test_every_precision_trains(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", mixed_or_slow(["fp32", "mixed"]))
 def test_learns_two_images_by_heart(precision, network, images_of_squares):
@@ -303,7 +304,7 @@ def test_a_run_that_was_killed_ends_the_same(flags, tmp_path):
     assert numbers(main([*flags, "--resume"])) == numbers(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_figure_3_of_a_run_in_fp32(flags, tmp_path, capsys, monkeypatch):
     from object_detection import gradients as measuring
     from object_detection.figure3 import main as figure3

@@ -21,8 +21,8 @@ CASES = {
 }
 
 
+@pytest.mark.xslow_except("custom_training_loop", "image_*")
 @pytest.mark.slow
-@pytest.mark.xslow_except("custom_training_loop", "gan", "image_*", "vision_*")
 @pytest.mark.parametrize("name", CASES)
 def test_16_bits_train_as_fp32(name, capsys):
     flags, bound, tolerance = CASES[name]

@@ -411,7 +411,7 @@ def test_gradients_over_training_are_those_of_each_epoch(tmp_path):
     assert {(each["elements"], each["zeros"]) for each in found} == {(4, 0)}
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_figure_2b_of_a_run_in_fp32(data, tmp_path, capsys):
     from speech_recognition.figure2b import FIGURE
     from speech_recognition.train import main

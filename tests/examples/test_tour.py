@@ -36,7 +36,7 @@ def check(notebook):
     assert "The output of 'hidden_1' is not finite" in text
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_every_cell_runs_and_says_what_the_text_says(tmp_path):
     check(execute(shutil.copy(TOUR, tmp_path)))
 

@@ -397,6 +397,7 @@ def test_train_in_fp32(corpus, tmp_path):
     assert result["loss_scale"] is None
 
 
+@pytest.mark.slow
 def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     from translation.train import main
 

@@ -130,7 +130,7 @@ def bccd(tmp_path):
     return [*tiny.split(), f"--data={path}", "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
-@pytest.mark.slow_except("mixed")
+@pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_image_to_image(precision, bccd):
     from where_it_breaks.image_to_image.train import main
@@ -147,7 +147,7 @@ def test_image_to_image(precision, bccd):
 # --- super_resolution ------------------------------------------------------
 
 
-@pytest.mark.slow_except("mixed")
+@pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_super_resolution(precision, bccd):
     from where_it_breaks.super_resolution.train import main
@@ -209,7 +209,7 @@ def cifar(tmp_path, monkeypatch):
     return [*tiny.split(), "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
-@pytest.mark.slow_except("mixed")
+@pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_fine_tuning(precision, cifar):
     from where_it_breaks.fine_tuning.train import main

@@ -746,6 +746,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.xslow_except("*-graph")
 @pytest.mark.slow_except("conv-lstm2d-graph")
 @pytest.mark.parametrize(("name", "mode"), EMPTY.values(), ids=EMPTY)
 def test_a_batch_without_examples(name, mode):

@@ -79,8 +79,13 @@ def inner_state(optimizer):
     return [np.float32(store[str(i)]) for i in range(len(store))][-count:]
 
 
+@pytest.mark.xslow_except(
+    "adam, float32-*.keras",
+    "LossScaleOptimizer, mixed_float16-int8-.keras",
+    "wrapped, float32-int8-*",
+    "wrapped, *-float16-.keras",
+)
 @pytest.mark.slow_except("adam, float32-float16-.keras", "wrapped, float32-int8-.keras")
-@pytest.mark.xslow_except("*-.keras", "wrapped, float32-int8-*")
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
 @pytest.mark.parametrize("loaded", LOADED)
 @pytest.mark.parametrize("saved", SAVED)

@@ -305,6 +305,7 @@ def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
 OPTIONS_OF_ALL = ["global_clipnorm", "clipvalue", "weight_decay", "schedule"]
 
 
+@pytest.mark.xslow_except("*-float16")
 @pytest.mark.slow_except("adam-*-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("option", OPTIONS_OF_ALL)

@@ -21,7 +21,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.xslow_except("remainders", "both")
+@pytest.mark.xslow_except("both")
 @pytest.mark.parametrize("form", COUNTED)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_grows_by_what_is_counted(form):

@@ -56,7 +56,7 @@ def stored(optimizer):
     return {v.path: oracle.value(v) for v in optimizer.variables}
 
 
-@pytest.mark.slow_except("adam-*", "*-eager")
+@pytest.mark.xslow_except("adam-*", "*-eager")
 @MODES
 @pytest.mark.parametrize("rule", RULES)
 def test_remainders_are_fp32_masters_to_the_bit(rule, mode):
@@ -161,6 +161,7 @@ def test_remainders_are_fp32_masters_with_options(rule, options, route):
     assert int(found.iterations) == int(masters.iterations) == 6 // steps
 
 
+@pytest.mark.xslow_except("*-both-graph")
 @pytest.mark.slow_except("accumulation, ema-both-graph")
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("form", ["both", "no masters, int8"])
@@ -227,7 +228,7 @@ ROUNDINGS_OF_NORMS = {"lamb": 3, "adafactor": 6}
 EXACT = {"lamb": ("momentum", "velocity"), "adafactor": ()}
 
 
-@pytest.mark.slow_except("adam-*", "*-both")
+@pytest.mark.xslow_except("adam-*", "*-both")
 @pytest.mark.parametrize(
     ("rule", "form"),
     [
@@ -253,8 +254,8 @@ def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
             oracle.assert_same_bits(oracle.value(found), oracle.value(each), each.path)
 
 
+@pytest.mark.xslow_except("adam-*", "adafactor-*")
 @pytest.mark.slow_except("adam-*")
-@pytest.mark.xslow_except("*-graph", "adam-*", "adafactor-*", "rmsprop-*")
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_plain_route_in_a_graph(rule, mode):
@@ -344,7 +345,7 @@ SAVED |= {
 }
 
 
-@pytest.mark.slow_except("adam-*", "adamw*-both")
+@pytest.mark.xslow_except("adam-*", "adamw*-both")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", SAVED)
 def test_a_saved_form_is_loaded_into_every_other(rule, form):
@@ -369,7 +370,7 @@ def test_a_saved_form_is_loaded_into_every_other(rule, form):
             np.testing.assert_allclose(np.asarray(other), np.asarray(mine), rtol=2e-3)
 
 
-@pytest.mark.slow_except("both-*")
+@pytest.mark.xslow_except("both-*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_goes_on_from_a_file_to_the_bit(form, options, tmp_path):
@@ -473,7 +474,7 @@ def test_replicas_store_what_one_process_does(strategy, form, options):
             oracle.assert_same_bits(copy.numpy(), oracle.value(others))
 
 
-@pytest.mark.slow_except("both")
+@pytest.mark.xslow_except("both")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_checkpoint_restores_replicas(strategy, form, tmp_path):
     def trained(steps):

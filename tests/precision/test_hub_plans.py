@@ -42,8 +42,8 @@ def planned(model, x, y):
     return plan, plan.apply(model)
 
 
+@pytest.mark.xslow_except("OPT", "Gemma3")
 @pytest.mark.slow_except("OPT")
-@pytest.mark.xslow_except("OPT", "Gemma3", "T5", "Whisper")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_planned_model_trains_as_in_fp32(name):
     x, y = batch(name)
@@ -56,6 +56,7 @@ def test_a_planned_model_trains_as_in_fp32(name):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+@pytest.mark.xslow_except("OPT-*")
 @pytest.mark.slow
 @pytest.mark.parametrize("outliers", [2e4, 1e5])
 @pytest.mark.parametrize("name", [case(name) for name in TRACED])
@@ -79,6 +80,7 @@ OTHER_OVERFLOWS = {
 }
 
 
+@pytest.mark.xslow_except("a gate", "LoRA-OPT")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_OVERFLOWS)
 def test_other_overflows(name):
@@ -94,7 +96,7 @@ def test_other_overflows(name):
     assert int(model.optimizer.skipped_steps) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_scores_beyond_fp16():
     """Their softmax takes one word: it amplifies the rounding of all layers before.
 
@@ -112,7 +114,7 @@ def test_scores_beyond_fp16():
     assert int(model.optimizer.skipped_steps) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.filterwarnings("ignore:After 5 skipped steps")
 def test_outliers_that_appear_after_50_steps():
     (x, y), patience = batch("Llama"), 5
@@ -129,6 +131,7 @@ def test_outliers_that_appear_after_50_steps():
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.xslow_except("GPT2", "Gemma3", "Bert", "Whisper")
 @pytest.mark.slow_except("GPT2")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_model_without_outliers_gets_an_empty_plan(name):

@@ -118,6 +118,7 @@ MODES = {
 }
 
 
+@pytest.mark.xslow_except("mixed_float16-xla", "float16-graph")
 @pytest.mark.slow_except("mixed_float16-xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_planned_model_trains_as_in_fp32(mode, policy):
@@ -452,6 +453,7 @@ def compiled_afterwards(model):
 ORDERS = (before_convert, after_convert, with_lora, lora_afterwards)
 
 
+@pytest.mark.xslow_except("before_convert", "with_lora")
 @pytest.mark.slow_except("before_convert")
 @pytest.mark.parametrize("order", (*ORDERS, compiled_afterwards))
 def test_orders_of_what_changes_a_model(order):

@@ -225,6 +225,7 @@ def assert_as_if_never_killed(folder):
             oracle.assert_same_bits(found[name], expected[name], name)
 
 
+@pytest.mark.xslow
 def test_a_run_killed_once(tmp_path):
     run_as_script(tmp_path, 1, *ROUTES)
     for route in ROUTES:

@@ -86,6 +86,7 @@ def starts(steps):
     return [b - 1 for a, b in zip([0, *numbers], numbers, strict=False) if b != a + 1]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_an_overflow_in_one(tmp_path, example, arguments, capsys):
     workers = run(tmp_path, arguments, [(0, 45, 0)])
     # The other one fails by itself: it cannot be told of a worker that is new.

@@ -105,6 +105,7 @@ def soak_in_a_process(epochs, route, megabytes):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.xslow
 def test_two_thousand_steps():
     soak_in_a_process(4, "graph", megabytes=2)
 

@@ -190,7 +190,7 @@ def test_channels_first(rank):
     )
 
 
-@pytest.mark.slow_except("graph")
+@pytest.mark.xslow_except("graph")
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_training_goes_down(jit):
     keras.utils.set_random_seed(0)
