@@ -18,12 +18,14 @@ from keras_mp.command_line.gpu_measurements import (
 )
 from keras_mp.command_line.info import facts
 from keras_mp.command_line.training_steps import BLOCKS, RECIPES, Size, time_recipes
-from keras_mp.ops.kernels import gpu_reductions, native
-from keras_mp.ops.kernels.convolution_check import convolution_problem
-from keras_mp.ops.kernels.first_use import apart, gpus
-from keras_mp.ops.kernels.product_check import product_problem
-from keras_mp.ops.kernels.reduction_check import reduction_problem
-from keras_mp.ops.kernels.update_check import update_problem
+from keras_mp.ops.kernels import dispatch, native
+from keras_mp.ops.kernels.selftest import apart, gpus
+from keras_mp.ops.kernels.selftest_ops import (
+    convolution_problem,
+    product_problem,
+    reduction_problem,
+)
+from keras_mp.ops.kernels.selftest_update import update_problem
 
 TRAINED = ("float32", "mixed_float16 of Keras", "float16 of keras_mp")
 DTYPES = ("float16", "bfloat16")
@@ -201,7 +203,7 @@ def kernels(report: Report, sizes: Sizes) -> None:
         }
         problems["update step"] = apart(update_problem, device)
         problems["convolution of a SavedModel"] = apart(convolution_problem, device)
-        if not devices or gpu_reductions.are_on():
+        if not devices or dispatch.gpu_reductions_are_on():
             found = apart(reduction_problem, device)
             problems["softmax, normalization, sums"] = found
         for name, problem in problems.items():

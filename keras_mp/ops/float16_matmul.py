@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_mp.ops import gemm_reference
-from keras_mp.ops.gemm import fp16_gemm, sum_over_broadcast
+from keras_mp.ops.gemm import ACTIVATIONS, fp16_gemm, sum_over_broadcast
 from keras_mp.ops.kernels.rows import as_rows, sizes_of
 
 # The exponent of the largest magnitude of what was scaled: the largest FP16 number has
@@ -69,7 +68,7 @@ def float16_matmul(
     if bias is not None:
         c = tf.nn.bias_add(c, tf.cast(bias, tf.float32))
     if activation is not None:
-        c = gemm_reference.ACTIVATIONS[activation](c)
+        c = ACTIVATIONS[activation](c)
     if of_rows:
         c = tf.reshape(c, [*sizes_of(a)[:-1], sizes_of(c)[-1]])
     return c

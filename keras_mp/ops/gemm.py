@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.ops import gemm_reference
 from keras_mp.ops.checks import (
     check_dtypes,
     check_shapes,
@@ -16,6 +15,24 @@ from keras_mp.ops.checks import (
 from keras_mp.ops.kernels import native
 from keras_mp.ops.kernels.dispatch import has_accelerator, has_gemm_kernel
 from keras_mp.ops.reductions import accumulate
+
+
+def relu(x: tf.Tensor) -> tf.Tensor:
+    """Returns max(x, 0), and NaN for NaN, which XLA's maximum may drop."""
+    return tf.where(x < 0.0, 0.0, x)
+
+
+def gelu(x: tf.Tensor) -> tf.Tensor:
+    """Returns x Phi(x), by erfc: 1 + erf(x) would cancel for negative x."""
+    return 0.5 * x * tf.math.erfc(-(0.5**0.5) * x)
+
+
+ACTIVATIONS = {
+    "relu": relu,
+    "tanh": tf.tanh,
+    "sigmoid": tf.sigmoid,
+    "gelu": gelu,
+}
 
 
 def fp16_gemm(
@@ -82,9 +99,9 @@ def fp16_gemm(
     # In eager mode TensorFlow caches the constants of Python numbers.
     to_scalar = tf.constant if isinstance(alpha, float) else tf.cast
     alpha = to_scalar(alpha, tf.float32)
-    if activation is not None and activation not in gemm_reference.ACTIVATIONS:
+    if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(
-            f"`activation` must be None or one of {list(gemm_reference.ACTIVATIONS)}. "
+            f"`activation` must be None or one of {list(ACTIVATIONS)}. "
             f"Received: activation={activation!r} for a product of {a.shape} and "
             f"{b.shape}. Call another activation on the result."
         )
@@ -111,22 +128,69 @@ class _Gemm:
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...] = (),
     ) -> tf.Tensor:
-        is_native, attributes = has_gemm_kernel(a.dtype), vars(self)
+        is_native = has_gemm_kernel(a.dtype)
         if is_native and (b.dtype == a.dtype or not has_accelerator()):
-            return native.fp16_gemm(a, b, alpha, biases, **attributes)
+            return self._by_kernel(a, b, alpha, biases)
 
-        # The reference has no registered gradient. Where there is a GPU, an FP32 matrix
+        # The formula has no registered gradient. Where there is a GPU, an FP32 matrix
         # is cast once here, not by the kernel in each product.
         @tf.custom_gradient
         def multiply(
             a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *biases: tf.Tensor
         ) -> tuple[tf.Tensor, Any]:
-            route = native if is_native else gemm_reference
             rounded = tf.cast(b, a.dtype)
-            c = route.fp16_gemm(a, rounded, alpha, biases, **attributes)
+            route = self._by_kernel if is_native else self._by_formula
+            c = route(a, rounded, alpha, biases)
             return c, lambda upstream: self.backward(a, b, alpha, biases, c, upstream)
 
         return multiply(a, b, alpha, *biases)
+
+    def _by_kernel(
+        self,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        alpha: tf.Tensor,
+        biases: tuple[tf.Tensor, ...],
+    ) -> tf.Tensor:
+        return native.library().keras_mp_fp16_gemm(
+            a=a,
+            b=b,
+            alpha=alpha,
+            bias=list(biases),
+            transpose_a=self.transpose_a,
+            transpose_b=self.transpose_b,
+            activation=self.activation or "",
+            Tout=tf.as_dtype(self.output_dtype),
+        )
+
+    def _by_formula(
+        self,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        alpha: tf.Tensor,
+        biases: tuple[tf.Tensor, ...],
+    ) -> tf.Tensor:
+        a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
+        if b.shape.rank == 2 and (a.shape.rank or 0) > 2 and not self.transpose_a:
+            # One product with all rows is faster than a batch of products.
+            rows = tf.reshape(a, [-1, tf.shape(a)[-1]])
+            product = tf.matmul(rows, b, transpose_b=self.transpose_b)
+            shape = tf.concat([tf.shape(a)[:-1], tf.shape(product)[-1:]], axis=0)
+            static_shape = [*a.shape[:-1], product.shape[-1]]
+            product = tf.ensure_shape(tf.reshape(product, shape), static_shape)
+        else:
+            product = tf.matmul(
+                a, b, transpose_a=self.transpose_a, transpose_b=self.transpose_b
+            )
+        # An empty sum is 0, not 0 * alpha.
+        has_terms = tf.shape(a, tf.int64)[-2 if self.transpose_a else -1] > 0
+        result = tf.where(has_terms, tf.ensure_shape(alpha, []), 1.0) * product
+        for bias in biases:
+            # Unlike an addition, bias_add rejects a bias of another shape than [N].
+            result = tf.nn.bias_add(result, tf.cast(bias, tf.float32))
+        if self.activation is not None:
+            result = ACTIVATIONS[self.activation](result)
+        return tf.cast(result, self.output_dtype)
 
     def backward(
         self,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_mp.ops import batch_norm_kernel, batch_normalization
+from keras_mp.ops import batch_normalization
 from keras_mp.ops.kernels import dispatch
 
 SHAPES = {
@@ -78,11 +78,11 @@ def test_a_constant_channel_is_beta(jit):
 
 def test_a_cpu_takes_the_kernel_and_an_accelerator_the_formula(ops_mode, monkeypatch):
     ops_mode("native")
-    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is not None
+    assert batch_normalization.find_kernel("NHWC", 1e-3) is not None
     monkeypatch.setattr(dispatch, "has_accelerator", lambda: True)
-    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None
+    assert batch_normalization.find_kernel("NHWC", 1e-3) is None
 
 
 def test_without_the_library_a_cpu_takes_the_formula(ops_mode):
     ops_mode("reference")
-    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None
+    assert batch_normalization.find_kernel("NHWC", 1e-3) is None

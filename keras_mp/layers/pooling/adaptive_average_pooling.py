@@ -14,7 +14,7 @@ class FP32AdaptivePooling:
     def call(self: Any, inputs: Any) -> Any:
         if not uses_ops(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
-        from keras_mp.ops.adaptive_pooling import adaptive_average_pool
+        from keras_mp.ops.pooling import adaptive_average_pool
 
         axes = spatial_axes(self, inputs)
         return adaptive_average_pool(inputs, self.output_size, axes)

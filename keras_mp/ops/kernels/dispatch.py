@@ -6,10 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.ops.kernels import first_use, gpu_reductions, native, update
-from keras_mp.ops.kernels.product_check import product_problem
-from keras_mp.ops.kernels.reduction_check import reduction_problem
-from keras_mp.ops.kernels.update_check import update_problem
+from keras_mp.ops.kernels import native, selftest, update
+from keras_mp.ops.kernels.selftest_ops import product_problem, reduction_problem
+from keras_mp.ops.kernels.selftest_update import update_problem
+
+# What computes softmax, normalization and sums on a GPU. No GPU has measured these
+# kernels yet. The native library also reads the switch, when it is loaded: it registers
+# them if they are on.
+GPU_REDUCTIONS = "KERAS_MP_GPU_REDUCTIONS"
+_GPU_REDUCTIONS_BY = ("formula", "kernels")
 
 
 def devices(kind: str) -> list[Any]:
@@ -45,20 +50,33 @@ def has_cpu_kernels() -> bool:
     return native.library() is not None and not has_accelerator()
 
 
+def gpu_reductions_are_on() -> bool:
+    """Tells whether kernels are to compute them on a GPU; by default formulas do."""
+    chosen = os.environ.get(GPU_REDUCTIONS) or "formula"
+    if chosen not in _GPU_REDUCTIONS_BY:
+        raise ValueError(
+            f"The environment variable {GPU_REDUCTIONS} must be one of "
+            f"{_GPU_REDUCTIONS_BY}: what computes softmax, normalization and sums on a "
+            "GPU. "
+            f"Received: {GPU_REDUCTIONS}={chosen!r}."
+        )
+    return chosen == "kernels"
+
+
 def has_reduction_kernels() -> bool:
     """Tells whether kernels compute softmax, normalization and sums.
 
     They do on a CPU; on a GPU where `KERAS_MP_GPU_REDUCTIONS` is `kernels` and the
-    check at first use finds nothing wrong.
+    self-test finds nothing wrong.
     """
     if native.library() is None or devices("TPU"):
         return False
     if not has_accelerator():
         return True
     return (
-        gpu_reductions.are_on()
+        gpu_reductions_are_on()
         and native.has_cuda()
-        and first_use.passes(reduction_problem)
+        and selftest.passes(reduction_problem)
     )
 
 
@@ -74,7 +92,7 @@ def has_gemm_kernel(dtype: tf.DType) -> bool:
         return False
     if not devices("GPU"):
         return True
-    return native.has_cuda() and first_use.passes(product_problem, dtype.name)
+    return native.has_cuda() and selftest.passes(product_problem, dtype.name)
 
 
 def has_update_kernels(variables: Sequence[Any]) -> bool:
@@ -91,4 +109,4 @@ def has_update_kernels(variables: Sequence[Any]) -> bool:
     kind = tf.DeviceSpec.from_string(*places).device_type
     if kind != "GPU":
         return kind == "CPU"
-    return native.has_cuda() and first_use.passes(update_problem)
+    return native.has_cuda() and selftest.passes(update_problem)

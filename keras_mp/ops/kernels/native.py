@@ -222,27 +222,3 @@ def library() -> Any:
             stacklevel=2,
         )
         return None
-
-
-def fp16_gemm(
-    a: tf.Tensor,
-    b: tf.Tensor,
-    alpha: tf.Tensor,
-    biases: tuple[tf.Tensor, ...],
-    *,
-    transpose_a: bool,
-    transpose_b: bool,
-    activation: str | None,
-    output_dtype: str,
-) -> tf.Tensor:
-    """Returns round(activation(alpha * op(a) op(b) + bias)), computed in FP32."""
-    return library().keras_mp_fp16_gemm(
-        a=a,
-        b=b,
-        alpha=alpha,
-        bias=list(biases),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        activation=activation or "",
-        Tout=tf.as_dtype(output_dtype),
-    )

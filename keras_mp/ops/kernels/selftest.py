@@ -1,4 +1,4 @@
-"""A check at first use: kernels that no table of ours has seen on this kind of GPU.
+"""The self-test of kernels that no table of ours has seen on this kind of GPU.
 
 Before the first product, the first step of an optimizer, and the first reduction where
 their kernels are on, such kernels run a small known problem on each GPU: once in a
@@ -16,13 +16,13 @@ import tensorflow as tf
 
 # The GPUs on which these kernels were measured, as TensorFlow names them: none yet.
 MEASURED_GPUS: frozenset[str] = frozenset()
-SWITCH = "KERAS_MP_CHECK"
+SWITCH = "KERAS_MP_SELFTEST"
 # A function of the name of a device and other strings, to what is wrong there, or "".
 Check = Callable[..., str]
 
 
 def is_on() -> bool:
-    """Tells whether kernels are checked: unless `KERAS_MP_CHECK` is 0."""
+    """Tells whether kernels are checked: unless `KERAS_MP_SELFTEST` is 0."""
     chosen = os.environ.get(SWITCH) or "1"
     if chosen not in ("0", "1"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The known step of the check at first use: a device gives the bits of the CPU."""
+"""The known step of the self-test: a device gives the bits of the CPU."""
 
 import functools
 import itertools

@@ -1,5 +1,6 @@
-"""The check at first use: a second CPU takes the place of a GPU, with wrong kernels."""
+"""The self-test of kernels: a second CPU as a GPU that has wrong kernels."""
 
+import functools
 import re
 import warnings
 
@@ -8,20 +9,14 @@ import pytest
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.ops import batch_norm_kernel
-from keras_mp.ops.kernels import (
-    convolution_check,
-    dispatch,
-    first_use,
-    gpu_reductions,
-    native,
-    reduction_check,
-    update,
+from keras_mp.ops import batch_normalization
+from keras_mp.ops.kernels import dispatch, native, selftest, selftest_ops, update
+from keras_mp.ops.kernels.selftest_ops import (
+    convolution_problem,
+    product_problem,
+    reduction_problem,
 )
-from keras_mp.ops.kernels.convolution_check import convolution_problem
-from keras_mp.ops.kernels.product_check import product_problem
-from keras_mp.ops.kernels.reduction_check import reduction_problem
-from keras_mp.ops.kernels.update_check import cases, update_problem
+from keras_mp.ops.kernels.selftest_update import cases, update_problem
 
 GPU = "/device:CPU:1"
 KIND = "NVIDIA Unknown"
@@ -32,15 +27,15 @@ A = np.full((2, 3), 0.5, "float16")
 def machine_with_a_gpu(monkeypatch, ops_mode):
     """Kernels for a GPU that are those of the CPU, on a device of its own."""
     ops_mode("native")
-    monkeypatch.setattr(first_use, "gpus", lambda: {GPU: KIND})
+    monkeypatch.setattr(selftest, "gpus", lambda: {GPU: KIND})
     monkeypatch.setattr(native, "has_cuda", lambda: True)
     monkeypatch.setattr(
         dispatch, "devices", lambda kind: [GPU] if kind == "GPU" else []
     )
-    monkeypatch.delenv(first_use.SWITCH, raising=False)
-    first_use.passes.cache_clear()
+    monkeypatch.delenv(selftest.SWITCH, raising=False)
+    selftest.passes.cache_clear()
     yield
-    first_use.passes.cache_clear()
+    selftest.passes.cache_clear()
 
 
 def is_on_gpu(tensor):
@@ -50,15 +45,21 @@ def is_on_gpu(tensor):
 @pytest.fixture
 def wrong_product(monkeypatch):
     """Makes a change to every product that the GPU computes; returns the calls."""
-    right, calls = native.fp16_gemm, []
+    ops, calls = native.library(), []
 
     def become(change):
-        def fp16_gemm(a, *arguments, **options):
-            c = right(a, *arguments, **options)
-            calls.append(tf.executing_eagerly() and is_on_gpu(c))
-            return change(a, c) if calls[-1] else c
+        class Ops:
+            """The library, but for this op."""
 
-        monkeypatch.setattr(native, "fp16_gemm", fp16_gemm)
+            def __getattr__(self, name):
+                return getattr(ops, name)
+
+            def keras_mp_fp16_gemm(self, a, **options):
+                c = ops.keras_mp_fp16_gemm(a=a, **options)
+                calls.append(tf.executing_eagerly() and is_on_gpu(c))
+                return change(a, c) if calls[-1] else c
+
+        monkeypatch.setattr(native, "library", functools.cache(Ops))
         return calls
 
     return become
@@ -98,7 +99,7 @@ def test_a_wrong_product_is_turned_off_with_one_warning(change, message, wrong_p
         c = keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
     assert len(warned) == 1
     text = str(warned[0].message)
-    assert KIND in text and "`keras-mp gpu`" in text and "KERAS_MP_CHECK=0" in text
+    assert KIND in text and "`keras-mp gpu`" in text and "KERAS_MP_SELFTEST=0" in text
     checked = len(calls)
     assert checked and all(calls)
     with warnings.catch_warnings():
@@ -130,22 +131,22 @@ def test_the_check_runs_while_a_step_is_traced(wrong_product, jit_compile):
 
 
 def test_no_check_where_it_is_switched_off(monkeypatch, wrong_product):
-    monkeypatch.setenv(first_use.SWITCH, "0")
+    monkeypatch.setenv(selftest.SWITCH, "0")
     calls = wrong_product(fails)
     keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
     assert calls == [False]
 
 
 def test_no_check_on_a_gpu_that_was_measured(monkeypatch, wrong_product):
-    monkeypatch.setattr(first_use, "MEASURED_GPUS", {KIND})
+    monkeypatch.setattr(selftest, "MEASURED_GPUS", {KIND})
     calls = wrong_product(fails)
     keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
     assert calls == [False]
 
 
 def test_another_value_of_the_switch_is_an_error(monkeypatch):
-    monkeypatch.setenv(first_use.SWITCH, "no")
-    with pytest.raises(ValueError, match="Received: KERAS_MP_CHECK='no'"):
+    monkeypatch.setenv(selftest.SWITCH, "no")
+    with pytest.raises(ValueError, match="Received: KERAS_MP_SELFTEST='no'"):
         keras_mp.ops.fp16_gemm(A, A, transpose_b=True)
 
 
@@ -186,22 +187,22 @@ def test_a_wrong_step_is_turned_off_with_one_warning(monkeypatch, case):
 
 
 def test_reductions_on_a_gpu_are_formulas_by_default(monkeypatch):
-    monkeypatch.delenv(gpu_reductions.SWITCH, raising=False)
+    monkeypatch.delenv(dispatch.GPU_REDUCTIONS, raising=False)
     monkeypatch.setattr(native, "has_cuda", fails)  # it would warn where there is none
     assert not dispatch.has_reduction_kernels()
-    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is None
+    assert batch_normalization.find_kernel("NHWC", 1e-3) is None
     np.testing.assert_array_equal(keras_mp.ops.sum(A), np.float16(3))
 
 
 def test_right_reductions_pass_and_are_used(monkeypatch):
-    monkeypatch.setenv(gpu_reductions.SWITCH, "kernels")
+    monkeypatch.setenv(dispatch.GPU_REDUCTIONS, "kernels")
     assert reduction_problem(GPU) == ""
     assert dispatch.has_reduction_kernels()
-    assert batch_norm_kernel.find_kernel("NHWC", 1e-3) is not None
+    assert batch_normalization.find_kernel("NHWC", 1e-3) is not None
 
 
 def test_another_choice_of_reductions_is_an_error(monkeypatch):
-    monkeypatch.setenv(gpu_reductions.SWITCH, "yes")
+    monkeypatch.setenv(dispatch.GPU_REDUCTIONS, "yes")
     with pytest.raises(ValueError, match="Received: KERAS_MP_GPU_REDUCTIONS='yes'"):
         keras_mp.ops.sum(A)
 
@@ -223,12 +224,12 @@ LESS_OR_NAN = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("case", reduction_check.CASES)
+@pytest.mark.parametrize("case", selftest_ops.REDUCTIONS)
 @LESS_OR_NAN
 def test_a_wrong_reduction_is_turned_off_with_one_warning(monkeypatch, case, factor):
     """The last result on the GPU errs by 2^-6, as one that FP16 sums lose."""
-    monkeypatch.setenv(gpu_reductions.SWITCH, "kernels")
-    cases = reduction_check.CASES
+    monkeypatch.setenv(dispatch.GPU_REDUCTIONS, "kernels")
+    cases = selftest_ops.REDUCTIONS
     monkeypatch.setitem(cases, case, wrong_by(factor, cases[case]))
     with pytest.warns(UserWarning, match=f"{case} of float16 differs from") as warned:
         assert not dispatch.has_reduction_kernels()
@@ -248,7 +249,7 @@ def test_right_convolutions_pass():
 )
 @LESS_OR_NAN
 def test_a_wrong_convolution_is_told_of(monkeypatch, result, factor):
-    (case,) = cases = convolution_check.CASES
+    (case,) = cases = selftest_ops.CONVOLUTIONS
     monkeypatch.setitem(cases, case, wrong_by(factor, cases[case], result))
     message = "Depthwise convolution of float16 differs from that on the CPU."
     assert convolution_problem(GPU) == message

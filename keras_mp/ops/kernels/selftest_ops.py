@@ -1,4 +1,7 @@
-"""The known rows and channels of the check at first use, and the CPU's kernels."""
+"""The known problems that the kernels of ops solve in their self-test.
+
+A product is compared with `tf.matmul` in FP32, all others with the CPU's kernels.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.product_check import ROUNDING
 
+# The relative error of one rounding of the result.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+# M, K, N: rows that end in the middle of a tile and of a vector; sums over splits of K;
+# tall and flat tiles.
+PRODUCTS = ((33, 77, 59), (136, 512, 128), (256, 128, 24), (24, 128, 256))
 # Rows of a warp, and of a block that holds them and that does not; whole vectors or
 # not.
 ROWS = ((9, 1000), (3, 1501), (2, 9000))
@@ -23,6 +30,73 @@ IN_FP32 = 2.0**-12
 Tensors = Sequence[tf.Tensor]
 # A function of a generator and a dtype to its results.
 Case = Callable[[Any, str], Tensors]
+# Channels, whole pairs of them or not, and how the kernel moves over 17 * 9 pixels.
+KERNEL_SIZE = (3, 2)
+MOVES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (66, {"strides": (2, 2), "dilations": (1, 1), "padding": "same"}),
+    (5, {"strides": (1, 1), "dilations": (2, 1), "padding": "valid"}),
+)
+
+
+def product_problem(device: str, dtype: str) -> str:
+    """Returns what is wrong with the products of a device, or an empty string.
+
+    Args:
+        device: str, its name in TensorFlow.
+        dtype: `"float16"` or `"bfloat16"`.
+    """
+    either = (False, True)
+    for size, *transposes in itertools.product(PRODUCTS, either, either):
+        error = error_over_bound(device, dtype, size, *transposes)
+        if not error <= 1:  # NaN, too
+            return (
+                f"A {dtype} product of M, K, N = {size} errs by {error:.3g} times its "
+                "bound."
+            )
+    return ""
+
+
+def error_over_bound(
+    device: str,
+    dtype: str,
+    size: tuple[int, int, int],
+    transpose_a: bool,
+    transpose_b: bool,
+) -> float:
+    """Returns the largest error of a product with bias and ReLU, over its bound.
+
+    All terms are positive, so that an FP16 accumulator loses far more than the bound.
+    Tensor cores may cut off what they add, which errs by at most 3 K 2^-24 of the sum,
+    and TensorFlow's FP32 product by K 2^-24. That one is exact in its factors, also
+    where TensorFlow computes it in TF32, which has the 11 bits of float16.
+    """
+    m, k, n = size
+    random = np.random.default_rng(0)
+    with tf.device(device):
+        shapes = (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
+        a, b = (tf.cast(random.uniform(0.5, 1, shape), dtype) for shape in shapes)
+        # Every other column is negative before the ReLU.
+        bias = tf.constant(np.where(np.arange(n) % 2, -2.0 * k, 1.0), tf.float32)
+        found = native.library().keras_mp_fp16_gemm(
+            a=a,
+            b=b,
+            alpha=1.0,
+            bias=[bias],
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            activation="relu",
+            Tout=tf.as_dtype(dtype),
+        )
+        exact = tf.matmul(
+            tf.cast(a, tf.float32),
+            tf.cast(b, tf.float32),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+        )
+        expected = tf.nn.relu(exact + bias)
+        bound = (4 * (k + 1) * 2.0**-24 + ROUNDING[dtype]) * (expected + 1e-30)
+        errors = tf.abs(tf.cast(found, tf.float32) - expected) / bound
+        return float(tf.reduce_max(tf.where(tf.math.is_nan(errors), np.inf, errors)))
 
 
 def reduction_problem(device: str) -> str:
@@ -31,7 +105,7 @@ def reduction_problem(device: str) -> str:
     Args:
         device: str, its name in TensorFlow.
     """
-    return difference(CASES, device)
+    return difference(REDUCTIONS, device)
 
 
 def difference(cases: Mapping[str, Case], device: str) -> str:
@@ -125,9 +199,50 @@ def _batch_norm(random: Any, dtype: str) -> Tensors:
     return results
 
 
-CASES = {
+REDUCTIONS = {
     "Softmax": _softmax,
     "Row normalization": _row_norm,
     "The sum": _sum,
     "Batch normalization": _batch_norm,
 }
+
+
+def convolution_problem(device: str) -> str:
+    """Returns what is wrong with a convolution or its gradients, or nothing.
+
+    On a GPU, layers call TensorFlow's convolution. Ours runs there in a SavedModel that
+    was written on a CPU: in a program without Python, which could test it first.
+
+    Args:
+        device: str, its name in TensorFlow.
+    """
+    return difference(CONVOLUTIONS, device)
+
+
+def _depthwise_conv(random: Any, dtype: str) -> Tensors:
+    ops, results = native.library(), []
+    for channels, moves in MOVES:
+        x = numbers(random, dtype, (3, 17, 9, channels))
+        kernel = numbers(random, "float32", (*KERNEL_SIZE, channels, 1))
+        bias = numbers(random, dtype, (channels,))
+        y, wide = (
+            ops.keras_mp_depthwise_conv(
+                x=x, kernel=kernel, bias=[bias], Tout=tf.as_dtype(name), **moves
+            )
+            for name in (dtype, "float32")
+        )
+        grad_y = numbers(random, dtype, tuple(y.shape))
+        results += [
+            y,
+            wide,
+            ops.keras_mp_depthwise_conv_grad_x(
+                x=x, kernel=kernel, grad_y=grad_y, **moves
+            ),
+            ops.keras_mp_depthwise_conv_grad_kernel(
+                x=x, grad_y=grad_y, kernel_size=KERNEL_SIZE, **moves
+            ),
+        ]
+    return results
+
+
+CONVOLUTIONS = {"Depthwise convolution": _depthwise_conv}
