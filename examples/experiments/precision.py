@@ -1,10 +1,8 @@
 """The precisions that every experiment trains in, under the names of the flag."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import keras
 
 import keras_mp
 
@@ -15,39 +13,23 @@ class Precision:
 
     Attributes:
         dtype_policy: that of Keras: of weights, activations and gradients.
-        loss_scale: that of `keras_mp.wrap`, or None for an optimizer that is not
+        wrap_options: arguments of `keras_mp.wrap`, or None for an optimizer that is not
             wrapped: its weights and its state, such as moments, have the dtype of the
             policy, and there is no loss scaling.
         keeps_masters: whether the FP32 masters keep what FP16 weights cannot. If not,
             they are rounded to FP16 after each step.
-        forms: in which masters and optimizer state are stored: arguments of
-            `keras_mp.wrap`.
         computes_in_fp32: whether plain TensorFlow computes FP16 numbers in FP32 and
-            rounds the result, the "pseudo FP16" of the paper's section 4.3, in the
-            place of kernels that multiply FP16 numbers.
+            rounds the result, the "pseudo FP16" of the paper's section 4.3, instead of
+            kernels that multiply FP16 numbers.
     """
 
     dtype_policy: str
-    loss_scale: Any = None
+    wrap_options: Mapping[str, Any] | None = None
     keeps_masters: bool = True
-    forms: Mapping[str, Any] = field(default_factory=dict)
     computes_in_fp32: bool = False
 
-    def wrap(
-        self, optimizer: keras.optimizers.Optimizer, loss_scale: Any = None
-    ) -> Any:
-        """Returns the optimizer with masters and loss scaling, or as it is.
 
-        Args:
-            optimizer: of Keras.
-            loss_scale: in the place of that of this precision, if it has one.
-        """
-        if self.loss_scale is None:
-            return optimizer
-        scale = loss_scale or self.loss_scale
-        return keras_mp.wrap(optimizer, loss_scale=scale, **self.forms)
-
-
+DYNAMIC = {"loss_scale": "dynamic"}
 # How masters and optimizer state are stored, by the name of the precision.
 FORMS = {
     "mixed-remainders": {"masters": "remainders"},
@@ -57,15 +39,12 @@ FORMS = {
 }
 PRECISIONS = {
     "fp32": Precision("float32"),
-    "mixed": Precision("float16", loss_scale="dynamic"),
-    "mixed-no-scaling": Precision("float16", loss_scale=1.0),
-    "mixed-no-masters": Precision("float16", loss_scale="dynamic", keeps_masters=False),
-    **{
-        name: Precision("float16", loss_scale="dynamic", forms=forms)
-        for name, forms in FORMS.items()
-    },
+    "mixed": Precision("float16", DYNAMIC),
+    "mixed-no-scaling": Precision("float16", {"loss_scale": 1.0}),
+    "mixed-no-masters": Precision("float16", DYNAMIC, keeps_masters=False),
+    **{name: Precision("float16", DYNAMIC | form) for name, form in FORMS.items()},
     "plain-fp16": Precision("float16"),
-    "pseudo-fp16": Precision("float16", loss_scale="dynamic", computes_in_fp32=True),
+    "pseudo-fp16": Precision("float16", DYNAMIC, computes_in_fp32=True),
 }
 
 
@@ -80,5 +59,5 @@ def precision_of(name: str, loss_scale: str | float) -> Precision:
     if name != "mixed":
         return PRECISIONS[name]
     if loss_scale == "statistical":
-        return Precision("float16", loss_scale=keras_mp.StatisticalLossScale())
-    return Precision("float16", loss_scale=loss_scale)
+        return Precision("float16", {"loss_scale": keras_mp.StatisticalLossScale()})
+    return Precision("float16", {"loss_scale": loss_scale})

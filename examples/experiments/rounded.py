@@ -1,6 +1,5 @@
 """Masters that know no more than FP16 weights do."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,19 +14,15 @@ class RoundMasters(keras.callbacks.Callback):
     The loss is scaled, and the state of the optimizer stays in FP32, so that what
     differs from mixed precision differs for want of masters. (A plain optimizer on FP16
     weights keeps its state in FP16, too.)
-
-    Args:
-        optimizers: list of those that `keras_mp.wrap` returned.
     """
-
-    def __init__(self, optimizers: Sequence[keras_mp.FP32MasterOptimizer]) -> None:
-        super().__init__()
-        self.optimizers = optimizers
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # A weight that is stored in FP32 is listed as its own master.
         weights = {id(weight) for weight in self.model.trainable_variables}
-        for optimizer in self.optimizers:
+        # A GAN has two.
+        for optimizer in vars(self.model).values():
+            if not isinstance(optimizer, keras_mp.FP32MasterOptimizer):
+                continue
             with optimizer.fp32_weights():
                 for master in optimizer.master_weights:
                     if id(master) not in weights:

@@ -40,6 +40,8 @@ class Run:
     Attributes:
         args: the flags.
         dtype_policy: `"float32"` or `"float16"`.
+        wrap_options: arguments of `keras_mp.wrap`, or None: the optimizer is not
+            wrapped.
         out: where this run writes.
     """
 
@@ -55,24 +57,12 @@ class Run:
         self.out: Path = self.args.out
         self.precision = precision_of(self.args.precision, self.args.loss_scale)
         self.dtype_policy = self.precision.dtype_policy
+        self.wrap_options = self.precision.wrap_options
         self._done: int | None = None
-        self._wrapped: list[keras_mp.FP32MasterOptimizer] = []
         if self.precision.computes_in_fp32:
             os.environ["KERAS_MP_OPS"] = "reference"
         self._open_folder()
         keras.utils.set_random_seed(self.args.seed)
-
-    def wrap(
-        self, optimizer: keras.optimizers.Optimizer, loss_scale: Any = None
-    ) -> Any:
-        """Returns `keras_mp.wrap(optimizer)`, or as the precision asks.
-
-        The arguments are those of `Precision.wrap`.
-        """
-        wrapped = self.precision.wrap(optimizer, loss_scale)
-        if isinstance(wrapped, keras_mp.FP32MasterOptimizer):
-            self._wrapped.append(wrapped)
-        return wrapped
 
     def become_worker(self, index: int) -> None:
         """Has this process, one of several, write into a folder of its own.
@@ -124,7 +114,7 @@ class Run:
             watch = keras_mp.LossScaleCallback(on_collapse=on_collapse)
             callbacks = [watch, *callbacks]
         if not self.precision.keeps_masters:
-            callbacks = [RoundMasters(self._wrapped), *callbacks]
+            callbacks = [RoundMasters(), *callbacks]
         log = keras.callbacks.CSVLogger(self.out / "log.csv", append=self.args.resume)
         # Checkpoints last: a row of the log is written before its checkpoint.
         saving = keras_mp.Checkpoints(self.out / "checkpoints")

@@ -66,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Fine-tunes, evaluates, writes result.json and returns what it holds."""
     run = Run(HERE, argv, CHOICES)
     args = run.args
-    policy, wrap = run.dtype_policy, run.wrap
     if (args.keras or args.plan) and args.precision != "mixed":
         raise ValueError(
             "--keras and --plan are for FP16. Received: --precision "
@@ -76,13 +75,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         raise ValueError(
             "Plans are those of keras_mp. Received: --keras --plan. Leave one out."
         )
-    if args.keras:
-        policy, wrap = "mixed_float16", keras.optimizers.LossScaleOptimizer
-
+    policy = "mixed_float16" if args.keras else run.dtype_policy
     model, preprocessor = load_checkpoint(args, policy)
     train, test = split(load(args.data), args.held_out, args.seed)
     tokens, held_out = (Tokens.of(texts, preprocessor) for texts in (train, test))
-    compile_model(model, wrap(OPTIMIZERS[args.optimizer](args.learning_rate)))
+    optimizer = OPTIMIZERS[args.optimizer](args.learning_rate)
+    if args.keras:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    elif run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
+    compile_model(model, optimizer)
 
     share = float(policy != "float32")
     if args.plan:

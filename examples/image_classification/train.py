@@ -20,6 +20,8 @@ from experiments.run import Run
 from image_classification import data
 from image_classification.model import NETWORKS, build
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 # They are not decayed, as in the public recipes.
 NOT_DECAYED = ["bias", "gamma", "beta"]
@@ -63,9 +65,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     train = data.training_batches(images, batch=args.batch, seed=args.seed, **cut)
     test = data.test_batches(images, batch=args.batch, count=args.test_images, **cut)
 
-    # Model. Two lines decide how its numbers are stored and updated.
+    # Model. The dtype policy decides how its numbers are stored; a wrapped optimizer
+    # has FP32 masters and scales the loss.
     keras.config.set_dtype_policy(run.dtype_policy)
-    optimizer = run.wrap(make_optimizer(args))
+    optimizer = make_optimizer(args)
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     model = build(
         args.network,
         image_size=args.crop,

@@ -26,6 +26,8 @@ from image_generation.gan import GAN
 from image_generation.judge import Judge
 from image_generation.model import discriminator, generator
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 # So many images are kept of every run.
 SAMPLE = 64
@@ -36,9 +38,12 @@ def optimizers(run: Run) -> tuple[Any, Any]:
     first, second = (
         keras.optimizers.Adam(run.args.learning_rate, beta_1=0.5) for _ in range(2)
     )
-    first = run.wrap(first)
-    # One loss scale for both: they take their steps together.
-    return first, run.wrap(second, loss_scale=first)
+    if run.wrap_options is not None:
+        first = keras_mp.wrap(first, **run.wrap_options)
+        # One loss scale for both: they take their steps together.
+        shared = {**run.wrap_options, "loss_scale": first}
+        second = keras_mp.wrap(second, **shared)
+    return first, second
 
 
 def scaled(images: Any, labels: Any = None) -> Any:
@@ -98,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         generator(args.size, args.width, args.noise),
         discriminator(args.size, args.width),
     )
-    model.compile(*optimizers(run))  # keras_mp.wrap
+    model.compile(*optimizers(run))
     run.fit(model, batches.map(lambda x, label: scaled(x)))
 
     generated = generate(model, args.generated)

@@ -9,7 +9,7 @@ A preset is a JSON file in presets/, and every value in it is also a flag: --uni
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from language_model.batches import held_out_batch, training_batches
 from language_model.data import TOKENIZERS, Vocabulary, load_sentences, split
 from language_model.model import build, count_weights
 from language_model.optimizer import LSTMClippingAdagrad
+
+import keras_mp
 
 HERE = Path(__file__).resolve().parent
 # The words over which the loss "share" is a mean, those of 51 workers.
@@ -95,12 +97,14 @@ def check_memory(args: argparse.Namespace) -> None:
         )
 
 
-def make_model(args: argparse.Namespace, wrap: Callable[[Any], Any]) -> keras.Model:
+def make_model(
+    args: argparse.Namespace, wrap_options: Mapping[str, Any] | None
+) -> keras.Model:
     """Returns the compiled model that the flags describe.
 
     Args:
-        args: The flags.
-        wrap: Called with the optimizer; returns it, or what is to update the weights.
+        args: the flags.
+        wrap_options: as in `Run`.
     """
     model = build(
         words=args.words,
@@ -120,8 +124,10 @@ def make_model(args: argparse.Namespace, wrap: Callable[[Any], Any]) -> keras.Mo
         # Of the unit of the sums: a loss of another unit trains the same weights.
         epsilon=1e-7 * args.initial_accumulator,
     )
+    if wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **wrap_options)
     model.compile(
-        optimizer=wrap(optimizer),
+        optimizer=optimizer,
         loss=LOSSES[args.loss],
         metrics=[Perplexity()],
         jit_compile=False,
@@ -136,9 +142,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     check_memory(args)
     train, test = load(args)
 
-    # These two lines decide how numbers are stored, and what updates them.
+    # The dtype policy decides how numbers are stored; a wrapped optimizer has FP32
+    # masters and scales the loss.
     keras.config.set_dtype_policy(run.dtype_policy)
-    model = make_model(args, run.wrap)
+    model = make_model(args, run.wrap_options)
     print(f"{len(train)} training and {len(test)} held-out words, ", end="")
     print(f"{model.count_params()} weights")
 

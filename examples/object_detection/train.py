@@ -23,6 +23,8 @@ from object_detection.data import load
 from object_detection.evaluation import average_precisions, detect
 from object_detection.gradients import measure
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 NETWORKS = {"ssd": ssd.detector, "faster-rcnn": faster_rcnn.detector}
 
@@ -36,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     classes, train, test = load(args.data, args.train_list, args.test_list)
     objects = max(len(image.labels) for image in train + test)
 
-    # Model. Two lines decide how its numbers are stored and updated.
+    # Model. The dtype policy decides how its numbers are stored; a wrapped optimizer
+    # has FP32 masters and scales the loss.
     keras.config.set_dtype_policy(run.dtype_policy)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0,
@@ -44,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         warmup_target=args.learning_rate,
         warmup_steps=args.warm_up,
     )
-    optimizer = run.wrap(
-        SGD(
-            rate,
-            momentum=args.momentum,
-            weight_decay=args.weight_decay,
-            global_clipnorm=args.clip_norm,
-        )
+    optimizer = SGD(
+        rate,
+        momentum=args.momentum,
+        weight_decay=args.weight_decay,
+        global_clipnorm=args.clip_norm,
     )
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     detector = NETWORKS[args.network](args, len(classes), objects)
     model = detector.model
     if args.pretrained:

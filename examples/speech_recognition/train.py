@@ -29,6 +29,8 @@ from speech_recognition.gradients import (
 )
 from speech_recognition.model import deep_speech_2
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 # So many utterances, with what was heard, are kept in result.json.
 SAMPLE = 10
@@ -65,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         layers=args.layers,
         context=args.context,
     )
-    optimizer = run.wrap(make_optimizer(args))
+    optimizer = make_optimizer(args)
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     # XLA would compile again for every shape of a batch.
     model.compile(optimizer=optimizer, loss=keras.losses.CTC(), jit_compile=False)
     print(f"{len(train)} training and {len(test)} test utterances, ", end="")

@@ -55,7 +55,9 @@ def make_model(args: argparse.Namespace, package: Any, *sizes: int) -> Translato
     keras.utils.set_random_seed(0)
     precision = PRECISIONS[args.precision]
     keras.config.set_dtype_policy(precision.dtype_policy)
-    optimizer = precision.wrap(train.make_optimizer(args))
+    optimizer = train.make_optimizer(args)
+    if precision.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **precision.wrap_options)
     layers = SimpleNamespace(layers=package)
     with (
         mock.patch.object(encoder, "keras_mp", layers),

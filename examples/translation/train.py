@@ -34,6 +34,8 @@ from translation.strategies import (
 )
 from translation.vocabulary import Vocabulary, detokenize
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 CHOICES = {
     "overlong": ["drop", "truncate"],
@@ -122,10 +124,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     held_out = encode(test, source, target, args.reverse)
     held_out = held_out_batches(held_out, args.batch)
 
-    # Model. Two lines decide how its numbers are stored and updated.
+    # Model. The dtype policy decides how its numbers are stored; a wrapped optimizer
+    # has FP32 masters and scales the loss.
     with strategy.scope():
         keras.config.set_dtype_policy(run.dtype_policy)
-        optimizer = run.wrap(make_optimizer(args))
+        optimizer = make_optimizer(args)
+        if run.wrap_options is not None:
+            optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
         model = make_model(args, optimizer, len(source), len(target))
     print(f"{len(train)} training and {len(test)} held-out pairs, ", end="")
     print(f"{len(source)} and {len(target)} words, {model.count_params()} weights")

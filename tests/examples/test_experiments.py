@@ -15,6 +15,7 @@ from experiments.compare import Comparison, seeds, slug
 from experiments.flags import parse
 from experiments.records import recorded
 from experiments.run import Run
+from wrapping import optimizer_for
 
 import keras_mp
 
@@ -88,7 +89,7 @@ def test_precisions(folder, tmp_path, flags, policy, scale, route):
     run = Run(folder, [*flags, f"--out={tmp_path / 'out'}"])
     assert run.dtype_policy == policy
     assert os.environ["KERAS_MP_OPS"] == (route or before)
-    optimizer = run.wrap(keras.optimizers.SGD())
+    optimizer = optimizer_for(run, keras.optimizers.SGD())
     assert isinstance(optimizer, keras_mp.FP32MasterOptimizer) == (scale is not None)
     if scale is not None:
         optimizer.build([])
@@ -103,7 +104,7 @@ def train(folder, out, *flags, precision="mixed"):
     batches = tf.data.Dataset.from_tensor_slices((x, x / 4)).repeat()
     batches = batches.shuffle(24, seed=run.args.seed).batch(run.args.batch)
     model = keras.Sequential([keras.Input((1,)), keras_mp.layers.Dense(1)])
-    optimizer = run.wrap(keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer = optimizer_for(run, keras.optimizers.SGD(0.1, momentum=0.9))
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     log = run.fit(model, batches, validation_data=(x, x / 4))
     return run.finish({"error": log[-1]["val_loss"]}, kernel=[[1.0]])
@@ -130,7 +131,7 @@ def test_without_masters_weights_know_no_more_than_fp16(folder, tmp_path):
         inputs = keras.Input((1,))
         outputs = keras.layers.Add()([layer(inputs) for layer in layers])
         model = keras.Model(inputs, outputs)
-        optimizer = run.wrap(keras.optimizers.SGD(2.0**-13))
+        optimizer = optimizer_for(run, keras.optimizers.SGD(2.0**-13))
         model.compile(optimizer, lambda y, x: keras.ops.sum(x), jit_compile=False)
         x = np.ones((1, 1), "float16")
         run.fit(model, tf.data.Dataset.from_tensors((x, x)).repeat())

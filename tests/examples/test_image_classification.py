@@ -18,6 +18,7 @@ from image_classification.model import NETWORKS, Classifier, build
 from image_classification.networks.local_response_normalization import (
     LocalResponseNormalization,
 )
+from wrapping import optimizer_for
 
 import keras_mp
 
@@ -266,7 +267,7 @@ def test_one_step(network, precision, few_modules, monkeypatch):
         monkeypatch.setenv("KERAS_MP_OPS", "reference")
     keras.config.set_dtype_policy(policy)
     model = toy(network)
-    optimizer = PRECISIONS[precision].wrap(keras.optimizers.SGD(0.5))
+    optimizer = optimizer_for(PRECISIONS[precision], keras.optimizers.SGD(0.5))
     model.compile(optimizer=optimizer, run_eagerly=True)
     kernels = [v for v in model.trainable_variables if v.name == "kernel"]
     before = keras.ops.convert_to_numpy(kernels[0])

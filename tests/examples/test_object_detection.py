@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from experiments.precision import FORMS, PRECISIONS
 from experiments.sgd import SGD
+from wrapping import optimizer_for
 
 # mixed-no-masters differs from mixed in what a callback does after a step.
 STEPS = sorted(PRECISIONS.keys() - FORMS.keys() - {"mixed-no-masters"})
@@ -187,7 +188,7 @@ def test_one_step_in_every_precision(
     keras.config.set_dtype_policy(setting.dtype_policy)
     detector = tiny(network)
     model = detector.model
-    optimizer = setting.wrap(SGD(0.5, global_clipnorm=5.0))
+    optimizer = optimizer_for(PRECISIONS[precision], SGD(0.5, global_clipnorm=5.0))
     model.compile(optimizer=optimizer, loss=detector.loss, run_eagerly=True)
     ((x, y),) = held_out_batches(images_of_squares[:2], 32, detector.target, batch=2)
     heads = [
@@ -234,7 +235,7 @@ def test_every_precision_trains(
     keras.config.set_dtype_policy(setting.dtype_policy)
     detector = tiny(network, batch_normalization)
     model = detector.model
-    optimizer = setting.wrap(SGD(0.01, global_clipnorm=5.0))
+    optimizer = optimizer_for(PRECISIONS[precision], SGD(0.01, global_clipnorm=5.0))
     model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
     batches = training_batches(images_of_squares, 32, detector.target, batch=2, seed=0)
     before = [weight.numpy() for weight in model.trainable_variables]
@@ -269,7 +270,7 @@ def test_learns_two_images_by_heart(precision, network, images_of_squares):
     model = detector.model
     # At a rate that stays, the last step may spoil a box.
     rate = keras.optimizers.schedules.CosineDecay(0.003, 150)
-    optimizer = setting.wrap(keras.optimizers.Adam(rate))
+    optimizer = optimizer_for(PRECISIONS[precision], keras.optimizers.Adam(rate))
     model.compile(optimizer=optimizer, loss=detector.loss, jit_compile=False)
     batches = held_out_batches(images_of_squares[:2], 32, detector.target, batch=2)
     model.fit(batches.cache().repeat(), steps_per_epoch=150, shuffle=False, verbose=0)

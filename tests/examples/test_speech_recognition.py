@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.precision import FORMS, PRECISIONS
+from wrapping import optimizer_for
 
 # mixed-no-masters differs from mixed in what a callback does after a step.
 STEPS = sorted(PRECISIONS.keys() - FORMS.keys() - {"mixed-no-masters"})
@@ -343,7 +344,7 @@ def test_one_step_in_every_precision(precision, monkeypatch):
     keras.config.set_dtype_policy(PRECISIONS[precision].dtype_policy)
     model = network(layers=1)
     sgd = SGD(0.1, 0.9, nesterov=True, global_clipnorm=1.0)
-    optimizer = PRECISIONS[precision].wrap(sgd)
+    optimizer = optimizer_for(PRECISIONS[precision], sgd)
     model.compile(optimizer, keras.losses.CTC(), run_eagerly=True)
     before = [weight.numpy() for weight in model.trainable_variables]
     features = np.random.default_rng(0).normal(size=(2, 21, 13)).astype("float32")

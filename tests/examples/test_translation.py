@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from experiments.precision import FORMS, PRECISIONS
+from wrapping import optimizer_for
 
 # mixed-no-masters differs from mixed in what a callback does after a step.
 STEPS = sorted(PRECISIONS.keys() - FORMS.keys() - {"mixed-no-masters"})
@@ -264,7 +265,7 @@ def test_one_step_in_every_precision(options, precision, monkeypatch):
     keras.config.set_dtype_policy(setting.dtype_policy)
     model = make_model(**options)
     # So large that every weight moves by more than a unit of FP16.
-    optimizer = setting.wrap(keras.optimizers.SGD(1024.0))
+    optimizer = optimizer_for(PRECISIONS[precision], keras.optimizers.SGD(1024.0))
     model.compile(optimizer, run_eagerly=True)
     before = [weight.numpy() for weight in model.trainable_variables]
     previous, labels = np.array([[1, 7], [1, 0]]), np.array([[7, 2], [2, 0]])

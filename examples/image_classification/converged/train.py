@@ -19,6 +19,8 @@ from image_classification.converged.model import resnet9
 from image_classification.data import load, test_batches, training_batches
 from image_classification.train import NOT_DECAYED
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 # Four black pixels on each side of an image of 32.
 PIXELS = {"canvas": 40, "crop": 32, "resize": False}
@@ -42,15 +44,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     train = training_batches(images, batch=args.batch, seed=args.seed, **PIXELS)
     test = test_batches(images, batch=500, count=args.test_images, **PIXELS)
 
-    # Two lines decide how numbers are stored and updated.
+    # The dtype policy decides how numbers are stored; a wrapped optimizer has FP32
+    # masters and scales the loss.
     keras.config.set_dtype_policy(run.dtype_policy)
     # As train.py of the other networks: a weight shrinks as in the public recipes.
     decay = args.weight_decay / (1 - args.momentum)
-    sgd = keras.optimizers.SGD(
+    optimizer = keras.optimizers.SGD(
         one_cycle(args), momentum=args.momentum, nesterov=True, weight_decay=decay
     )
-    sgd.exclude_from_weight_decay(var_names=NOT_DECAYED)
-    optimizer = run.wrap(sgd)
+    optimizer.exclude_from_weight_decay(var_names=NOT_DECAYED)
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     model = resnet9(images.classes, args.width)
     top_1 = keras.metrics.SparseCategoricalAccuracy(name="top_1", dtype="float32")
     model.compile(optimizer=optimizer, metrics=[top_1], jit_compile=False)

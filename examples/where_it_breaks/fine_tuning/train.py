@@ -22,6 +22,8 @@ from where_it_breaks.fine_tuning.model import classifier
 from where_it_breaks.fine_tuning.rounded import RoundWeights
 from where_it_breaks.numbers import inspected, share_unmoved, weights_of
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 WEIGHTS = "model.weights.h5"
 SIZE = 32
@@ -73,8 +75,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "adam": keras.optimizers.Adam(args.learning_rate),
         "sgd": keras.optimizers.SGD(args.learning_rate, momentum=0.9),
     }[args.optimizer]
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     model.compile(
-        optimizer=run.wrap(optimizer),  # keras_mp.wrap
+        optimizer=optimizer,
         # Keras casts the logits to FP32 before it computes a loss.
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],

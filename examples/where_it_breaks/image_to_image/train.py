@@ -18,6 +18,8 @@ from where_it_breaks.image_to_image import data
 from where_it_breaks.image_to_image.model import autoencoder
 from where_it_breaks.numbers import inspected
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -30,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
     keras.config.set_dtype_policy(run.dtype_policy)  # how numbers are stored
     model = autoencoder(args.size, args.width)
-    optimizer = run.wrap(keras.optimizers.Adam(args.learning_rate))  # keras_mp.wrap
+    optimizer = keras.optimizers.Adam(args.learning_rate)
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     # A mean over batch x height x width x channels, by which each gradient is divided.
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
 

@@ -20,6 +20,8 @@ from where_it_breaks.image_to_image import data
 from where_it_breaks.numbers import inspected
 from where_it_breaks.super_resolution.model import espcn
 
+import keras_mp
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
     keras.config.set_dtype_policy(run.dtype_policy)  # how numbers are stored
     model = espcn(args.size, args.factor)
-    optimizer = run.wrap(keras.optimizers.Adam(args.learning_rate))  # keras_mp.wrap
+    optimizer = keras.optimizers.Adam(args.learning_rate)
+    if run.wrap_options is not None:
+        optimizer = keras_mp.wrap(optimizer, **run.wrap_options)
     # A mean over batch x height x width, by which each gradient is divided.
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
 
