@@ -1,6 +1,6 @@
 """Where does training end with each form of optimizer state?
 
-    python benchmarks/state_learning.py [--seeds 6] [--rates 1e-3 1e-5]
+    python benchmarks/state_learning.py [--seeds 5] [--rates 1e-3 1e-5]
 
 A network of 50,826 parameters learns scikit-learn's digits by Adam, in FP32 and in
 FP16 with each form of masters and state. A seed gives all of them the same initial
@@ -28,7 +28,6 @@ ALL = keras_mp.Int8State(least_size=1, least_rank=0)
 FORMS = {
     "FP32 masters": {},
     "remainders, 8-bit state": {"masters": "remainders", "state": ALL},
-    "8-bit remainders": {"masters": "int8_remainders"},
     "8-bit remainders, 8-bit state": {"masters": "int8_remainders", "state": ALL},
     "no masters, 8-bit state": {
         "masters": None,
@@ -36,8 +35,8 @@ FORMS = {
         "state": ALL,
     },
 }
-# Epochs of 19 steps, enough for the rate to reach a loss below 1.
-EPOCHS = {1e-3: 20, 1e-5: 100}
+# Epochs of 19 steps, by the rate.
+EPOCHS = {1e-3: 20, 1e-5: 40}
 TRAINED = 1216
 
 
@@ -56,7 +55,6 @@ def train(seed, rate, forms):
         rate: float, the learning rate.
         forms: arguments of `wrap`, or None for FP32.
     """
-    keras.utils.set_random_seed(seed)
     policy = "float32" if forms is None else "float16"
     model = keras.Sequential(
         [
@@ -66,15 +64,19 @@ def train(seed, rate, forms):
             keras.layers.Dense(10, dtype="float32"),
         ]
     )
-    # What FP16 cannot store is not in FP32's weights at the start.
+    # Of FP16 numbers, as initializers draw others in other dtypes.
+    random = np.random.default_rng(seed)
     for weight in model.weights:
-        weight.assign(keras.ops.cast(weight, "float16"))
+        bound = (6 / sum(weight.shape)) ** 0.5 if len(weight.shape) > 1 else 0
+        weight.assign(random.uniform(-bound, bound, weight.shape).astype("float16"))
     inner = keras.optimizers.Adam(rate)
     optimizer = inner if forms is None else keras_mp.wrap(inner, seed=seed, **forms)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, steps_per_execution=19, jit_compile=False)
     x, y = digits()
-    model.fit(x[:TRAINED], y[:TRAINED], 64, EPOCHS[rate], verbose=0)
+    order = [random.permutation(TRAINED) for _ in range(EPOCHS[rate])]
+    order = np.concatenate(order)
+    model.fit(x[order], y[order], 64, shuffle=False, verbose=0)
     logits = model(x[TRAINED:]).numpy().astype("float64")
     logits -= logits.max(axis=1, keepdims=True)
     likelihoods = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -93,7 +95,7 @@ def interval(differences):
 def main():
     """Reads the arguments and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rates", type=float, nargs="+", default=list(EPOCHS))
     args = parser.parse_args()
     print("| rate | form | loss | minus FP32's, 95% interval | error rate |")

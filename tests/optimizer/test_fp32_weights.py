@@ -17,7 +17,6 @@ FORMS = {
     "float32": {},
     "stochastic": {"rounding": "stochastic"},
     "remainders": stored_forms.FORMS["remainders"],
-    "int8 remainders": stored_forms.FORMS["int8 remainders"],
     "both": stored_forms.FORMS["both"],
 }
 FORMS_WITH_MASTERS = pytest.mark.parametrize("form", FORMS)

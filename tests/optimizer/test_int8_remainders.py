@@ -206,3 +206,16 @@ def test_the_seed_decides():
 
     oracle.assert_same_bits(masters(0), masters(0))
     assert np.any(masters(0) != masters(1))
+
+
+def test_what_is_assigned_is_rounded_to_nearest():
+    weights = [tf.Variable(tf.ones([1, 3], "float16"))]
+    optimizer = wrap(optimizers.SGD(1.0), masters="int8_remainders")
+    optimizer.build(weights)
+    (master,) = optimizer.master_weights
+    unit = 2.0**-18
+    with optimizer.fp32_weights():
+        master.assign([[1 + 0.75 * unit, 1 + 0.25 * unit, 1 + 128 * unit]])
+    expected = [[1 + unit, 1, 1 + 127 * unit]]
+    oracle.assert_same_bits(master.numpy(), np.array(expected, "float32"))
+    oracle.assert_same_bits(oracle.value(weights[0]), np.ones([1, 3], "float16"))
