@@ -18,7 +18,7 @@ if it is at least 2**-17 and not half-way above an even weight. An FP16 master b
 
 A remainder of 8 bits makes a master of 24: its weight's format with eight more bits of
 fraction. FP16 masters have 18 of them, and a spacing of 2**-32 up to 2**-14; bfloat16
-masters have 15, and a spacing of 2**-126 up to 2**-111. An update is rounded to one of
+masters have 15, and a spacing of 2**-125 up to 2**-110. An update is rounded to one of
 the two neighbours stochastically, hence without bias. To nearest, one below half of the
 spacing would be lost. No master lies half-way between two weights, one place in 256:
 a code is missing there. What is rounded to it moves to a neighbour on either side, at
@@ -58,7 +58,7 @@ _FORMATS = {
 # The same of masters of 24 bits. The largest is the largest weight and remainder.
 _FORMATS_OF_MASTERS = {
     "float16": (65519.875, -14, 18),
-    "bfloat16": (float.fromhex("0x1.FEFEp127"), -111, 15),
+    "bfloat16": (float.fromhex("0x1.FEFEp127"), -110, 15),
 }
 
 

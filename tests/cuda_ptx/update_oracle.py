@@ -9,7 +9,7 @@ LARGEST = {"Half": F32(65504), "Bfloat16": F32(2**128 - 2**120)}
 # The least exponent whose ulp is a number of its own, and the bits of fraction.
 GRIDS = {"Half": (-14, 10), "Bfloat16": (-119, 7)}
 # The same of masters of 24 bits, and the largest.
-MASTERS = {"Half": (-14, 18), "Bfloat16": (-111, 15)}
+MASTERS = {"Half": (-14, 18), "Bfloat16": (-110, 15)}
 LARGEST_MASTERS = {"Half": 65504 + 127 / 8, "Bfloat16": float.fromhex("0x1.fefep127")}
 LEAST_NORMAL = {"s": -14, "u": -30}  # the exponents of keras_mp/update.h's c
 

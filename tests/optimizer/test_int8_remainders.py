@@ -1,5 +1,6 @@
 """A 16-bit weight and a remainder of 8 bits are a master of 24 bits."""
 
+import keras
 import numpy as np
 import oracle
 import pytest
@@ -7,6 +8,7 @@ import tensorflow as tf
 from keras import optimizers
 from stored_forms import wrap
 
+import keras_mp
 from keras_mp.optimizer.compression import join, round_to_24_bits, split
 from keras_mp.random_bits import STREAM_OF_WEIGHTS, noise_of_step, random_bits
 
@@ -16,7 +18,7 @@ DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 SPACING = {dtype: ulp / 256 for dtype, ulp in ULP.items()}
 # The exponent up to which the spacing does not shrink.
-LEAST = {"float16": -14, "bfloat16": -111}
+LEAST = {"float16": -14, "bfloat16": -110}
 
 
 def make_trip(dtype, jit=False):
@@ -219,3 +221,33 @@ def test_what_is_assigned_is_rounded_to_nearest():
     expected = [[1 + unit, 1, 1 + 127 * unit]]
     oracle.assert_same_bits(master.numpy(), np.array(expected, "float32"))
     oracle.assert_same_bits(oracle.value(weights[0]), np.ones([1, 3], "float16"))
+
+
+EDGES = [0.0, -0.0, 65503.9, 65519.8, 65519.9, 65520.0, -1e6, 1e30, -3.39e38, 2.0**-126]
+EDGES += [2.0**-14 * (1 + k * 2.0**-18) for k in range(-3, 4)]
+EDGES += [-edge for edge in EDGES[-7:]]
+EDGES += [2.0**-24, 2.0**-25, 3 * 2.0**-25, 2.0**-33, -(2.0**-40), 2.0**-112, 2.0**-120]
+EDGES += [first + k * 2.0**-9 / 4 for first in (1.0, -1.0, 2.0) for k in range(-9, 9)]
+
+
+@DTYPES
+def test_the_kernel_rounds_as_the_formulas_do(dtype):
+    """A step of SGD from 0 to random masters, and to those at the edges of formats."""
+    generator = np.random.default_rng(2)
+    exponents = generator.uniform(-30, 16, 5000 - len(EDGES))
+    random = generator.choice([-1.0, 1.0], exponents.size) * 2**exponents
+    masters = np.concatenate([EDGES, random]).astype("float32")
+
+    def stepped(constraint):
+        weights = [keras.Variable(np.zeros(5000), dtype=dtype)]
+        weights[0].constraint = constraint
+        inner = optimizers.SGD(1.0)
+        optimizer = keras_mp.wrap(inner, loss_scale=1, masters="int8_remainders")
+        optimizer.scale_loss(0.0)
+        optimizer.apply([tf.constant(-masters)], weights)
+        return [oracle.value(v) for v in (weights[0], optimizer._masters[0].remainder)]
+
+    kernel, formulas = stepped(None), stepped(lambda weight: weight)
+    oracle.assert_same_bits(kernel[0], formulas[0], "weight")
+    oracle.assert_same_bits(kernel[1], formulas[1], "remainder")
+    assert np.ptp(kernel[1].astype("int32")) == 254

@@ -74,7 +74,7 @@ struct GradientCheck {
 //
 // q stands for r = 2^8 q; in FP16 for r = 2^5 q where |W| > 2^-14. So M is a number with
 // eight bits of fraction more than W: 18 in FP16, down to a spacing of 2^-32, and 15 in
-// bfloat16, down to 2^-126. After a step M is rounded to one of its two neighbours among
+// bfloat16, down to 2^-125. After a step M is rounded to one of its two neighbours among
 // them, stochastically, with the random numbers of the weight: to nearest, updates below
 // half the spacing would be lost. q is between -127 and 127, so that no M is half-way
 // between two weights; one that comes to be there moves on to a neighbour on either side,

@@ -33,6 +33,7 @@ namespace keras_mp {
 
 // The formats of masters of 24 bits, which have eight more bits of fraction than those of
 // their weights: as below. The largest is the largest weight with the largest remainder.
+// A number next to a master of bfloat16 weights, up or down, is at least 2^-126.
 struct HalfMasterGrid {
   static constexpr float kLargest = 65519.875f;
   static constexpr float kSmallestPower = 0x1p-14f;
@@ -41,7 +42,7 @@ struct HalfMasterGrid {
 
 struct Bfloat16MasterGrid {
   static constexpr float kLargest = 0x1.fefep127f;
-  static constexpr float kSmallestPower = 0x1p-111f;
+  static constexpr float kSmallestPower = 0x1p-110f;
   static constexpr float kEpsilon = 0x1p-15f;
 };
 

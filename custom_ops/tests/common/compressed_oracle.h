@@ -71,7 +71,7 @@ inline ShortPair SplitShort(DataType type, float master, std::uint32_t random) {
   const bool is_half = type == DataType::kHalf;
   const double most = is_half ? 65504 + 127 * 0x1p-3 : 0x1.fep127 + 127 * 0x1p112;
   const double limited = std::clamp<double>(master, -most, most);
-  const double unit = is_half ? UnitOf(limited, -14, 18) : UnitOf(limited, -111, 15);
+  const double unit = is_half ? UnitOf(limited, -14, 18) : UnitOf(limited, -110, 15);
   const double places = limited / unit, below = std::floor(places);
   const bool goes_up = std::ldexp(random >> 8, -24) < places - below;
   const double rounded = std::copysign((below + goes_up) * unit, below + goes_up);

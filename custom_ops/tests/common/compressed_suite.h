@@ -400,7 +400,7 @@ class CompressedSuite {
   }
 
   // A step of 0 changes no master of 24 bits, whatever its random numbers, and its weight
-  // is its nearest. Bfloat16 masters below 2^-111, which are fixed-point, may move where
+  // is its nearest. Bfloat16 masters below 2^-110, which are fixed-point, may move where
   // they are beside a place half-way between two weights.
   void TestShortMastersStay(int count) {
     std::mt19937 random(20);
@@ -408,7 +408,7 @@ class CompressedSuite {
       std::vector<float> masters;
       while (masters.size() < static_cast<std::size_t>(count)) {
         const float master = FromBits(static_cast<std::uint32_t>(random()));
-        const bool stays = type == DataType::kHalf || std::abs(master) >= 0x1p-111f;
+        const bool stays = type == DataType::kHalf || std::abs(master) >= 0x1p-110f;
         if (std::isfinite(master) && stays) masters.push_back(master);
       }
       const Variable split =
@@ -442,7 +442,7 @@ class CompressedSuite {
         {kHalf, -0x1p-15f + 0x1p-32f, -0x1p-15f + 0x1p-32f},
         {kHalf, 0x1p-32f, 0x1p-32f},
         {kBfloat16, 1 + 0x1p-15f, 1 + 0x1p-15f},
-        {kBfloat16, 0x1p-126f, 0x1p-126f},
+        {kBfloat16, 0x1p-125f, 0x1p-125f},
         {kBfloat16, 3.4e38f, 0x1.fefep127f},
         {kBfloat16, -kInf, -0x1.fefep127f},
         {kBfloat16, kNaN, kNaN},
