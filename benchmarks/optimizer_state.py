@@ -26,6 +26,7 @@ FORMS = {
     "remainders": {"masters": "remainders"},
     "FP32 masters, 8-bit state": {"state": ALL},
     "remainders, 8-bit state": {"masters": "remainders", "state": ALL},
+    "8-bit remainders, 8-bit state": {"masters": "int8_remainders", "state": ALL},
     "no masters": ALONE,
     "no masters, 8-bit state": {**ALONE, "state": ALL},
 }

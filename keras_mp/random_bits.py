@@ -75,7 +75,18 @@ def uniforms(shape: Sequence[int], noise: Any) -> Any:
     Returns:
         float32 tensor of `shape`.
     """
-    bits = random_bits(shape, noise, STREAM_OF_WEIGHTS)
+    return uniforms_of(random_bits(shape, noise, STREAM_OF_WEIGHTS))
+
+
+def uniforms_of(bits: Any) -> Any:
+    """Returns multiples of 2**-24 from [0, 1), made of the upper 24 of 32 bits.
+
+    Args:
+        bits: int32 tensor.
+
+    Returns:
+        float32 tensor of the same shape.
+    """
     return ops.cast(shift_right(bits, 8), "float32") * 2.0**-24
 
 

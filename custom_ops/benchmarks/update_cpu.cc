@@ -27,16 +27,20 @@ constexpr int kSteps = 21;
 
 struct Form {
   const char* name;
-  bool has_fp32_gradient, has_master, has_remainder, has_codes;
+  bool has_fp32_gradient, has_master;
+  int remainder_bits;
+  bool has_codes;
 };
 
 constexpr Form kForms[] = {
-    {"bare FP32", true, true, false, false},
-    {"FP32 masters", false, true, false, false},
-    {"remainders", false, false, true, false},
-    {"8-bit moments", false, true, false, true},
-    {"remainders, 8-bit moments", false, false, true, true},
-    {"no masters, 8-bit moments", false, false, false, true},
+    {"bare FP32", true, true, 0, false},
+    {"FP32 masters", false, true, 0, false},
+    {"remainders", false, false, 16, false},
+    {"8-bit remainders", false, false, 8, false},
+    {"8-bit moments", false, true, 0, true},
+    {"remainders, 8-bit moments", false, false, 16, true},
+    {"8-bit remainders and moments", false, false, 8, true},
+    {"no masters, 8-bit moments", false, false, 0, true},
 };
 
 // The variables of a form.
@@ -57,7 +61,8 @@ class Variables {
       parameter.pair.size = kSize;
       if (form.has_master) parameter.pair.master = New<float>(1);
       if (!form.has_fp32_gradient) parameter.pair.weight = New<std::uint16_t>(0x3c00);
-      if (form.has_remainder) parameter.pair.remainder = New<std::int16_t>(0);
+      if (form.remainder_bits == 16) parameter.pair.remainder = New<std::int16_t>(0);
+      if (form.remainder_bits == 8) parameter.pair.short_remainder = New<std::int8_t>(0);
       for (int k = 0; k < SlotsOf(UpdateRule::kAdam); ++k) {
         if (form.has_codes) {
           parameter.slots[k].codes = New<std::uint8_t>(100);

@@ -11,7 +11,7 @@ from keras_mp.arguments import short_repr, whole_number
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import ROUNDING_MODES
 from keras_mp.optimizer.inner_optimizer import leaves
-from keras_mp.optimizer.masters import path_of
+from keras_mp.optimizer.masters import REMAINDERS, path_of
 from keras_mp.optimizer.rules import (
     OPTIONS_AROUND_A_RULE,
     slot_kinds,
@@ -219,7 +219,7 @@ def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None
         )
 
 
-_MASTERS = ("float32", "remainders", None)
+_MASTERS = ("float32", *REMAINDERS, None)
 
 
 def check_state(
@@ -242,14 +242,14 @@ def check_state(
     """
     if masters not in _MASTERS:
         raise ValueError(
-            '`masters` must be "float32", "remainders" or None. Received: '
-            f'masters={short_repr(masters)}. "remainders" holds the same masters in '
-            "two thirds of the bytes."
+            '`masters` must be "float32", "remainders", "int8_remainders" or None. '
+            f'Received: masters={short_repr(masters)}. "remainders" holds the same '
+            "masters in two thirds of the bytes."
         )
-    if masters == "remainders" and rounding == "stochastic":
+    if masters in REMAINDERS and rounding == "stochastic":
         raise ValueError(
             "A remainder is what rounding to nearest drops. Received: "
-            'masters="remainders" with rounding="stochastic". Leave rounding at '
+            f'masters={masters!r} with rounding="stochastic". Leave rounding at '
             '"nearest".'
         )
     if masters is None and rounding != "stochastic":

@@ -16,6 +16,14 @@ round to such a weight. Up to 2**-14 an FP16 weight's master is kept to 2**-40, 
 if it is at least 2**-17 and not half-way above an even weight. An FP16 master beyond
 65,520 becomes that number.
 
+A remainder of 8 bits makes a master of 24: its weight's format with eight more bits of
+fraction. FP16 masters have 18 of them, and a spacing of 2**-32 up to 2**-14; bfloat16
+masters have 15, and a spacing of 2**-125 up to 2**-110. An update is rounded to one of
+the two neighbours stochastically, hence without bias. To nearest, one below half of the
+spacing would be lost. No master lies half-way between two weights, one place in 256:
+a code is missing there. What is rounded to it moves to a neighbour on either side, at
+random. So the error is less than the spacing, or than twice that next to such a place.
+
 Slots have 8 bits an element, and the largest exponent of each group of 32 elements. It
 has eight bits as in FP32, so it cannot underflow where FP32 does not. An element is a
 floating-point number relative to it, with three fraction bits. Signed slots, such as a
@@ -36,7 +44,7 @@ import keras
 from keras import ops, random
 
 from keras_mp import keras_internals
-from keras_mp.random_bits import random_bits, shift_right
+from keras_mp.random_bits import random_bits, shift_right, uniforms_of
 
 ROUNDING_MODES = ("nearest", "stochastic")
 
@@ -46,6 +54,11 @@ ROUNDING_MODES = ("nearest", "stochastic")
 _FORMATS = {
     "float16": (65504.0, -14, 10),
     "bfloat16": (float.fromhex("0x1.FEp127"), -119, 7),
+}
+# The same of masters of 24 bits. The largest is the largest weight and remainder.
+_FORMATS_OF_MASTERS = {
+    "float16": (65519.875, -14, 18),
+    "bfloat16": (float.fromhex("0x1.FEFEp127"), -110, 15),
 }
 
 
@@ -59,7 +72,7 @@ def round_nearest(x: Any, dtype: str) -> Any:
     Returns:
         Tensor of `dtype`, the shape of `x`; finite wherever `x` is not NaN.
     """
-    return ops.cast(_saturate(x, dtype), dtype)
+    return ops.cast(_saturate(x, _FORMATS[dtype]), dtype)
 
 
 def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
@@ -88,12 +101,16 @@ def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
         dtype: `"float16"` or `"bfloat16"`.
         uniforms: float32 tensor of the shape of `x`, from [0, 1).
     """
-    x = _saturate(x, dtype)
-    spacing = _spacing(x, dtype)
+    return ops.cast(_round_by(x, _FORMATS[dtype], uniforms), dtype)
+
+
+def _round_by(x: Any, number_format: tuple[float, int, int], uniforms: Any) -> Any:
+    x = _saturate(x, number_format)
+    spacing = _spacing(x, number_format)
     steps = x / spacing
     down = ops.floor(steps)
     up = uniforms < steps - down
-    return ops.cast((down + ops.cast(up, "float32")) * spacing, dtype)
+    return (down + ops.cast(up, "float32")) * spacing
 
 
 def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
@@ -120,23 +137,23 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
     if rounding == "nearest":
         rounded = round_nearest(master, dtype)
         return ops.not_equal(bits_of(rounded, "int16"), bits_of(weight, "int16"))
-    master = _saturate(master, dtype)
-    spacing = _spacing(master, dtype)
+    master = _saturate(master, _FORMATS[dtype])
+    spacing = _spacing(master, _FORMATS[dtype])
     steps = master / spacing
     found = ops.cast(weight, "float32") / spacing
     return ops.logical_and(found != ops.floor(steps), found != ops.ceil(steps))
 
 
-def _saturate(x: Any, dtype: str) -> Any:
-    """Returns `x` within the finite values of `dtype`, and NaN where it is NaN."""
-    largest, _, _ = _FORMATS[dtype]
+def _saturate(x: Any, number_format: tuple[float, int, int]) -> Any:
+    """Returns `x` within the finite values of a format, and NaN where it is NaN."""
+    largest, _, _ = number_format
     # XLA of TensorFlow 2.20 compiles a clip that makes a NaN one of the bounds.
     return ops.where(ops.isnan(x), x, ops.clip(x, -largest, largest))
 
 
-def _spacing(x: Any, dtype: str) -> Any:
-    """Returns the distance between neighbours in `dtype` at `x`, a power of two."""
-    _, smallest_exponent, fraction_bits = _FORMATS[dtype]
+def _spacing(x: Any, number_format: tuple[float, int, int]) -> Any:
+    """Returns the distance between neighbours in a format at `x`, a power of two."""
+    _, smallest_exponent, fraction_bits = number_format
     exponent_bits = ops.bitwise_and(bits_of(x, "int32"), 0x7F800000)
     power_of_two = bits_of(exponent_bits, "float32")
     return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits
@@ -158,13 +175,14 @@ def join(weight: Any, remainder: Any) -> Any:
 
     Args:
         weight: float16 or bfloat16 tensor.
-        remainder: int16 tensor of the same shape.
+        remainder: int16 or int8 tensor of the same shape.
 
     Returns:
         float32 tensor of the same shape: the weight where that is not finite.
     """
     rounded = ops.cast(weight, "float32")
-    remainder = ops.cast(remainder, "int32")
+    unit = _unit(weight, keras.backend.standardize_dtype(remainder.dtype))
+    remainder = ops.cast(remainder, "int32") * unit
     # Beyond the bounds it is that of a subnormal weight, which other code overwrote.
     bounded = ops.clip(remainder, *_bounds(weight))
     master = bits_of(bits_of(rounded, "int32") + bounded, "float32")
@@ -176,15 +194,16 @@ def join(weight: Any, remainder: Any) -> Any:
     return ops.where(ops.isfinite(rounded), master, rounded)
 
 
-def split(master: Any, weight: Any) -> Any:
-    """Returns the remainders of masters.
+def split(master: Any, weight: Any, dtype: str = "int16") -> Any:
+    """Returns the remainders of masters, rounded to nearest.
 
     Args:
         master: float32 tensor.
         weight: float16 or bfloat16 tensor, `round_nearest(master)`.
+        dtype: `"int16"` or `"int8"`. Defaults to `"int16"`.
 
     Returns:
-        int16 tensor of the same shape, 0 where a weight is not finite.
+        Tensor of `dtype`, of the same shape; 0 where a weight is not finite.
     """
     rounded = ops.cast(weight, "float32")
     remainder = bits_of(master, "int32") - bits_of(rounded, "int32")
@@ -194,7 +213,40 @@ def split(master: Any, weight: Any) -> Any:
         below = ops.cast(ops.clip(units, -(2**15), 2**15 - 1), "int32")
         is_small = ops.abs(rounded) <= _SMALLEST_NORMAL
         remainder = ops.where(is_small, below, remainder)
-    return ops.cast(ops.where(ops.isfinite(rounded), remainder, 0), "int16")
+    if dtype == "int8":
+        unit = ops.cast(_unit(weight, dtype), "float32")
+        units = ops.round(ops.cast(remainder, "float32") / unit)
+        remainder = ops.cast(ops.clip(units, -127, 127), "int32")
+    return ops.cast(ops.where(ops.isfinite(rounded), remainder, 0), dtype)
+
+
+def round_to_24_bits(master: Any, dtype: str, bits: Any) -> tuple[Any, Any]:
+    """Rounds masters to what a weight and a remainder of 8 bits can be.
+
+    Args:
+        master: float32 tensor.
+        dtype: `"float16"` or `"bfloat16"`, of the weights.
+        bits: int32 tensor of the same shape, random bits.
+
+    Returns:
+        float32 tensor, one of the two neighbours of each master; and the weights, of
+        `dtype`, to nearest. Half-way between two weights one of them, at random: there
+        `split` takes the master that is next to it.
+    """
+    master = _round_by(master, _FORMATS_OF_MASTERS[dtype], uniforms_of(bits))
+    is_down = ops.equal(ops.bitwise_and(bits, 1), 0)
+    beside = master * ops.where(is_down, 1 - 2.0**-23, 1 + 2.0**-23)
+    return master, round_nearest(beside, dtype)
+
+
+def _unit(weight: Any, dtype: str) -> Any:
+    """Returns how many units of a remainder of 16 bits one in `dtype` counts."""
+    if dtype == "int16":
+        return 1
+    if keras.backend.standardize_dtype(weight.dtype) == "bfloat16":
+        return 2**8
+    magnitude = ops.abs(ops.cast(weight, "float32"))
+    return ops.where(magnitude <= _SMALLEST_NORMAL, 2**8, 2**5)
 
 
 def _bounds(weight: Any) -> tuple[int, int]:

@@ -21,10 +21,16 @@ from keras_mp.optimizer.compression import (
     join,
     round_by,
     round_nearest,
+    round_to_24_bits,
     split,
 )
 from keras_mp.optimizer.sharding import layout_of_vector
-from keras_mp.random_bits import noise_of_step, uniforms
+from keras_mp.random_bits import (
+    STREAM_OF_WEIGHTS,
+    noise_of_step,
+    random_bits,
+    uniforms,
+)
 
 
 def needs_master(variable: Any) -> bool:
@@ -177,7 +183,7 @@ class RemainderMaster(StoredMaster):
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
-        remainder: int16 `keras.Variable` of the same shape.
+        remainder: int16 `keras.Variable` of the same shape; int8 in a subclass.
     """
 
     def __init__(self, weight: Any, remainder: Any) -> None:
@@ -197,13 +203,30 @@ class RemainderMaster(StoredMaster):
         self._store_nearest(value)
 
     def _store_nearest(self, value: Any) -> None:
-        weight = round_nearest(value, self._half)
-        self.remainder.assign(split(value, weight))
+        self._store_both(value, round_nearest(value, self._half))
+
+    def _store_both(self, value: Any, weight: Any) -> None:
+        self.remainder.assign(self._split(value, weight))
         self.weight.assign(weight)
 
     def load(self, value: Any) -> None:
         value = ops.convert_to_tensor(value, "float32")
-        self.remainder.assign(split(value, round_nearest(value, self._half)))
+        self.remainder.assign(self._split(value, round_nearest(value, self._half)))
+
+    def _split(self, value: Any, weight: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(self.remainder.dtype)
+        return split(value, weight, dtype)
+
+
+class Int8RemainderMaster(RemainderMaster):
+    """A master of 24 bits: its weight and a remainder of 8, rounded stochastically.
+
+    What is assigned or loaded is rounded to nearest, so that it stays what it is.
+    """
+
+    def store(self, value: Any, noise: Any) -> None:
+        bits = random_bits(self.shape, noise, STREAM_OF_WEIGHTS)
+        self._store_both(*round_to_24_bits(value, self._half, bits))
 
 
 class WeightOnlyMaster(StoredMaster):
@@ -241,9 +264,17 @@ def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
     return [masters[id(variable)] for variable in variables]
 
 
+# Of each form: the class of a master, and the dtype of its remainder.
+REMAINDERS: dict[str | None, tuple[type[RemainderMaster], str]] = {
+    "remainders": (RemainderMaster, "int16"),
+    "int8_remainders": (Int8RemainderMaster, "int8"),
+}
+
+
 def _new_master(weight: Any, form: str | None) -> Any:
-    if form == "remainders":
-        return RemainderMaster(weight, create_master(weight, "int16"))
+    if form in REMAINDERS:
+        of_form, dtype = REMAINDERS[form]
+        return of_form(weight, create_master(weight, dtype))
     return WeightOnlyMaster(weight) if form is None else create_master(weight)
 
 

@@ -452,7 +452,7 @@ def wrap(
             Defaults to `"dynamic"`.
         rounding: `"nearest"` (to even) or `"stochastic"`, how masters become
             weights. Defaults to `"nearest"`.
-        seed: int, of stochastic rounding. Defaults to 0.
+        seed: int, of all stochastic rounding. Defaults to 0.
         all_reduce_dtype: `"float32"` or `"float16"`, in which the replicas of a
             `tf.distribute.Strategy` sum their gradients. FP16 halves the traffic. The
             error of a sum over n replicas is at most n roundings of the sum of the
@@ -463,6 +463,10 @@ def wrap(
         masters: how the masters of 16-bit weights are stored. `"float32"`: as FP32
             variables. `"remainders"`: as what the weights lack, in 16 bits; the values
             are the same but in the cases that docs/guides/optimizer_state.md lists.
+            `"int8_remainders"`: the same in 8 bits, for masters of 24 bits. Each update
+            is rounded to these stochastically, with a mean error of zero and an error
+            of less than one unit in the 24th bit; two, near the middle between two
+            weights.
             None: no masters; each update rounds the weights stochastically, and needs
             `rounding="stochastic"`. Defaults to `"float32"`.
         state: how the optimizer's own variables, such as the moments of Adam, are

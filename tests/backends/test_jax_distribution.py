@@ -128,6 +128,7 @@ INT8 = keras_mp.Int8State(least_size=1, least_rank=1, excluded=())
 FORMS = {
     "FP32": ({}, ["", "_momentum"], []),
     "remainders": ({"masters": "remainders"}, ["", "_momentum"], []),
+    "int8 remainders": ({"masters": "int8_remainders"}, ["", "_momentum"], []),
     "int8": ({"state": INT8}, ["", "_momentum"], ["_momentum_exponents"]),
     "both": (
         {"masters": "remainders", "state": INT8},

@@ -19,8 +19,10 @@ import keras_mp
 ALL = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
 FORMS = {
     "remainders": {"masters": "remainders"},
+    "int8 remainders": {"masters": "int8_remainders"},
     "int8": {"state": ALL},
     "both": {"masters": "remainders", "state": ALL},
+    "both in int8": {"masters": "int8_remainders", "state": ALL},
     "no masters": {"masters": None, "rounding": "stochastic"},
 }
 # XLA contracts a product and a sum into one rounding; compare test_optimizers.py.

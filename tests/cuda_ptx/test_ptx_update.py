@@ -25,6 +25,8 @@ COMPRESSED = [
     Variable(33, "Float", form="master", coded=True),
     Variable(64, "Half", "Bfloat16", coded=True),
     Variable(66, "Float", "Bfloat16", "weight, remainder", offset=4),
+    Variable(4099, form="weight, short remainder", coded=True, decays=True),
+    Variable(66, "Float", "Bfloat16", "weight, short remainder", offset=1),
 ]
 FORMS = {"plain": PLAIN, "compressed": COMPRESSED}
 # The compiler makes almost the same PTX for sm_75 as for sm_70, and for sm_90 as for

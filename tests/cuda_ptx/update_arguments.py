@@ -59,6 +59,7 @@ class MasterPair(ctypes.Structure):
         ("type", ctypes.c_int32),
         ("weight", Pointer),
         ("remainder", Pointer),
+        ("short_remainder", Pointer),
     )
 
 

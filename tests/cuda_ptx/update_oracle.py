@@ -8,6 +8,9 @@ F32 = np.float32
 LARGEST = {"Half": F32(65504), "Bfloat16": F32(2**128 - 2**120)}
 # The least exponent whose ulp is a number of its own, and the bits of fraction.
 GRIDS = {"Half": (-14, 10), "Bfloat16": (-119, 7)}
+# The same of masters of 24 bits, and the largest.
+MASTERS = {"Half": (-14, 18), "Bfloat16": (-110, 15)}
+LARGEST_MASTERS = {"Half": 65504 + 127 / 8, "Bfloat16": float.fromhex("0x1.fefep127")}
 LEAST_NORMAL = {"s": -14, "u": -30}  # the exponents of keras_mp/update.h's c
 
 
@@ -75,6 +78,48 @@ def split(master, element):
         fixed = np.clip(fixed, -32768, 32767)
         rest = np.where(np.abs(w) <= 2**-14, fixed, rest)
     return weight, np.where(np.isfinite(w), rest, 0).astype(np.int16)
+
+
+def short_units(weight, element):
+    """How many units of a 16-bit remainder one of 8 bits has."""
+    is_fixed = (element == "Bfloat16") | (
+        np.abs(element_values(weight, element)) <= 2**-14
+    )
+    return np.where(is_fixed, 256, 32)
+
+
+def join_short(weight, remainder, element):
+    """The master of a weight and a remainder of 8 bits."""
+    wide = remainder.astype(np.int32) * short_units(weight, element)
+    return join(weight, wide, element)
+
+
+def split_short(master, element, random):
+    """The weight and the 8-bit remainder, rounded by 32 random bits each."""
+    limit = LARGEST_MASTERS[element]
+    x = clip(master.astype(np.float64), limit)
+    unit = ulp64(x, *MASTERS[element])
+    below = np.floor(x / unit)
+    x = (below + (np.ldexp(random >> 8, -24) < x / unit - below)) * unit
+    places = np.abs(x) / ulp64(x, *GRIDS[element])
+    nearest = np.rint(places)
+    is_half_way = places - np.floor(places) == 0.5
+    nearest = np.where(is_half_way, np.floor(places) + random % 2, nearest)
+    w = np.minimum(nearest * ulp64(x, *GRIDS[element]), LARGEST[element])
+    w = np.copysign(w, x).astype(F32)
+    weight = element_bits(w, element)
+    bits = x.astype(F32).view(np.int32).astype(np.int64) - w.view(np.int32)
+    is_fixed = (element == "Half") & (np.abs(w) <= 2**-14)
+    rest = np.where(is_fixed, np.ldexp(x - w, 40), bits) / short_units(weight, element)
+    rest = np.where(np.isfinite(w), np.clip(rest, -127, 127), 0)
+    return weight, rest.astype(np.int8)
+
+
+def ulp64(x, least, bits):
+    """The unit in the last place of x, with bits of fraction."""
+    _, exponent = np.frexp(x)
+    exponent = np.where(x == 0, least, exponent - 1)
+    return np.ldexp(1.0, np.maximum(exponent, least) - bits)
 
 
 def random_bits(u, count, stream):

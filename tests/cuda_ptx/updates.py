@@ -127,9 +127,13 @@ class Step:
         if "weight" in v.form:
             # Every third is not a rounding of its master.
             arrays["weight"] = element_bits(written, v.weight)
-        if "remainder" in v.form:
+        if v.form == "weight, remainder":
             arrays["remainder"] = self._random.integers(
                 -(2**15), 2**15, v.size, np.int16
+            )
+        if v.form == "weight, short remainder":
+            arrays["short remainder"] = self._random.integers(
+                -(2**7), 2**7, v.size, np.int8
             )
         if self.rounding == "stochastic" and v.form == "master, weight":
             arrays["uniforms"] = self._random.random(v.size, np.float32)
@@ -162,6 +166,7 @@ class Step:
             TYPES.index(v.weight),
             at.get("weight", 0),
             at.get("remainder", 0),
+            at.get("short remainder", 0),
         )
         uniforms = at.get("uniforms", 0)
         kinds = ("slot", "codes", "exponents")
@@ -184,6 +189,10 @@ class Step:
             master = widened(arrays["weight"], v.weight)
         elif v.form == "weight, remainder":
             master = oracle.join(arrays["weight"], arrays["remainder"], v.weight)
+        elif v.form == "weight, short remainder":
+            master = oracle.join_short(
+                arrays["weight"], arrays["short remainder"], v.weight
+            )
         elif v.form == "master":
             master = arrays["master"]
         else:
@@ -206,6 +215,11 @@ class Step:
                 after[f"slot {k}"] = slot
         if v.form == "weight, remainder":
             after["weight"], after["remainder"] = oracle.split(master, v.weight)
+        elif v.form == "weight, short remainder":
+            random = oracle.random_bits(u, v.size, MOST_SLOTS)
+            after["weight"], after["short remainder"] = oracle.split_short(
+                master, v.weight, random
+            )
         elif v.form == "weight":
             uniforms = oracle.uniforms_of(u, v.size)
             after["weight"] = oracle.cast(master, v.weight, uniforms)

@@ -22,6 +22,7 @@ FORMS = {
     "remainders": {"masters": "remainders"},
     "int8": {"state": ALL},
     "both": {"masters": "remainders", "state": ALL},
+    "both in int8": {"masters": "int8_remainders", "state": ALL},
     "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
 }
 COUNT, SIZE = 16, 2**22

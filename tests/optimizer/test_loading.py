@@ -16,6 +16,7 @@ FORMS = {
     "float32": {},
     "int8": {"state": keras_mp.Int8State(least_size=1, least_rank=1, excluded=())},
     "remainders": {"masters": "remainders"},
+    "int8 remainders": {"masters": "int8_remainders"},
     "no masters": {"masters": None, "rounding": "stochastic"},
 }
 
@@ -43,6 +44,7 @@ SAVED = {
     "wrapped, mixed_float16": ("mixed_float16", wrapped()),
     "wrapped, float16": ("float16", wrapped()),
     "wrapped, int8": ("float16", wrapped(form="int8")),
+    "wrapped, int8 remainders": ("float16", wrapped(form="int8 remainders")),
     "wrapped, no masters": ("float16", wrapped(form="no masters")),
 }
 LOADED = {
@@ -50,6 +52,7 @@ LOADED = {
     "mixed_float16": ("mixed_float16", wrapped()),
     "float16": ("float16", wrapped()),
     "remainders": ("float16", wrapped(form="remainders")),
+    "int8 remainders": ("float16", wrapped(form="int8 remainders")),
     "int8": ("float16", wrapped(form="int8")),
     "no masters": ("float16", wrapped(form="no masters")),
 }

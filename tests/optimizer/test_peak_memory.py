@@ -17,6 +17,7 @@ COUNTED = {
     "remainders": 14.0,
     "int8": 10.0625,
     "both": 8.0625,
+    "both in int8": 7.0625,
     "no masters, int8": 6.0625,
 }
 

@@ -242,9 +242,11 @@ def test_the_plain_route_stores_the_bits_of_the_kernel(rule, form):
     kernel = train(RULES[rule](), **FORMS[form])
     plain = train_without_a_kernel(RULES[rule](), **FORMS[form])
     if rule in ROUNDINGS_OF_NORMS:
-        # A weight without a master is rounded. There are four steps.
+        # A weight without a master is rounded, and a master of 24 bits, below 4 here,
+        # may be rounded to the other neighbour. There are four steps.
         bound = 4 * ROUNDINGS_OF_NORMS[rule] * 2.0**-23
-        atol = 2.0**-10 if FORMS[form]["masters"] is None else bound
+        rounded = {None: 2.0**-10, "int8_remainders": 4 * 2.0**-17}
+        atol = rounded.get(FORMS[form]["masters"], bound)
         for one, other in zip(values(*plain)[3:], values(*kernel)[3:], strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=atol)
     else:
@@ -318,8 +320,10 @@ def test_bytes_per_parameter():
     assert totals == {
         "masters": 16.0,
         "remainders": 14.0,
+        "int8 remainders": 13.0,
         "int8": 10.0625,
         "both": 8.0625,
+        "both in int8": 7.0625,
         "no masters": 12.0,
         "no masters, int8": 6.0625,
     }

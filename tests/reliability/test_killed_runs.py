@@ -46,6 +46,7 @@ ALL_IN_8_BITS = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
 # Optimizer state in fewer bytes, by the name of the route.
 FORMS = {
     "remainders": {"masters": "remainders", "state": ALL_IN_8_BITS},
+    "int8 remainders": {"masters": "int8_remainders", "state": ALL_IN_8_BITS},
     "no_masters": {"masters": None, "rounding": "stochastic", "state": ALL_IN_8_BITS},
 }
 

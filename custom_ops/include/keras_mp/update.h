@@ -54,6 +54,7 @@ struct GradientCheck {
 //   master                M; an FP32 variable is its own weight
 //   master, weight        M and W
 //   weight, remainder     W and the remainder r, which is what M has beyond W
+//   weight, short_remainder   the same in 8 bits, q: a master of 24 bits
 //   weight                W alone: M is W before a step, and rounded stochastically after
 //
 // Only pairs of a master and a weight can be synchronized and cast by themselves.
@@ -70,12 +71,22 @@ struct GradientCheck {
 // there M moves by its ulp towards W. Up to 2^-14 the error is at most 2^-41, or 2^-40
 // half-way above an even W; 0 for |M| >= 2^-17 elsewhere. A weight that something else
 // wrote keeps its remainder: M is at most half an ulp from it.
+//
+// q stands for r = 2^8 q; in FP16 for r = 2^5 q where |W| > 2^-14. So M is a number with
+// eight bits of fraction more than W: 18 in FP16, down to a spacing of 2^-32, and 15 in
+// bfloat16, down to 2^-125. After a step M is rounded to one of its two neighbours among
+// them, stochastically, with the random numbers of the weight: to nearest, updates below
+// half the spacing would be lost. q is between -127 and 127, so that no M is half-way
+// between two weights; one that comes to be there moves on to a neighbour on either side,
+// at random. So the expectation of M is its value before, and the error is less than the
+// spacing, or than twice that beside such a place.
 struct MasterPair {
   std::int64_t size = 0;
   float* master = nullptr;
   DataType type = DataType::kHalf;  // of the weight: kHalf or kBfloat16
   std::uint16_t* weight = nullptr;
   std::int16_t* remainder = nullptr;
+  std::int8_t* short_remainder = nullptr;
 };
 
 // How a master is rounded to its weight. Both ways saturate at the largest finite number.

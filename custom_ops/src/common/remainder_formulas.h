@@ -1,11 +1,14 @@
-// A master as its 16-bit weight and a remainder: keras_mp/update.h, MasterPair. `Machine`
-// is that of common/update_formulas.h, `Grid` the format of the weight.
+// A master as its 16-bit weight and a remainder of 16 or 8 bits: keras_mp/update.h,
+// MasterPair. `Machine` is that of common/update_formulas.h, `Grid` the format of the
+// weight.
 
 #ifndef KERAS_MP_SRC_COMMON_REMAINDER_FORMULAS_H_
 #define KERAS_MP_SRC_COMMON_REMAINDER_FORMULAS_H_
 
 #include "common/half.h"
 #include "common/host_device.h"
+#include "common/noise.h"
+#include "common/update_formulas.h"
 
 namespace keras_mp {
 
@@ -42,6 +45,11 @@ struct RemainderFormulas {
     return IsNotFinite(magnitude) ? Ints{} : remainder;
   }
 
+  // Whether the remainder of a weight is a fixed-point number.
+  static KERAS_MP_HOST_DEVICE auto IsFixed(Float weight) {
+    return IsFixed(Magnitude(Machine::Bits(weight)));
+  }
+
  private:
   static constexpr float kFixedUnit = 0x1p-40f;
 
@@ -74,6 +82,55 @@ struct RemainderFormulas {
     const Float shifted = x + 0x3p22f;
     return Machine::AsInts(Machine::Bits(shifted) - 0x4b400000u);
   }
+};
+
+// A remainder of 8 bits stands for one of 16 bits, a multiple of 2^8, or of 2^5 where
+// that is not fixed-point in FP16.
+template <class Machine, class Grid>
+struct ShortRemainderFormulas {
+  using Float = typename Machine::Float;
+  using Ints = typename Machine::Ints;
+  using Words = typename Machine::Words;
+
+  static KERAS_MP_HOST_DEVICE Float Join(Float weight, Ints remainder) {
+    if constexpr (Grid::kFixedUpTo > 0) {
+      const Ints fixed = remainder * (1 << 8), moved = remainder * (1 << 5);
+      return Long::Join(weight, Long::IsFixed(weight) ? fixed : moved);
+    }
+    return Long::Join(weight, remainder * (1 << 8));
+  }
+
+  // The master rounded to 24 bits, stochastically.
+  static KERAS_MP_HOST_DEVICE Float Round(Float master, const Noise<Machine>& noise,
+                                          Words index) {
+    return Formulas::template RoundStochastic<typename Grid::Masters>(
+        master, noise.Uniform(index));
+  }
+
+  // A number whose nearest weight is that of a master of 24 bits: the master, which moves
+  // to a random side where it is half-way between two weights.
+  static KERAS_MP_HOST_DEVICE Float OffHalfWay(Float master, const Noise<Machine>& noise,
+                                               Words index) {
+    const Words bit = noise.Bits(index) & 1u;
+    return master * (bit == 0u ? Float{} + 0x1.fffffcp-1f : Float{} + 0x1.000002p0f);
+  }
+
+  // The remainder of a master of 24 bits and its weight. Half-way to another weight it is
+  // a unit nearer to its own.
+  static KERAS_MP_HOST_DEVICE Ints Split(Float master, Float weight) {
+    const Ints remainder = Long::Split(master, weight);
+    Ints units = remainder >> 8;
+    if constexpr (Grid::kFixedUpTo > 0) {
+      units = Long::IsFixed(weight) ? units : remainder >> 5;
+    }
+    const Ints most = Ints{} + 127;
+    units = units > most ? most : units;
+    return units < -most ? -most : units;
+  }
+
+ private:
+  using Long = RemainderFormulas<Machine, Grid>;
+  using Formulas = UpdateFormulas<Machine>;
 };
 
 }  // namespace keras_mp

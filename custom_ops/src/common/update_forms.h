@@ -34,8 +34,10 @@ inline Status CheckForms(const Update& update) {
     const Parameter& parameter = update.parameters[i];
     if (parameter.gradient.size == 0) continue;
     const MasterPair& pair = parameter.pair;
-    const bool is_master = pair.master && !pair.remainder;
-    if (!is_master && (pair.master || !pair.weight || parameter.uniforms)) {
+    const int masters = (pair.master != nullptr) + (pair.remainder != nullptr) +
+                        (pair.short_remainder != nullptr);
+    const bool has_own_weight = pair.weight && !parameter.uniforms;
+    if (masters > 1 || (!pair.master && !has_own_weight)) {
       return {StatusCode::kInvalidArgument,
               "a variable has a master, a master and a weight, a weight and a remainder, "
               "or a weight alone; uniforms are for a master and a weight"};

@@ -31,6 +31,21 @@
 
 namespace keras_mp {
 
+// The formats of masters of 24 bits, which have eight more bits of fraction than those of
+// their weights: as below. The largest is the largest weight with the largest remainder.
+// A number next to a master of bfloat16 weights, up or down, is at least 2^-126.
+struct HalfMasterGrid {
+  static constexpr float kLargest = 65519.875f;
+  static constexpr float kSmallestPower = 0x1p-14f;
+  static constexpr float kEpsilon = 0x1p-18f;
+};
+
+struct Bfloat16MasterGrid {
+  static constexpr float kLargest = 0x1.fefep127f;
+  static constexpr float kSmallestPower = 0x1p-110f;
+  static constexpr float kEpsilon = 0x1p-15f;
+};
+
 // The 16-bit formats: the largest finite number; the machine epsilon, which is the ulp of
 // 1; and the power of two below which the ulp no longer shrinks. That of FP16 is its
 // smallest normal number. Bfloat16 has smaller ulps, down to 2^-133, but a processor that
@@ -38,6 +53,7 @@ namespace keras_mp {
 // magnitude up to which the remainders of MasterPair are fixed-point numbers; elsewhere
 // they lie between kLeastRemainder and kMostRemainder.
 struct HalfGrid {
+  using Masters = HalfMasterGrid;
   static constexpr float kLargest = 65504.0f;
   static constexpr float kSmallestPower = 0x1p-14f;
   static constexpr float kEpsilon = 0x1p-10f;
@@ -47,6 +63,7 @@ struct HalfGrid {
 };
 
 struct Bfloat16Grid {
+  using Masters = Bfloat16MasterGrid;
   static constexpr float kLargest = 0x1.fep127f;
   static constexpr float kSmallestPower = 0x1p-119f;
   static constexpr float kEpsilon = 0x1p-7f;

@@ -220,13 +220,15 @@ absl::Status UpdateArguments::CheckMaster(const std::vector<TensorSpec>& inputs,
                                           int i) const {
   const tensorflow::DataType dtype = inputs[master(i)].dtype;
   const bool has_weight = weight(i) >= 0;
+  const bool is_remainder =
+      dtype == tensorflow::DT_INT16 || dtype == tensorflow::DT_INT8;
   const bool fits = dtype == tensorflow::DT_FLOAT ||
-                    (!is_stochastic_ && dtype == tensorflow::DT_INT16 && has_weight) ||
+                    (!is_stochastic_ && is_remainder && has_weight) ||
                     (!is_stochastic_ && Has16Bits(dtype) && !has_weight);
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "a master must be float32, the int16 remainder of a weight, or a 16-bit variable "
-      "without a weight; uniforms are for float32 masters alone. Received: master ",
+      "a master must be float32, the int16 or int8 remainder of a weight, or a 16-bit "
+      "variable without a weight; uniforms are for float32 masters alone. Received: master ",
       i, ": ", DataTypeString(dtype), has_weight ? " with" : " without", " a weight, ",
       is_stochastic_ ? "with" : "without", " uniforms"));
 }

@@ -55,7 +55,8 @@ absl::Status DuplicateVariable();
 // The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
 // gradients, masters, the first slots of all masters, the second slots and so on, as many
 // as the rule has, weights, exponents, uniforms, powers. The dtype of a master tells how it
-// is held: FP32; int16, the remainder of its weight; or 16 bits, a weight without a master.
+// is held: FP32; int16 or int8, the remainder of its weight; or 16 bits, a weight without a
+// master.
 // That of a slot: FP32, or uint8, the codes; or any, where the rule has no use for it.
 class UpdateArguments {
  public:

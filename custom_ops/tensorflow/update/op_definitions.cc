@@ -75,8 +75,8 @@ REGISTER_OP("KerasMp>CastMasters")
          "nearest even.");
 
 // The k-th weight is the 16-bit weight of masters[weight_of[k]]; the other masters are
-// weights themselves. A master of int16 is the remainder of its weight. Slots are FP32, or
-// uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]]. The powers
+// weights themselves. A master of int16 or int8 is the remainder of its weight. Slots are
+// FP32, or uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]]. The powers
 // of gradients[power_of[k]] are powers[k].
 // `hyperparameters` are the fields of UpdateHyperparameters.
 REGISTER_OP("KerasMp>UpdateVariables")

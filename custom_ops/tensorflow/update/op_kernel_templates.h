@@ -37,6 +37,8 @@ inline MasterPair AsPair(Tensor& master, Tensor* weight) {
     pair.master = master.flat<float>().data();
   } else if (master.dtype() == tensorflow::DT_INT16) {
     pair.remainder = master.flat<std::int16_t>().data();
+  } else if (master.dtype() == tensorflow::DT_INT8) {
+    pair.short_remainder = master.flat<std::int8_t>().data();
   } else {
     weight = &master;
   }

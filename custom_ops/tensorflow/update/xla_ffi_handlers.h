@@ -92,7 +92,8 @@ class Buffers {
   bool HasMaster(int master, int weight) const {
     if (weight < 0 && Has16Bits(master)) return true;
     const bool is_remainder = weight >= 0 && Has16Bits(weight) &&
-                              Has(master, ffi::S16, Size(weight));
+                              (Has(master, ffi::S16, Size(weight)) ||
+                               Has(master, ffi::S8, Size(weight)));
     return is_remainder || HasPair(master, weight);
   }
 
@@ -111,6 +112,8 @@ class Buffers {
       weight = master;
     } else if (buffers_[master].element_type() == ffi::S16) {
       pair.remainder = Data<std::int16_t>(master);
+    } else if (buffers_[master].element_type() == ffi::S8) {
+      pair.short_remainder = Data<std::int8_t>(master);
     } else {
       pair.master = Data<float>(master);
     }

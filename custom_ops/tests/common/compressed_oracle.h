@@ -45,6 +45,51 @@ inline std::int16_t RemainderOf(DataType type, float master, std::uint16_t weigh
   return static_cast<std::int16_t>(std::clamp(units, -32768.0, 32767.0));
 }
 
+// How many of the smallest steps of a 16-bit remainder one of 8 bits has.
+inline int ShortUnit(DataType type, float weight) {
+  return type == DataType::kHalf && !HasFixedRemainder(type, weight) ? 32 : 256;
+}
+
+inline float JoinedShort(DataType type, std::uint16_t weight, std::int8_t remainder) {
+  const int unit = ShortUnit(type, From16(type, weight));
+  return JoinedMaster(type, weight, static_cast<std::int16_t>(remainder * unit));
+}
+
+// The unit in the last place of x, with `bits` of fraction from 2^`least` on.
+inline double UnitOf(double x, int least, int bits) {
+  return std::ldexp(1.0, std::max(x == 0 ? least : std::ilogb(x), least) - bits);
+}
+
+struct ShortPair {
+  std::uint16_t weight;
+  std::int8_t remainder;
+};
+
+// A master rounded to 24 bits, as its weight and remainder. `random`: 32 random bits.
+inline ShortPair SplitShort(DataType type, float master, std::uint32_t random) {
+  if (std::isnan(master)) return {To16(type, master), 0};
+  const bool is_half = type == DataType::kHalf;
+  const double most = is_half ? 65504 + 127 * 0x1p-3 : 0x1.fep127 + 127 * 0x1p112;
+  const double limited = std::clamp<double>(master, -most, most);
+  const double unit = is_half ? UnitOf(limited, -14, 18) : UnitOf(limited, -110, 15);
+  const double places = limited / unit, below = std::floor(places);
+  const bool goes_up = std::ldexp(random >> 8, -24) < places - below;
+  const double rounded = std::copysign((below + goes_up) * unit, below + goes_up);
+  const double ulp = is_half ? UnitOf(rounded, -14, 10) : UnitOf(rounded, -119, 7);
+  const double in_ulps = std::abs(rounded) / ulp, floor = std::floor(in_ulps);
+  double nearest = std::nearbyint(in_ulps);
+  if (in_ulps - floor == 0.5) nearest = floor + random % 2;
+  const auto w = static_cast<float>(
+      std::min(nearest * ulp, is_half ? 65504.0 : 0x1.fep127));
+  const float weight = std::copysign(w, static_cast<float>(rounded));
+  const double difference =
+      HasFixedRemainder(type, weight)
+          ? std::ldexp(rounded - weight, 40)
+          : 1.0 * BitsOf(static_cast<float>(rounded)) - 1.0 * BitsOf(weight);
+  const double q = std::clamp(difference / ShortUnit(type, weight), -127.0, 127.0);
+  return {To16(type, weight), static_cast<std::int8_t>(q)};
+}
+
 // The 32 random bits of an element in a stream of a step.
 inline std::uint32_t RandomBits(const UpdateHyperparameters& u, std::int64_t index,
                                 int stream) {

@@ -21,7 +21,7 @@
 namespace keras_mp {
 
 // How a variable holds its master.
-enum class Form { kMaster, kPair, kRemainder, kWeight };
+enum class Form { kMaster, kPair, kRemainder, kShortRemainder, kWeight };
 
 template <class Device>
 class CompressedSuite {
@@ -34,6 +34,9 @@ class CompressedSuite {
     TestSkippedStep();
     TestMastersStay(masters);
     TestMasterByHand();
+    TestShortMastersStay(masters);
+    TestShortMasterByHand();
+    TestShortMastersAreUnbiased();
     TestEveryCodeStays();
     TestEncodeByHand();
     TestSecondMomentsNeverVanish();
@@ -59,7 +62,8 @@ class CompressedSuite {
           gradient(size, Skipped(random)),
           master(size, Skipped(random)),
           weight(size, Skipped(random)),
-          remainder(size, Skipped(random)) {
+          remainder(size, Skipped(random)),
+          short_remainder(size, Skipped(random)) {
       for (int k = 0; k < kMostSlots; ++k) {
         is_coded[k] = false;
         values.emplace_back(size, Skipped(random));
@@ -83,6 +87,7 @@ class CompressedSuite {
       if (form == Form::kMaster || form == Form::kPair) pair.master = master.data();
       if (form != Form::kMaster) pair.weight = weight.data();
       if (form == Form::kRemainder) pair.remainder = remainder.data();
+      if (form == Form::kShortRemainder) pair.short_remainder = short_remainder.data();
       for (int k = 0; k < SlotsOf(rule); ++k) {
         if (is_coded[k]) {
           parameter.slots[k] = {nullptr, codes[k].data(), exponents[k].data()};
@@ -96,6 +101,7 @@ class CompressedSuite {
     bool is_whole() const {
       const auto whole = [](const auto& array) { return array.is_whole(); };
       return whole(gradient) && whole(master) && whole(weight) && whole(remainder) &&
+             whole(short_remainder) &&
              std::all_of(values.begin(), values.end(), whole) &&
              std::all_of(codes.begin(), codes.end(), whole) &&
              std::all_of(exponents.begin(), exponents.end(), whole);
@@ -107,6 +113,7 @@ class CompressedSuite {
     Array<float> gradient, master;
     Array<std::uint16_t> weight;
     Array<std::int16_t> remainder;
+    Array<std::int8_t> short_remainder;
     std::vector<Array<float>> values;
     std::vector<Array<std::uint8_t>> codes, exponents;
   };
@@ -115,7 +122,7 @@ class CompressedSuite {
 
   // One number in eight is special.
   static Variable MakeVariable(UpdateRule rule, std::int64_t size, std::mt19937& random) {
-    Variable variable(static_cast<Form>(random() % 4), kTypes[random() % 2], size,
+    Variable variable(static_cast<Form>(random() % 5), kTypes[random() % 2], size,
                       random);
     std::normal_distribution<float> normal;
     const auto number = [&](float usual, const auto& special) {
@@ -137,6 +144,8 @@ class CompressedSuite {
       variable.master[i] = number(number(normal(random), kSmall), kLarge);
       variable.weight[i] = To16(variable.type, variable.master[i]);
       variable.remainder[i] = static_cast<std::int16_t>(random() % 4 ? random() : 0);
+      variable.short_remainder[i] =
+          static_cast<std::int8_t>(random() % 4 ? random() : 0);
       float slots[kMostSlots];
       for (float& slot : slots) slot = number(normal(random), kSmall);
       MakePossible(rule, slots);
@@ -186,6 +195,8 @@ class CompressedSuite {
         master = SyncedMaster(type, weight, master, Rounding::kNearest);
       } else if (variable.form == Form::kRemainder) {
         master = JoinedMaster(type, weight, variable.remainder[i]);
+      } else if (variable.form == Form::kShortRemainder) {
+        master = JoinedShort(type, weight, variable.short_remainder[i]);
       } else if (variable.form == Form::kWeight) {
         master = From16(type, weight);
       }
@@ -209,6 +220,10 @@ class CompressedSuite {
       }
       if (variable.form == Form::kRemainder) {
         variable.remainder[i] = RemainderOf(type, master, weight);
+      } else if (variable.form == Form::kShortRemainder) {
+        const ShortPair split = SplitShort(type, master, RandomBits(u, i, kMostSlots));
+        weight = split.weight;
+        variable.short_remainder[i] = split.remainder;
       }
     }
     for (int k = 0; k < kMostSlots; ++k) {
@@ -241,6 +256,9 @@ class CompressedSuite {
       EXPECT(after.remainder[i] == expected.remainder[i],
              "%s rule %d: remainder %d, expected %d", name, number, after.remainder[i],
              expected.remainder[i]);
+      EXPECT(after.short_remainder[i] == expected.short_remainder[i],
+             "%s rule %d: short remainder %d, expected %d", name, number,
+             after.short_remainder[i], expected.short_remainder[i]);
       for (int k = 0; k < kMostSlots; ++k) {
         EXPECT(SameNumber(after.values[k][i], expected.values[k][i]),
                "%s rule %d: slot %d: %.9g, expected %.9g", name, number, k,
@@ -300,13 +318,15 @@ class CompressedSuite {
   }
 
   // A step of SGD from 0 to the master, the negative gradient.
-  Variable SplitMasters(DataType type, const std::vector<float>& masters) {
+  Variable SplitMasters(DataType type, const std::vector<float>& masters,
+                        Form form = Form::kRemainder,
+                        const UpdateHyperparameters& noise = {}) {
     std::mt19937 random(13);
     const auto size = static_cast<std::int64_t>(masters.size());
-    Variables variables = {Variable(Form::kRemainder, type, size, random)};
+    Variables variables = {Variable(form, type, size, random)};
     Variable& variable = variables[0];
     for (std::int64_t i = 0; i < size; ++i) variable.gradient[i] = -masters[i];
-    UpdateHyperparameters u;
+    UpdateHyperparameters u = noise;
     u.learning_rate = 1;
     ExpectOk(Run(UpdateRule::kSgd, u, variables));
     return variable;
@@ -376,6 +396,97 @@ class CompressedSuite {
       const float found = JoinedMaster(one.type, split.weight[0], split.remainder[0]);
       EXPECT(SameNumber(found, one.expected), "%s: %.9g became %.9g, expected %.9g",
              device_.Name(), one.master, found, one.expected);
+    }
+  }
+
+  // A step of 0 changes no master of 24 bits, whatever its random numbers, and its weight
+  // is its nearest. Bfloat16 masters below 2^-110, which are fixed-point, may move where
+  // they are beside a place half-way between two weights.
+  void TestShortMastersStay(int count) {
+    std::mt19937 random(20);
+    for (DataType type : kTypes) {
+      std::vector<float> masters;
+      while (masters.size() < static_cast<std::size_t>(count)) {
+        const float master = FromBits(static_cast<std::uint32_t>(random()));
+        const bool stays = type == DataType::kHalf || std::abs(master) >= 0x1p-110f;
+        if (std::isfinite(master) && stays) masters.push_back(master);
+      }
+      const Variable split =
+          SplitMasters(type, masters, Form::kShortRemainder, WithNoise({}, random));
+      Variables again = {split};
+      for (int i = 0; i < count; ++i) again[0].gradient[i] = 0;
+      ExpectOk(Run(UpdateRule::kSgd, WithNoise({}, random), again));
+      for (int i = 0; i < count; ++i) {
+        const std::uint16_t weight = split.weight[i];
+        const float joined = JoinedShort(type, weight, split.short_remainder[i]);
+        EXPECT(again[0].weight[i] == weight &&
+                   again[0].short_remainder[i] == split.short_remainder[i],
+               "%s: %.9g did not stay %.9g", device_.Name(), masters[i], joined);
+        EXPECT(Cast(type, joined, nullptr) == weight, "%s: weight %04x of %.9g",
+               device_.Name(), weight, joined);
+      }
+    }
+  }
+
+  void TestShortMasterByHand() {
+    constexpr DataType kHalf = DataType::kHalf, kBfloat16 = DataType::kBfloat16;
+    const MasterCase kCases[] = {
+        {kHalf, 0, 0},
+        {kHalf, 1 + 0x1p-18f, 1 + 0x1p-18f},
+        {kHalf, -1 + 0x1p-19f, -1 + 0x1p-19f},  // below a power of two
+        {kHalf, 65504 + 15, 65504 + 15},
+        {kHalf, 1e30f, 65519.875f},
+        {kHalf, -kInf, -65519.875f},
+        {kHalf, kNaN, kNaN},
+        {kHalf, 0x1p-14f + 0x1p-32f, 0x1p-14f + 0x1p-32f},
+        {kHalf, -0x1p-15f + 0x1p-32f, -0x1p-15f + 0x1p-32f},
+        {kHalf, 0x1p-32f, 0x1p-32f},
+        {kBfloat16, 1 + 0x1p-15f, 1 + 0x1p-15f},
+        {kBfloat16, 0x1p-125f, 0x1p-125f},
+        {kBfloat16, 3.4e38f, 0x1.fefep127f},
+        {kBfloat16, -kInf, -0x1.fefep127f},
+        {kBfloat16, kNaN, kNaN},
+    };
+    for (const MasterCase& one : kCases) {
+      const Variable split = SplitMasters(one.type, {one.master}, Form::kShortRemainder);
+      const float found =
+          JoinedShort(one.type, split.weight[0], split.short_remainder[0]);
+      EXPECT(SameNumber(found, one.expected), "%s: %.9g became %.9g, expected %.9g",
+             device_.Name(), one.master, found, one.expected);
+    }
+  }
+
+  // The mean over random numbers is the master, within five standard errors, also half-way
+  // between two weights and beside that.
+  void TestShortMastersAreUnbiased() {
+    constexpr int kTrials = 1000;
+    std::mt19937 random(21);
+    for (DataType type : kTypes) {
+      const double unit = type == DataType::kHalf ? 0x1p-18 : 0x1p-15;
+      std::vector<float> masters;
+      for (double place : {0.25, 126.5, 127.5, 128.0, 128.75, 129.5, 383.5, 384.0}) {
+        masters.push_back(static_cast<float>(1 + place * unit));
+        masters.push_back(static_cast<float>(-1 - place * unit));
+      }
+      std::vector<double> sums(masters.size());
+      for (int trial = 0; trial < kTrials; ++trial) {
+        const Variable split =
+            SplitMasters(type, masters, Form::kShortRemainder, WithNoise({}, random));
+        for (std::size_t i = 0; i < masters.size(); ++i) {
+          const double error =
+              double{JoinedShort(type, split.weight[i], split.short_remainder[i])} -
+              double{masters[i]};
+          EXPECT(std::abs(error) < 2 * unit, "%s: %.9g is off by %.9g", device_.Name(),
+                 masters[i], error);
+          sums[i] += error / unit;
+        }
+      }
+      // An error of less than two units has a deviation of one at most.
+      for (std::size_t i = 0; i < masters.size(); ++i) {
+        EXPECT(std::abs(sums[i] / kTrials) < 5 / std::sqrt(1.0 * kTrials),
+               "%s: %.9g is off by %.9g units in the mean", device_.Name(), masters[i],
+               sums[i] / kTrials);
+      }
     }
   }
 
@@ -546,6 +657,9 @@ class CompressedSuite {
     const auto with_master = [](Parameter& parameter, Variable& variable) {
       parameter.pair.master = variable.master.data();
     };
+    const auto with_two_remainders = [](Parameter& parameter, Variable& variable) {
+      parameter.pair.short_remainder = variable.short_remainder.data();
+    };
     const auto without_weight = [](Parameter& parameter, Variable&) {
       parameter.pair.weight = nullptr;
     };
@@ -557,6 +671,7 @@ class CompressedSuite {
     };
     EXPECT(!fails(UpdateRule::kMomentum, nothing), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, with_master), "%s", device_.Name());
+    EXPECT(fails(UpdateRule::kMomentum, with_two_remainders), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, without_weight), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, with_uniforms), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, without_exponents), "%s", device_.Name());

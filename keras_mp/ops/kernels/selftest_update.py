@@ -128,10 +128,11 @@ def _step(rule: str, slots: int) -> Callable[[Any], Tensors]:
 
 
 def _compressed_step(random: Any) -> Tensors:
-    """A step of Adam with masters as remainders and slots of 8 bits."""
+    """A step of Adam with masters as remainders of both sizes and slots of 8 bits."""
     weights = _variables(_numbers(random), "float16")
     remainders = [
-        tf.Variable(random.integers(-9, 9, size).astype("int16")) for size in SIZES
+        tf.Variable(random.integers(-9, 9, size).astype(dtype))
+        for size, dtype in zip(SIZES, ("int8", "int16"), strict=True)
     ]
     slots = [
         Codes(

@@ -176,7 +176,7 @@ def update_variables(
         finite: scalar bool tensor; where it is false, nothing is written.
         gradients: list of tensors.
         masters: list of variables, one for each gradient: the float32 masters, int16
-            remainders, or 16-bit weights that have neither.
+            or int8 remainders, or 16-bit weights that have none of these.
         slots: list of float32 variables, or of what has the uint8 variables `codes` and
             `exponents`: the first slot of each master, then the second slot of each, as
             many as the rule has. What it has no use for may be any variable.

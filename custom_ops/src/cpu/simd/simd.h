@@ -68,7 +68,22 @@ struct Single {
   }
 };
 
-// Signed integers, which are vectors of Ints. Store saturates.
+// Signed integers, which are vectors of Ints. Int16 saturates; Int8 takes what fits.
+template <class Simd>
+struct Int8 {
+  using Element = std::int8_t;
+  using Ints = typename Simd::Ints;
+  using Words = typename Simd::Words;
+  static Ints Load(const Element* x) {
+    const Words bytes = Simd::LoadBytes(reinterpret_cast<const std::uint8_t*>(x));
+    return reinterpret_cast<Ints>(bytes << 24) >> 24;
+  }
+  static void Store(Element* to, Ints v) {
+    Simd::StoreBytes(reinterpret_cast<std::uint8_t*>(to),
+                     reinterpret_cast<Words>(v) & 0xffu);
+  }
+};
+
 template <class Simd>
 struct Int16 {
   using Element = std::int16_t;

@@ -9,7 +9,8 @@
 
 namespace keras_mp {
 
-// kCount adjacent whole vectors. Elements of 16 bits are of the Format, or signed integers.
+// kCount adjacent whole vectors. Elements of 16 bits are of the Format, or signed
+// integers, and those of 8 bits signed integers.
 template <class Simd, class Format, int kCount>
 struct WholeVectors {
   using Float = typename Simd::Float;
@@ -33,6 +34,12 @@ struct WholeVectors {
   }
   void Store(std::int16_t* to, int i, Ints v) const {
     Int16<Simd>::Store(to + i * Simd::kWidth, v);
+  }
+  Ints Load(const std::int8_t* x, int i) const {
+    return Int8<Simd>::Load(x + i * Simd::kWidth);
+  }
+  void Store(std::int8_t* to, int i, Ints v) const {
+    Int8<Simd>::Store(to + i * Simd::kWidth, v);
   }
   Float Fill(Float v, float) const { return v; }
 };
@@ -63,6 +70,12 @@ struct TailVector {
   }
   void Store(std::int16_t* to, int, Ints v) const {
     StorePartial<Simd, Int16<Simd>>(to, v, count);
+  }
+  Ints Load(const std::int8_t* x, int) const {
+    return LoadPartial<Simd, Int8<Simd>>(x, count);
+  }
+  void Store(std::int8_t* to, int, Ints v) const {
+    StorePartial<Simd, Int8<Simd>>(to, v, count);
   }
   Float Fill(Float v, float rest) const {
     Ints lane;

@@ -40,6 +40,13 @@ struct UpdateKernel {
                std::int64_t n, float* master);
   void (*split)(const float* master, DataType type, std::int64_t n,
                 std::uint16_t* weight, std::int16_t* remainder);
+  // The same with remainders of 8 bits, and random numbers for the elements from the index
+  // `first` on.
+  void (*join_short)(const std::uint16_t* weight, const std::int8_t* remainder,
+                     DataType type, std::int64_t n, float* master);
+  void (*split_short)(const float* master, DataType type, std::int64_t n,
+                      std::uint32_t first, const UpdateHyperparameters& hyperparameters,
+                      std::uint16_t* weight, std::int8_t* remainder);
   // Expands and compresses slots, from the index `first` on, a multiple of kSlotGroup.
   void (*decode)(SlotCode code, const std::uint8_t* codes, const std::uint8_t* exponents,
                  std::int64_t n, float* to);

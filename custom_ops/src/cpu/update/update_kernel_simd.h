@@ -337,6 +337,21 @@ struct UpdateOf {
                             : BfloatRemainders::Split(master, n, weight, remainder);
   }
 
+  static void JoinShort(const std::uint16_t* weight, const std::int8_t* remainder,
+                        DataType type, std::int64_t n, float* master) {
+    type == DataType::kHalf ? HalfRemainders::Join(weight, remainder, n, master)
+                            : BfloatRemainders::Join(weight, remainder, n, master);
+  }
+
+  static void SplitShort(const float* master, DataType type, std::int64_t n,
+                         std::uint32_t first, const UpdateHyperparameters& u,
+                         std::uint16_t* weight, std::int8_t* remainder) {
+    const Noise<VectorMachine<Simd>> noise(u, kMostSlots);
+    type == DataType::kHalf
+        ? HalfRemainders::SplitShort(master, n, first, noise, weight, remainder)
+        : BfloatRemainders::SplitShort(master, n, first, noise, weight, remainder);
+  }
+
   static void Decode(SlotCode code, const std::uint8_t* codes,
                      const std::uint8_t* exponents, std::int64_t n, float* to) {
     code == SlotCode::kSigned ? SignedSlot::Decode(codes, exponents, n, to)
@@ -380,6 +395,7 @@ constexpr UpdateKernel kUpdateKernel = {
     UpdateOf<Simd>::SyncMasters, UpdateOf<Simd>::Cast,
     UpdateOf<Simd>::CastWithNoise,
     UpdateOf<Simd>::Join,        UpdateOf<Simd>::Split,
+    UpdateOf<Simd>::JoinShort,   UpdateOf<Simd>::SplitShort,
     UpdateOf<Simd>::Decode,      UpdateOf<Simd>::Encode,
     UpdateOf<Simd>::Step,
     UpdateOf<Simd>::SingleBlock::LambSlots,

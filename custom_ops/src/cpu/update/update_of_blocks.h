@@ -47,6 +47,8 @@ class UpdateOfBlocks {
     const std::uint16_t* const weight = Offset(pair_.weight, at);
     if (pair_.remainder) {
       kernel_.join(weight, pair_.remainder + at, pair_.type, n, buffer);
+    } else if (pair_.short_remainder) {
+      kernel_.join_short(weight, pair_.short_remainder + at, pair_.type, n, buffer);
     } else if (!master) {
       kernel_.unscale(weight, pair_.type, n, 1, buffer);
     } else if (weight) {
@@ -59,6 +61,9 @@ class UpdateOfBlocks {
     std::uint16_t* const weight = Offset(pair_.weight, at);
     if (pair_.remainder) {
       kernel_.split(master, pair_.type, n, weight, pair_.remainder + at);
+    } else if (pair_.short_remainder) {
+      kernel_.split_short(master, pair_.type, n, Low(at), u_, weight,
+                          pair_.short_remainder + at);
     } else if (!pair_.master) {
       kernel_.cast_with_noise(master, weight, pair_.type, n, Low(at), u_);
     } else if (weight) {

@@ -30,16 +30,27 @@ __device__ __forceinline__ void ReadMaster(const MasterPair& pair, Span span,
     return;
   }
   Bits16 weight[kFour], remainder[kFour] = {};
+  unsigned char short_remainder[kFour] = {};
   Read(pair.weight, span, weight);
   const bool has_remainder = pair.remainder != nullptr;
+  const bool has_short_remainder = pair.short_remainder != nullptr;
   if (has_remainder) Read(reinterpret_cast<const Bits16*>(pair.remainder), span, remainder);
+  if (has_short_remainder) {
+    Read(reinterpret_cast<const unsigned char*>(pair.short_remainder), span,
+         short_remainder);
+  }
   InFormat(pair.type, [&](auto format) {
     using Remainder = RemainderFormulas<ThreadMachine, GridOf<decltype(format)>>;
+    using ShortRemainder =
+        ShortRemainderFormulas<ThreadMachine, GridOf<decltype(format)>>;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       const float w = Widen(format, weight[i]);
       const auto r = static_cast<std::int16_t>(remainder[i]);
-      master[i] = has_remainder ? Remainder::Join(w, r) : w;
+      const auto q = static_cast<std::int8_t>(short_remainder[i]);
+      master[i] = has_remainder         ? Remainder::Join(w, r)
+                  : has_short_remainder ? ShortRemainder::Join(w, q)
+                                        : w;
     }
   });
 }
@@ -54,18 +65,29 @@ __device__ __forceinline__ void WriteMaster(const MasterPair& pair, Span span,
     return;
   }
   Bits16 weight[kFour], remainder[kFour];
+  unsigned char short_remainder[kFour];
   const bool has_remainder = pair.remainder != nullptr;
+  const bool has_short_remainder = pair.short_remainder != nullptr;
   InFormat(pair.type, [&](auto format) {
     using Grid = GridOf<decltype(format)>;
     using Remainder = RemainderFormulas<ThreadMachine, Grid>;
+    using ShortRemainder = ShortRemainderFormulas<ThreadMachine, Grid>;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
       if (has_remainder) {
         weight[i] = RoundNearest(format, master[i]);
         const int r = Remainder::Split(master[i], Widen(format, weight[i]));
         remainder[i] = static_cast<Bits16>(r < -32768 ? -32768 : (r > 32767 ? 32767 : r));
+        continue;
+      }
+      const auto index = static_cast<unsigned>(span.at + i);
+      if (has_short_remainder) {
+        const float m = ShortRemainder::Round(master[i], noise, index);
+        weight[i] = RoundNearest(format, ShortRemainder::OffHalfWay(m, noise, index));
+        short_remainder[i] = static_cast<unsigned char>(
+            ShortRemainder::Split(m, Widen(format, weight[i])));
       } else {
-        const float uniform = noise.Uniform(static_cast<unsigned>(span.at + i));
+        const float uniform = noise.Uniform(index);
         weight[i] =
             Round(format, Formulas::RoundStochastic<Grid>(master[i], uniform));
       }
@@ -73,6 +95,9 @@ __device__ __forceinline__ void WriteMaster(const MasterPair& pair, Span span,
   });
   Write(pair.weight, span, weight);
   if (has_remainder) Write(reinterpret_cast<Bits16*>(pair.remainder), span, remainder);
+  if (has_short_remainder) {
+    Write(reinterpret_cast<unsigned char*>(pair.short_remainder), span, short_remainder);
+  }
 }
 
 template <SlotCode kCode>
