@@ -32,7 +32,8 @@ a second moment, have five.
 
 They are rounded stochastically, hence without bias. To nearest, a second moment would
 never follow its gradients: a step changes it by 0.1%, and neighbours are 6 to 12%
-apart. Elements are cut off above 1.875 times the group's power of two. A positive
+apart. No element is above 1.875 times the group's power of two, the largest code: cut
+off there, a second moment that grows by 0.1% a step would never get beyond. A positive
 second moment is never stored as 0, since its root is a divisor: at least 2**-33 of that
 power remains.
 """
@@ -336,12 +337,18 @@ def decode(codes: Any, exponents: Any, is_signed: bool) -> Any:
 
 
 def _exponents_of(magnitude: Any) -> Any:
-    """Returns the biased exponent of the largest element of each group: int32."""
+    """Returns the biased exponent of each group: int32.
+
+    The least for which all elements are at most 1.875 times its power of two.
+    """
     (size,) = magnitude.shape
     padding = groups_in(size) * GROUP - size
     grouped = ops.reshape(ops.pad(magnitude, [(0, padding)]), (-1, GROUP))
-    exponents = ops.right_shift(bits_of(grouped, "int32"), 23)
-    return ops.minimum(ops.max(exponents, axis=1), _LARGEST_EXPONENT)
+    largest = ops.max(bits_of(grouped, "int32"), axis=1)
+    # The fraction of 1.875 is 0x700000: what is above has a carry.
+    exponents = shift_right(largest + 0x0FFFFF, 23)
+    exponents = ops.where(largest < _bits(2.0**-126), 0, exponents)
+    return ops.minimum(exponents, _LARGEST_EXPONENT)
 
 
 def _of_elements(exponents: Any, size: int) -> Any:

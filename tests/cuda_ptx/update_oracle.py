@@ -138,9 +138,13 @@ def uniforms_of(u, count):
 
 def group_exponents(x):
     """The exponent of each group of neighbouring numbers."""
-    exponents = (x.view(np.int32) & 0x7FFFFFFF) >> 23
+    magnitudes = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), np.inf)
     starts = np.arange(0, x.size, GROUP)
-    return np.minimum(np.maximum.reduceat(exponents, starts), 253).astype(np.uint8)
+    largest = np.minimum(np.maximum.reduceat(magnitudes, starts), 2.0**127)
+    fraction, exponent = np.frexp(largest)
+    exponents = exponent + 126 + (fraction > 1.875 / 2)
+    exponents = np.where(largest < 2.0**-126, 0, np.minimum(exponents, 253))
+    return exponents.astype(np.uint8)
 
 
 def decode(codes, exponents, kind):

@@ -40,7 +40,8 @@ def stored(x, is_signed, jit=False):
         "subnormal": (True, [1.0, 2.0**-14 * 3 / 8], [120, 3], 127),
         "of a second moment": (False, [1.0, 2.0**-30, 2.0**-33], [248, 8, 1], 127),
         "never 0": (False, [1.0, 2.0**-90], [248, 1], 127),
-        "cut off": (True, [1.99, -1.99], [127, 255], 127),
+        "largest code": (True, [1.875, -1.875], [127, 255], 127),
+        "next power of two": (True, [2.0, -1.875], [120, 128 + 119], 128),
         "zeros": (True, [0.0, -0.0], [0, 0], 0),
         "inf": (False, [np.inf, 1.0], [255, 1], 253),
         "nan": (True, [np.nan, 0.0], [127, 0], 253),
@@ -109,3 +110,34 @@ def test_a_small_second_moment_is_no_division_by_epsilon():
     v[5] = (1e-10) ** 2
     _, _, back = stored(v, is_signed=False)
     np.testing.assert_allclose(back, v, rtol=1 / 8)
+
+
+@SIGNS
+def test_what_is_above_the_largest_code_is_rounded_without_bias(is_signed):
+    """1.99 lies between 1.875 and 2: cut off at 1.875, nothing would ever reach 2."""
+    x = np.full([3200], 1.99, "float32")
+    _, exponents, back = stored(x, is_signed)
+    assert np.all(exponents == 128)
+    assert set(back.tolist()) == {1.875, 2.0}
+    assert abs(back.mean() - 1.99) < 5 * 0.0625 / np.sqrt(3200)
+
+
+def test_a_second_moment_follows_its_gradients():
+    """It grows from 0 by less than a code in each step, over many powers of two."""
+
+    @tf.function
+    def run():
+        noise = noise_of_step(0, 0)
+        codes, exponents = encode(tf.zeros([3200]), False, noise, stream=1)
+        for step in tf.range(1000):
+            v = decode(codes, exponents, False)
+            v = v + (1e-6 - v) * 0.001
+            codes, exponents = encode(v, False, noise_of_step(0, step), stream=1)
+        return decode(codes, exponents, False)
+
+    exact = 1e-6 * (1 - 0.999**1000)
+    mean = np.mean(oracle.value(run())) / exact
+    # A rounding up has the probability of an increment over the distance of codes, so
+    # that its variance is their product, an eighth of v times an increment. All
+    # increments of a moment add up to v: its deviation is at most sqrt(1/8) of it.
+    assert abs(mean - 1) < 5 * np.sqrt(1 / 8 / 3200)

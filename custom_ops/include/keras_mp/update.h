@@ -157,9 +157,9 @@ constexpr std::int64_t SlotGroupsOf(std::int64_t size) {
 // The numbers of one slot: FP32 `values`, or `codes` of 8 bits and `exponents` of 8 bits,
 // one for each kSlotGroup neighbouring elements, of which the last group may have fewer.
 //
-// A group has the exponent e = min(max over the group of bits(|x|) >> 23, 253), or 0 if
-// all its numbers are subnormal or 0, and then all are stored as 0. A code is a
-// floating-point number t with three bits of fraction, t = |x| 2^(127 - e) <= 1.875:
+// A group has the least exponent e for which all |x| are at most 1.875 2^(e - 127), and no
+// more than 253; or 0 if all its numbers are subnormal or 0, and then all are stored as 0.
+// A code is a floating-point number t with three bits of fraction, t = |x| 2^(127 - e):
 //
 //   signed    a sign bit, 4 bits of exponent, 3 of fraction: normal from c = 2^-14 on
 //   unsigned  5 bits of exponent, 3 of fraction: normal from c = 2^-30 on

@@ -125,11 +125,15 @@ inline float Decoded(SlotCode code, std::uint8_t bits, std::uint8_t exponent) {
 }
 
 inline std::uint8_t GroupExponent(const float* x, std::int64_t count) {
-  std::uint32_t largest = 0;
+  double largest = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, (BitsOf(x[i]) & 0x7fffffffu) >> 23);
+    if (!std::isfinite(x[i])) return 253;
+    largest = std::max(largest, std::abs(double{x[i]}));
   }
-  return static_cast<std::uint8_t>(std::min(largest, 253u));
+  if (largest < 0x1p-126) return 0;
+  const int exponent = std::ilogb(largest) + 127;
+  const bool is_above = std::ldexp(largest, 127 - exponent) > 1.875;
+  return static_cast<std::uint8_t>(std::min(exponent + is_above, 253));
 }
 
 // `random`: 32 random bits.

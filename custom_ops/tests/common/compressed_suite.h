@@ -562,7 +562,8 @@ class CompressedSuite {
         {{0, -0.0f}, {0, 0}},
         {{1, -1.125f, 0.5f}, {1, -1.125f, 0.5f}},
         {{1, -0x1p-14f, 0x7p-17f, -0x1p-17f}, {1, -0x1p-14f, 0x7p-17f, -0x1p-17f}},
-        {{1.96875f, -1.999f}, {1.875f, -1.875f}},  // saturates
+        {{1.875f, -1.75f}, {1.875f, -1.75f}},
+        {{2, -1.875f, 0.9375f}, {2, -1.875f, 0.9375f}},
         {{kInf, -kInf, 1}, {0x1.ep126f, -0x1.ep126f, 0}},
         {{kNaN, -1}, {0x1.ep126f, 0}},
         {{3e38f, -2e38f}, {0x1.ep126f, -0x1.ep126f}},
@@ -606,7 +607,7 @@ class CompressedSuite {
     std::mt19937 random(18);
     std::uniform_real_distribution<float> uniform(-1.3f, 1.3f);
     for (SlotCode code : {SlotCode::kSigned, SlotCode::kUnsigned}) {
-      // With a 1 in each group none is beyond the largest code, of 1.875.
+      // A 1 in each group.
       std::vector<float> numbers;
       while (numbers.size() < 96) {
         numbers.push_back(numbers.size() % kSlotGroup == 0

@@ -55,6 +55,7 @@ class SlotBlock {
   using Machine = VectorMachine<Simd>;
   using Formulas = SlotFormulas<Machine, kCode>;
   using Float = typename Simd::Float;
+  using Ints = typename Simd::Ints;
   using Words = typename Simd::Words;
 
   static constexpr int kVectors = kSlotGroup / Simd::kWidth;
@@ -71,14 +72,18 @@ class SlotBlock {
   // Returns the exponent.
   static std::uint8_t EncodeGroup(const float* x, Words index,
                                   const Noise<Machine>& noise, std::uint8_t* codes) {
-    Float largest = {};  // power of two
+    Ints largest = {};  // bits of the magnitude
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      const Float power = Machine::Exponent(Load<Simd>(x + v * Simd::kWidth));
-      largest = Simd::Max(power, largest);
+      const Words bits = Machine::Bits(Load<Simd>(x + v * Simd::kWidth));
+      const Ints magnitude = Machine::AsInts(bits & 0x7fffffffu);
+      largest = magnitude > largest ? magnitude : largest;
     }
+    const Ints infinity = Ints{} + 0x7f800000;
+    largest = largest < infinity ? largest : infinity;  // NaN
+    const Float numbers = Machine::FromBits(Machine::AsWords(largest));
     const std::uint32_t exponent =
-        ExponentOfGroup(keras_mp::BitsOf(Lanes<Simd>::Max(largest)) >> 23);
+        ExponentOfGroup(keras_mp::BitsOf(Lanes<Simd>::Max(numbers)));
     const Formulas formulas(exponent);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {

@@ -121,7 +121,7 @@ __device__ __forceinline__ void EncodeFour(const Slot& slot, Span span,
     const unsigned magnitude = i < span.count ? BitsOf(x[i]) & 0x7fffffffu : 0;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const unsigned exponent = ExponentOfGroup(LargestOfEight(largest) >> 23);
+  const unsigned exponent = ExponentOfGroup(LargestOfEight(largest));
   const SlotFormulas<ThreadMachine, kCode> formulas(exponent);
   unsigned char codes[kFour];
 #pragma unroll
