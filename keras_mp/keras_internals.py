@@ -300,10 +300,10 @@ def strategy(optimizer: Any) -> Any:
 
 
 def place_of_one_copy(device: str) -> Any:
-    """Returns what a variable of a `MirroredStrategy` has its only copy beside.
+    """Returns what puts the only copy of a mirrored variable on a device.
 
-    `_devices` of the argument `colocate_with` of a variable creator: with a variable
-    there, which is public, a new one has as many copies as that.
+    `_devices` of the argument `colocate_with` of a variable creator. Publicly it is a
+    variable, and a new one has as many copies.
 
     Args:
         device: str, its name.

@@ -173,7 +173,7 @@ class SingleProgramBackend:
         """
         return x
 
-    def beside(self, variable: Any) -> AbstractContextManager[None]:
+    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
         """Returns a context that creates variables where `variable` is.
 
         Args:

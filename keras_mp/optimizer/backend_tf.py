@@ -139,9 +139,8 @@ class TensorFlowBackend:
         if tf.distribute.has_strategy() and not is_known:
             raise RuntimeError(
                 "`shard_state=True` shards state over the replicas of a "
-                f"tf.distribute.MirroredStrategy. Received: {type(here).__name__}, "
-                "whose replicas cannot own each other's state. Leave it at False; for "
-                "several machines use Keras on the JAX backend."
+                f"tf.distribute.MirroredStrategy. Received: {type(here).__name__}. "
+                "Leave it at False; for several machines use Keras on the JAX backend."
             )
 
     def replicas_in(self, strategy: Any) -> int:
@@ -195,7 +194,7 @@ class TensorFlowBackend:
         is_own = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
         return tf.reduce_max(self.sum_over_replicas(tf.where(is_own, x, 0)))
 
-    def beside(self, variable: Any) -> AbstractContextManager[None]:
+    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
         import tensorflow as tf
 
         if not tf.distribute.has_strategy():
@@ -316,7 +315,7 @@ def update_on_all_replicas(
 
 
 def native(variable: Any) -> Any:
-    """Returns the `tf.Variable` of a `keras.Variable`; others as they are."""
+    """Returns the `tf.Variable` of a `keras.Variable`, and others unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

@@ -279,7 +279,7 @@ def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
     grandparent, _, scope = parent.rpartition("/")
     with (
         keras.name_scope(scope, override_parent=grandparent),
-        backend.beside(weight),
+        backend.colocated_with(weight),
     ):
         master = keras.Variable(
             "zeros",
@@ -386,7 +386,7 @@ def create_slot(optimizer: Any, master: Any, kind: SlotKind, stream: int) -> Int
     ) -> keras.Variable:
         with (
             keras.name_scope(optimizer.name, caller=optimizer),
-            backend.beside(reference_of(master)),
+            backend.colocated_with(reference_of(master)),
         ):
             return keras.Variable(
                 keras.initializers.Constant(value),

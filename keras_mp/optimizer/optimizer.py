@@ -491,18 +491,25 @@ def wrap(
             `"float32"`. Both forms but the defaults are for the optimizers that have a
             kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
             and, for `masters`, Ftrl, Lamb and Adafactor.
-        shard_state: bool, whether each device of a `keras.distribution` holds only its
-            share of the masters and of all other state that has the shape of a weight
-            (ZeRO stage 1); JAX only. With N devices along the batch and Adam, a 16-bit
-            weight takes 4 + 12/N bytes a parameter on each, its gradient included, and
-            4 + 4.06/N with `masters="remainders", state="int8"`; a weight in FP32 takes
-            8 + 8/N. A variable has the layout of its weight, and the batch axis
-            at the first dimension that is free and that N divides; a variable without
-            one stays whole on each device. Weights are bit-equal to training
-            with whole state, unless the optimizer sums over a variable (`clipnorm`,
-            `global_clipnorm`, Lamb, Adafactor, Muon): each device then sums its share
-            first. Without a distribution nothing changes. Of several processes all must
-            save. Defaults to False.
+        shard_state: bool, whether each of N devices holds only its share of the masters
+            and of all other state that belongs to weights (ZeRO stage 1). With Adam a
+            16-bit weight takes 4 + 12/N bytes a parameter on each, its gradient
+            included, and 4 + 4.06/N with `masters="remainders", state="int8"`; a weight
+            in FP32 takes 8 + 8/N on JAX, 8 + 12/N on TensorFlow. Files fit any number
+            of devices. Without several devices nothing changes. Defaults to False.
+
+            On TensorFlow, for a `tf.distribute.MirroredStrategy`: the state of a weight
+            is whole, on one device. The largest goes first, to the device that holds
+            the least: at most the mean of all and the largest. All bits are equal to
+            training without it.
+
+            On JAX, for the devices of a `keras.distribution` along the batch: a
+            variable has the layout of its weight, and the batch axis at the first
+            dimension that is free and that N divides; a variable without one stays
+            whole on each device. Weights are bit-equal to training with whole state,
+            unless the optimizer sums over a variable (`clipnorm`, `global_clipnorm`,
+            Lamb, Adafactor, Muon): each device then sums its share first. Of several
+            processes all must save.
 
     Returns:
         `FP32MasterOptimizer`, to be passed to `model.compile`.
@@ -510,7 +517,7 @@ def wrap(
     Raises:
         ValueError: `optimizer` already scales the loss, has already been used, or an
             argument is out of range.
-        RuntimeError: the backend does not have what an argument needs.
+        RuntimeError: the backend or the strategy does not have what an argument needs.
 
     Example:
 

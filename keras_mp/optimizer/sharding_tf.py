@@ -44,8 +44,8 @@ class Owners:
     def creation(self) -> AbstractContextManager[None]:
         """Returns a context that creates variables with one copy.
 
-        It is on the owner of the weight or state that a variable is created beside, by
-        `strategy.extended.colocate_vars_with`; without one, on the first device.
+        By `strategy.extended.colocate_vars_with` Keras and keras_mp say which weight a
+        variable belongs to: its owner has the copy. The first device has the others.
         """
         import tensorflow as tf
 
