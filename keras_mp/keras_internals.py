@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -132,6 +133,17 @@ def trainable_variables(optimizer: Any) -> list[Any]:
     `Optimizer._trainable_variables`: `optimizer.variables` has only the state.
     """
     return optimizer._trainable_variables
+
+
+def hide_trainable_variables(optimizer: Any) -> None:
+    """Has `tf.train.Checkpoint` not reach variables through a built optimizer.
+
+    `Optimizer._trainable_variables`: what is set as an attribute is saved. A variable
+    of the model there is the same object as in a layer, and restored once.
+    """
+    variables = list(optimizer._trainable_variables)
+    del optimizer._trainable_variables
+    vars(optimizer)["_trainable_variables"] = variables
 
 
 def check_variables_are_known(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -285,6 +297,18 @@ def strategy(optimizer: Any) -> Any:
     this one, which is not always the one in force.
     """
     return optimizer._distribution_strategy
+
+
+def place_of_one_copy(device: str) -> Any:
+    """Returns what puts the only copy of a mirrored variable on a device.
+
+    `_devices` of the argument `colocate_with` of a variable creator. Publicly it is a
+    variable, and a new one has as many copies.
+
+    Args:
+        device: str, its name.
+    """
+    return SimpleNamespace(_devices=(device,))
 
 
 def supports_no_merge_call() -> bool:

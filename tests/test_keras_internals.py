@@ -198,6 +198,21 @@ def test_trainable_variables(variables):
     assert [id(v) for v in found] == [id(v) for v in variables]
 
 
+@contract(keras_internals.hide_trainable_variables)
+def test_hide_trainable_variables(variables, tmp_path):
+    optimizer = optimizers.SGD(0.5, momentum=0.5)
+    optimizer.build(variables)
+    keras_internals.hide_trainable_variables(optimizer)
+    found = keras_internals.trainable_variables(optimizer)
+    assert [id(v) for v in found] == [id(v) for v in variables]
+    optimizer.apply([keras.ops.ones_like(v) for v in variables], variables)
+    path = tf.train.Checkpoint(optimizer=optimizer).write(tmp_path / "checkpoint")
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert not any("_trainable_variables" in name for name in names)
+    # 2 slots, the counter, the learning rate and the graph of objects
+    assert len(names) == 2 + 3
+
+
 @contract(keras_internals.check_variables_are_known)
 def test_check_variables_are_known(variables):
     optimizer = optimizers.SGD()
@@ -370,6 +385,23 @@ def test_strategy():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         optimizer, expected = optimizers.SGD(), tf.distribute.get_strategy()
     assert keras_internals.strategy(optimizer) is expected
+
+
+@contract(keras_internals.place_of_one_copy)
+def test_place_of_one_copy(strategy):
+    *_, last = strategy.extended.worker_devices
+    place = keras_internals.place_of_one_copy(last)
+
+    def create(next_creator, **arguments):
+        return next_creator(**{**arguments, "colocate_with": place})
+
+    with strategy.scope(), tf.variable_creator_scope(create):
+        variable = keras.Variable([1.0])
+        slot = optimizers.SGD().add_variable_from_reference(variable, "slot")
+    for each in (variable.value, slot.value):
+        assert isinstance(each, tf.distribute.DistributedValues)
+        (copy,) = strategy.experimental_local_results(each)
+        assert copy.device == last
 
 
 @contract(keras_internals.supports_no_merge_call)

@@ -130,7 +130,7 @@ def check_arguments(
         TypeError: one has the wrong type.
         ValueError: one is out of range, or the optimizer cannot be wrapped.
         RuntimeError: this backend of Keras is not supported, or not with FP16 sums or
-            sharded state.
+            sharded state; or the strategy is not supported with sharded state.
     """
     _check_backend()
     check_inner_optimizer(inner_optimizer)
@@ -180,14 +180,8 @@ def _check_shard_state(shard_state: Any) -> None:
             "`shard_state` must be True or False. Received: "
             f"shard_state={short_repr(shard_state)}."
         )
-    if shard_state and keras.backend.backend() != "jax":
-        raise RuntimeError(
-            "`shard_state=True` shards state by the layouts of keras.distribution, and "
-            "needs Keras on the JAX backend. Received: "
-            f"backend={keras.backend.backend()!r}. Leave it at False, or set "
-            "KERAS_BACKEND=jax before Keras is imported. To load a model that was "
-            "saved with it, call load_model(path, compile=False) and compile."
-        )
+    if shard_state:
+        backend.check_shards_state()
 
 
 def check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:

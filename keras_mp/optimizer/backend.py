@@ -123,6 +123,22 @@ class SingleProgramBackend:
         """
         return contextlib.nullcontext()
 
+    def check_shards_state(self) -> None:
+        """Checks that state can be sharded here, if there are several devices.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
+        if keras.backend.backend() != "jax":
+            raise RuntimeError(
+                "`shard_state=True` shards state over the devices of a "
+                "keras.distribution on JAX, or of a tf.distribute.MirroredStrategy on "
+                f"TensorFlow. Received: backend={keras.backend.backend()!r}. Leave it "
+                "at False, or set KERAS_BACKEND before Keras is imported. To load a "
+                "model that was saved with it, call load_model(path, compile=False) "
+                "and compile."
+            )
+
     def replicas_in(self, strategy: Any) -> int:
         """Returns the number of replicas that take a step together."""
         return 1
@@ -132,6 +148,13 @@ class SingleProgramBackend:
 
         Raises:
             RuntimeError: there are several.
+        """
+
+    def check_can_read_state(self) -> None:
+        """Checks that sharded state can be read here: no replica is running.
+
+        Raises:
+            RuntimeError: one of several is.
         """
 
     def sum_over_replicas(self, x: Any) -> Any:
@@ -149,6 +172,14 @@ class SingleProgramBackend:
             x: scalar tensor >= 0. If one is inf or NaN, the result is any number.
         """
         return x
+
+    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
+        """Returns a context that creates variables where `variable` is.
+
+        Args:
+            variable: `keras.Variable` or `tf.Variable`.
+        """
+        return contextlib.nullcontext()
 
     def run_on_each_replica(
         self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]

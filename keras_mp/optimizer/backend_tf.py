@@ -61,10 +61,13 @@ class TensorFlowBackend:
         return list(map(with_shape, gradients, variables))
 
     def can_update(self, variables: Sequence[Any]) -> bool:
-        """Tells so: without a strategy, and if the library has a kernel."""
+        """Tells so: for variables with one copy, and if the library has a kernel."""
         import tensorflow as tf
 
-        if tf.distribute.has_strategy():
+        mirrored = tf.distribute.DistributedValues
+        if tf.distribute.has_strategy() or any(
+            isinstance(native(variable), mirrored) for variable in variables
+        ):
             return False
         from keras_mp.ops.kernels.dispatch import has_update_kernels
 
@@ -92,14 +95,14 @@ class TensorFlowBackend:
         return len(function.get_operations())
 
     def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
-        natives = [_native(variable) for variable in variables]
+        natives = [native(variable) for variable in variables]
         return keras_internals.traced_assignments(natives, start)
 
     def have_values(self, variables: list[Any]) -> bool:
         import tensorflow as tf
 
         with tf.init_scope():
-            return all(bool(_native(v).is_initialized()) for v in variables)
+            return all(bool(native(v).is_initialized()) for v in variables)
 
     def run_eagerly(self, act: Callable[[], None]) -> None:
         import tensorflow as tf
@@ -128,6 +131,18 @@ class TensorFlowBackend:
         here = tf.distribute.get_strategy()
         return contextlib.nullcontext() if here is strategy else strategy.scope()
 
+    def check_shards_state(self) -> None:
+        import tensorflow as tf
+
+        here = tf.distribute.get_strategy()
+        is_known = isinstance(here, tf.distribute.MirroredStrategy)
+        if tf.distribute.has_strategy() and not is_known:
+            raise RuntimeError(
+                "`shard_state=True` shards state over the replicas of a "
+                f"tf.distribute.MirroredStrategy. Received: {type(here).__name__}. "
+                "Leave it at False; for several machines use Keras on the JAX backend."
+            )
+
     def replicas_in(self, strategy: Any) -> int:
         return int(strategy.num_replicas_in_sync)
 
@@ -141,6 +156,18 @@ class TensorFlowBackend:
                 "applied. Received: the first `apply` on "
                 f"{context.num_replicas_in_sync} replicas. Call "
                 "optimizer.build(model.trainable_variables) in `strategy.scope()`."
+            )
+
+    def check_can_read_state(self) -> None:
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            raise RuntimeError(
+                "With `shard_state=True` a master is on one replica, and the others "
+                "cannot read it. Received: a read on each of "
+                f"{context.num_replicas_in_sync} replicas, inside `strategy.run`. Read "
+                "masters outside it, before or after a step."
             )
 
     def sum_over_replicas(self, x: Any) -> Any:
@@ -166,6 +193,17 @@ class TensorFlowBackend:
             return x
         is_own = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
         return tf.reduce_max(self.sum_over_replicas(tf.where(is_own, x, 0)))
+
+    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
+        import tensorflow as tf
+
+        if not tf.distribute.has_strategy():
+            return nullcontext()
+        extended = tf.distribute.get_strategy().extended
+        context: AbstractContextManager[None] = extended.colocate_vars_with(
+            native(variable)
+        )
+        return context
 
     def run_on_each_replica(
         self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
@@ -219,7 +257,39 @@ class TensorFlowBackend:
             new_rows = value(tf.gather(variable, rows), tf.gather(source, rows))
             variable.scatter_update(tf.IndexedSlices(new_rows, rows))
 
-        update_on_all_replicas(strategy, variable, assign, source)
+        variable, source = native(variable), native(source)
+        counts = [
+            len(strategy.experimental_local_results(each))
+            for each in (variable, source)
+        ]
+        if counts[0] == counts[1]:
+            update_on_all_replicas(strategy, variable, assign, source)
+            return
+        # One is state with one copy (sharding_tf.py): its device computes for all.
+        own = variable if counts[0] == 1 else source
+
+        def across(strategy: Any) -> None:
+            with self.scope_of(strategy), tf.device(own.device):
+                new = value(*map(tf.convert_to_tensor, (variable, source)))
+            strategy.extended.update(variable, _assign, (new,), group=False)
+
+        across_replicas(strategy, across)
+
+
+def across_replicas(strategy: Any, act: Callable[[Any], None]) -> None:
+    """Calls `act(strategy)` in the context across replicas, once.
+
+    Args:
+        strategy: the `tf.distribute.Strategy` that variables were created in.
+        act: function.
+    """
+    import tensorflow as tf
+
+    act = tf.autograph.experimental.do_not_convert(act)
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        tf.distribute.get_replica_context().merge_call(act)
+    else:
+        act(strategy)
 
 
 def update_on_all_replicas(
@@ -235,20 +305,17 @@ def update_on_all_replicas(
     """
     import tensorflow as tf
 
-    variable, source = _native(variable), _native(source)
-    as_is = tf.autograph.experimental.do_not_convert
+    variable, source = native(variable), native(source)
+    assign = tf.autograph.experimental.do_not_convert(assign)
 
-    @as_is
-    def across(_: Any) -> None:
-        strategy.extended.update(variable, as_is(assign), (source,), group=False)
+    def across(strategy: Any) -> None:
+        strategy.extended.update(variable, assign, (source,), group=False)
 
-    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        tf.distribute.get_replica_context().merge_call(across)
-    else:
-        across(strategy)
+    across_replicas(strategy, across)
 
 
-def _native(variable: Any) -> Any:
+def native(variable: Any) -> Any:
+    """Returns the `tf.Variable` of a `keras.Variable`, and others unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -287,7 +354,7 @@ def run_on_first_replica(
     first = [None if each is None else _first(strategy, each) for each in grads]
     with (
         tf.device(strategy.extended.worker_devices[0]),
-        _context_for_update(strategy, first, grads),
+        context_for_update(strategy, first, grads),
     ):
         act(first)
         values = [tf.identity(variable) for variable in assigned]
@@ -295,10 +362,17 @@ def run_on_first_replica(
         update_on_all_replicas(strategy, variable, _assign, value)
 
 
-def _context_for_update(
-    strategy: Any, first: Sequence[Any], grads: Sequence[Any]
+def context_for_update(
+    strategy: Any, first: Sequence[Any] = (), grads: Sequence[Any] = ()
 ) -> AbstractContextManager[None]:
-    """Returns the context in which an update changes the copies of all replicas."""
+    """Returns the context in which an update changes the copies of all replicas.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+        first: list of gradients of the first replica, or of None.
+        grads: list of what an update uses instead, if the optimizer does not change
+            them: the copies of each.
+    """
     # With several GPUs under XLA that is the context across replicas, where we are.
     if keras_internals.supports_no_merge_call():
         return nullcontext()

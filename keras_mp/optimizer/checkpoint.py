@@ -26,7 +26,12 @@ from keras_mp.optimizer.arguments import Int8State
 from keras_mp.optimizer.compression import differs
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import MasterWeights, create_kept
-from keras_mp.optimizer.masters import Int8Slot, StoredMaster, reference_of
+from keras_mp.optimizer.masters import (
+    Int8Slot,
+    StoredMaster,
+    needs_master,
+    reference_of,
+)
 from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
 from keras_mp.serialization import deserialize, serialize_optimizer
@@ -260,14 +265,15 @@ def saved_state(
     of_masters = {id(variable) for variable in master_weights.own_variables}
     scaling = [_of(each) for each in own if id(each) not in of_masters]
     masters, masters_of_halves = [], []
-    in_fp32 = {id(master) for _, master in master_weights.pairs}
+    weights = {id(master): weight for weight, master in master_weights.pairs}
     for master in {id(master): master for master in master_weights.all}.values():
+        weight = weights.get(id(master), master)
         if isinstance(master, StoredMaster):
             masters_of_halves.append(_of_master(master))
-        elif id(master) in in_fp32:
+        elif needs_master(weight):
             masters_of_halves.append(_of(master))
         else:
-            masters.append(_of_weight(master, master_weights.rounding))
+            masters.append(_of_weight(weight, master_weights.rounding))
             continue
         masters.append(masters_of_halves[-1])
     if not masters_of_halves:

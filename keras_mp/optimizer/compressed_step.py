@@ -152,8 +152,11 @@ class ReferenceUpdate(UnscaledUpdate):
                 value = read_master(step.weights, master)
                 self._store(master, decayed(_in_dtype_of(value, numbers), value))
             decaying = [False] * len(step.masters)
-        for each in zip(gradients, step.masters, decaying, strict=True):
-            self._update_one(*each, numbers)
+        for gradient, master, decays in zip(
+            gradients, step.masters, decaying, strict=True
+        ):
+            with step.replicas.device(master):
+                self._update_one(gradient, master, decays, numbers)
 
     def constrain(self) -> None:
         """Applies the constraints of the variables that have one."""
@@ -234,8 +237,10 @@ class UpdateWithOptions(UnscaledUpdate):
 
         backend.cond(is_last, update, self.variables)
         # Read anew for each: a variable that is listed twice has one sum.
-        for gradient, total in zip(gradients, own, strict=True):
-            total.assign(ops.where(is_last, 0.0, gradient + total))
+        masters = self.step.masters
+        for gradient, total, master in zip(gradients, own, masters, strict=True):
+            with self.step.replicas.device(master):
+                total.assign(ops.where(is_last, 0.0, gradient + total))
         given = {id(total) for total in own}
         for total in sums:
             if id(total) not in given:
@@ -271,8 +276,9 @@ class UpdateWithOptions(UnscaledUpdate):
         is_later = ops.cast(ops.not_equal(optimizer.iterations, 0), "float32")
         momentum = is_later * optimizer.ema_momentum
         for master, average in self._masters_and_averages:
-            value = read_master(self.step.weights, master)
-            average.assign(momentum * average + (1 - momentum) * value)
+            with self.step.replicas.device(master):
+                value = read_master(self.step.weights, master)
+                average.assign(momentum * average + (1 - momentum) * value)
         if optimizer.ema_overwrite_frequency:
             updates = optimizer.iterations + 1
             is_time = ops.equal(updates % optimizer.ema_overwrite_frequency, 0)

@@ -18,13 +18,14 @@ from typing import Any
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.optimizer.backend import backend
+from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.backend_tf import (
     Runner,
     creating_for_all_replicas,
     run_on_first_replica,
 )
-from keras_mp.optimizer.masters import needs_master
+from keras_mp.optimizer.masters import needs_master, reference_of
+from keras_mp.optimizer.sharding_tf import Owners
 
 # Options with which a row whose gradient is zero keeps its value, so that only the rows
 # of a sparse gradient need to be copied between weight and master.
@@ -154,15 +155,39 @@ class Replicas:
 
     Attributes:
         count: int, how many take a step together.
-        run: the `Runner` that `backend.cond_on_all_replicas` takes.
-        sums_first: bool, whether it runs once, on the sum of the gradients.
+        run: the `Runner` that `backend.cond_on_all_replicas` takes, without owners.
+        sums_first: bool, whether gradients are summed before they are unscaled.
         creation: returns a context to create the optimizer's variables in.
+        owners: `Owners` of sharded state, or None.
     """
 
     count: int = 1
     run: Runner = backend.run_on_each_replica
     sums_first: bool = False
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
+    owners: Owners | None = None
+
+    def runner(self, masters: Sequence[Any]) -> Runner:
+        """Returns the `Runner` of an update of some masters."""
+        if self.owners is None:
+            return self.run
+        references = [reference_of(master) for master in masters]
+        return functools.partial(self.owners.run, references)
+
+    def sums(self, unscaled: list[Any]) -> list[Any]:
+        """Returns unscaled gradients, summed if owners need the sums.
+
+        On each replica, an optimizer of Keras sums them itself.
+        """
+        if self.owners is None or self.sums_first:
+            return unscaled
+        return sum_gradients(unscaled, "float32")
+
+    def device(self, master: Any) -> AbstractContextManager[Any]:
+        """Returns a context that computes where the state of a master is."""
+        if self.owners is None:
+            return nullcontext()
+        return self.owners.device(reference_of(master))
 
     def check_may_unscale(self, all_reduce_dtype: str) -> None:
         """Checks that gradients may be unscaled before they are summed.
@@ -185,6 +210,7 @@ def replicas_for(
     all_reduce_dtype: str,
     replicas: int,
     is_compressed: bool,
+    owners: Owners | None,
 ) -> Replicas:
     """Decides whether an optimizer runs on each replica or once for all.
 
@@ -195,21 +221,30 @@ def replicas_for(
         replicas: int, how many there are.
         is_compressed: bool, whether state is stored in other forms than in FP32; then
             one replica updates it and the weights.
+        owners: `Owners` of sharded state, or None.
 
     Raises:
         ValueError: it must run on sums of gradients, and some replace their variables.
     """
     wants_sum = all_reduce_dtype == "float16" or needs_the_sum(optimizer)
     sums_first = wants_sum or is_compressed
-    if not sums_first or replicas == 1:
+    if replicas == 1 or not (sums_first or owners):
         return Replicas(replicas)
     if any(keras_internals.is_replaced_by_gradient(optimizer, v) for v in variables):
         raise ValueError(
             "Gradients that replace their variables cannot be summed over "
             "replicas. Received: variables with overwrite_with_gradient=True, and "
             "an optimizer that needs the sum. On several replicas leave out "
-            "clipping, gradient_accumulation_steps, ema_overwrite_frequency and "
-            "all_reduce_dtype, and give MultiOptimizer a map, not a function."
+            "clipping, gradient_accumulation_steps, ema_overwrite_frequency, "
+            "all_reduce_dtype and shard_state, and give MultiOptimizer a map, not a "
+            "function."
+        )
+    if owners is not None:
+        return Replicas(
+            count=replicas,
+            sums_first=sums_first,
+            creation=owners.creation,
+            owners=owners,
         )
     of_the_model = [v for v in variables if not needs_master(v)]
     assigned = (

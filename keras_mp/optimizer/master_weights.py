@@ -110,8 +110,8 @@ class MasterWeights:
 
     Attributes:
         all: list of the masters of all variables.
-        pairs: list of (weight, master), of each weight stored in 16 bits with an FP32
-            variable as master.
+        pairs: list of (weight, master), of each weight that has a variable as master:
+            stored in 16 bits, or in FP32 where replicas share the state out.
         stored: list of the other masters of weights stored in 16 bits.
         slots: as the argument.
         kept: `Kept`, where masters or slots are compressed.
@@ -156,11 +156,12 @@ class MasterWeights:
 
     @property
     def own_variables(self) -> list[Any]:
-        """The variables that were made for masters, remainders and slots of 8 bits."""
+        """The variables made for masters, remainders and slots of 8 bits: its state."""
         remainders = [
             m.remainder for m in self.stored if isinstance(m, RemainderMaster)
         ]
-        masters = [master for _, master in self.pairs]
+        # That of an FP32 weight equals it after each step, and is in no file.
+        masters = [master for weight, master in self.pairs if needs_master(weight)]
         return [*masters, *remainders, *self.slot_variables]
 
     @property
@@ -273,6 +274,8 @@ class MasterWeights:
         return self._follow_weight(read(master), read(weight))
 
     def _follow_weight(self, master: Any, weight: Any) -> Any:
+        if not needs_master(weight):
+            return weight
         changed = differs(weight, master, self.rounding)
         return ops.where(changed, ops.cast(weight, "float32"), master)
 
@@ -294,7 +297,9 @@ class MasterWeights:
             self._assign(weight, self.rounded, master, rows.get(id(master)))
 
     def rounded(self, weight: Any, master: Any) -> Any:
-        """Returns a float32 tensor rounded to the dtype of `weight`."""
+        """Returns a tensor rounded to the dtype of `weight`."""
+        if not needs_master(weight):
+            return master
         dtype = keras.backend.standardize_dtype(weight.dtype)
         if self.rounding == "stochastic":
             return round_stochastic(master, dtype, self.seed)

@@ -17,6 +17,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.optimizer import compression
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import (
     join,
     round_by,
@@ -253,14 +254,27 @@ def reference_of(master: Any) -> Any:
     return master.reference if isinstance(master, StoredMaster) else master
 
 
-def create_masters(variables: Sequence[Any], form: str | None) -> list[Any]:
+def create_masters(
+    variables: Sequence[Any], form: str | None, of_all: bool = False
+) -> list[Any]:
     """Returns the master of each variable: itself, unless it is stored in 16 bits.
 
     Args:
         variables: list of the trainable variables.
         form: as `masters` for `wrap`.
+        of_all: bool, whether other variables too get one, of their own dtype. Defaults
+            to False.
     """
-    masters = {id(v): _new_master(v, form) if needs_master(v) else v for v in variables}
+
+    def master_of(variable: Any) -> Any:
+        if needs_master(variable):
+            return _new_master(variable, form)
+        if of_all:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            return create_master(variable, dtype)
+        return variable
+
+    masters = {id(variable): master_of(variable) for variable in variables}
     return [masters[id(variable)] for variable in variables]
 
 
@@ -285,7 +299,7 @@ def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
     creates has none before the trace ends.
 
     Args:
-        weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
+        weight: `keras.Variable` or `tf.Variable`.
         dtype: str. Defaults to `"float32"`.
 
     Returns:
@@ -294,7 +308,10 @@ def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
     path = getattr(weight, "path", weight.name.split(":")[0])
     parent, _, name = path.rpartition("/")
     grandparent, _, scope = parent.rpartition("/")
-    with keras.name_scope(scope, override_parent=grandparent):
+    with (
+        keras.name_scope(scope, override_parent=grandparent),
+        backend.colocated_with(weight),
+    ):
         master = keras.Variable(
             "zeros",
             shape=weight.shape,
@@ -398,7 +415,10 @@ def create_slot(optimizer: Any, master: Any, kind: SlotKind, stream: int) -> Int
     def create(
         name: str, shape: tuple[int, ...], value: int, **layout: Any
     ) -> keras.Variable:
-        with keras.name_scope(optimizer.name, caller=optimizer):
+        with (
+            keras.name_scope(optimizer.name, caller=optimizer),
+            backend.colocated_with(reference_of(master)),
+        ):
             return keras.Variable(
                 keras.initializers.Constant(value),
                 shape=shape,

@@ -1,5 +1,6 @@
 """The optimizer of the paper: FP32 master weights and loss scaling around any other."""
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -51,6 +52,7 @@ from keras_mp.optimizer.master_weights import (
 from keras_mp.optimizer.masters import create_masters, reference_of
 from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
+from keras_mp.optimizer.sharding_tf import Owners
 from keras_mp.optimizer.step import Step, plan
 from keras_mp.regularizers import regularize_weights
 
@@ -153,13 +155,13 @@ class FP32MasterOptimizer(OptimizerProperties):
         for optimizer in (self, *leaves(self.inner_optimizer)):
             backend.check_scope(backend.strategy_of(optimizer))
         variables = list(variables)
-        is_compressed = self.masters != "float32" or self._int8_state is not None
         self._replicas = replicas_for(
             self.inner_optimizer,
             variables,
             self.all_reduce_dtype,
             backend.replicas_in(strategy),
-            is_compressed,
+            self._is_compressed,
+            self._owners(variables, strategy),
         )
         layouts = sharded_state(variables) if self.shard_state else nullcontext()
         with backend.scope_of(strategy), self._replicas.creation(), layouts:
@@ -168,7 +170,9 @@ class FP32MasterOptimizer(OptimizerProperties):
     def _create_variables(self, variables: list[Any], strategy: Any) -> None:
         """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
-        masters = create_masters(variables, self.masters)
+        # Compressed state is updated by code that assigns to an FP32 weight everywhere.
+        of_all = self._replicas.owners is not None and not self._is_compressed
+        masters = create_masters(variables, self.masters, of_all)
         in_int8 = self._masters_in_int8(masters)
         self._master_weights = MasterWeights(
             variables,
@@ -187,12 +191,28 @@ class FP32MasterOptimizer(OptimizerProperties):
         )
         others = [m for m in masters if id(m) not in in_int8]
         self.inner_optimizer.build([reference_of(master) for master in others])
+        if of_all:
+            # A file does not depend on whether FP32 weights have masters.
+            for leaf in leaves(self.inner_optimizer):
+                keras_internals.hide_trainable_variables(leaf)
         if self._master_weights.are_compressed:
             self._master_weights.kept = create_kept(
                 self.inner_optimizer, masters, in_int8
             )
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self.masters != "float32" or self._int8_state is not None
+
+    def _owners(self, variables: list[Any], strategy: Any) -> Owners | None:
+        """Returns who owns the state of each variable; None if all replicas do."""
+        if not self.shard_state or backend.replicas_in(strategy) == 1:
+            return None
+        in_int8 = self._masters_in_int8(variables)
+        sizes = [(1 if id(v) in in_int8 else 4) * math.prod(v.shape) for v in variables]
+        return Owners(strategy, variables, sizes, not self._is_compressed)
 
     def _masters_in_int8(self, masters: Sequence[Any]) -> dict[int, Any]:
         """Returns the masters with slots stored in 8 bits, by their `id`."""
@@ -475,18 +495,25 @@ def wrap(
             `"float32"`. Both forms but the defaults are for the optimizers that have a
             kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
             and, for `masters`, Ftrl, Lamb and Adafactor.
-        shard_state: bool, whether each device of a `keras.distribution` holds only its
-            share of the masters and of all other state that has the shape of a weight
-            (ZeRO stage 1); JAX only. With N devices along the batch and Adam, a 16-bit
-            weight takes 4 + 12/N bytes a parameter on each, its gradient included, and
-            4 + 4.06/N with `masters="remainders", state="int8"`; a weight in FP32 takes
-            8 + 8/N. A variable has the layout of its weight, and the batch axis
-            at the first dimension that is free and that N divides; a variable without
-            one stays whole on each device. Weights are bit-equal to training
-            with whole state, unless the optimizer sums over a variable (`clipnorm`,
-            `global_clipnorm`, Lamb, Adafactor, Muon): each device then sums its share
-            first. Without a distribution nothing changes. Of several processes all must
-            save. Defaults to False.
+        shard_state: bool, whether each of N devices holds only its share of the masters
+            and of all other state that belongs to weights (ZeRO stage 1). With Adam a
+            16-bit weight takes 4 + 12/N bytes a parameter on each, its gradient
+            included, and 4 + 4.06/N with `masters="remainders", state="int8"`; a weight
+            in FP32 takes 8 + 8/N on JAX, 8 + 12/N on TensorFlow. Files fit any number
+            of devices. Without several devices nothing changes. Defaults to False.
+
+            On TensorFlow, for a `tf.distribute.MirroredStrategy`: the state of a weight
+            is whole, on one device. The largest goes first, to the device that holds
+            the least: at most the mean of all and the largest. All bits are equal to
+            training without it.
+
+            On JAX, for the devices of a `keras.distribution` along the batch: a
+            variable has the layout of its weight, and the batch axis at the first
+            dimension that is free and that N divides; a variable without one stays
+            whole on each device. Weights are bit-equal to training with whole state,
+            unless the optimizer sums over a variable (`clipnorm`, `global_clipnorm`,
+            Lamb, Adafactor, Muon): each device then sums its share first. Of several
+            processes all must save.
 
     Returns:
         `FP32MasterOptimizer`, to be passed to `model.compile`.
@@ -494,7 +521,7 @@ def wrap(
     Raises:
         ValueError: `optimizer` already scales the loss, has already been used, or an
             argument is out of range.
-        RuntimeError: the backend does not have what an argument needs.
+        RuntimeError: the backend or the strategy does not have what an argument needs.
 
     Example:
 

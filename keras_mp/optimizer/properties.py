@@ -14,7 +14,11 @@ from keras_mp.arguments import short_repr
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import GradientNorm, find_nonfinite, nonfinite_of
-from keras_mp.optimizer.inner_optimizer import exclude_masters_from_weight_decay, leaves
+from keras_mp.optimizer.inner_optimizer import (
+    Replicas,
+    exclude_masters_from_weight_decay,
+    leaves,
+)
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import (
     MasterWeights,
@@ -37,6 +41,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
     _last_overflow: Any
     _master_weights: MasterWeights
     _outside_writes: OutsideWrites
+    _replicas: Replicas
     # What `NumericsCallback` has `apply` show its gradients to.
     gradient_sampler: Any = None
 
@@ -204,8 +209,14 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         """The FP32 variables that are updated, in the order of the weights.
 
         Each has the name and path of its weight; a weight stored in FP32 is listed
-        itself. Empty before `build`.
+        itself. Empty before `build`. With `shard_state=True` on several replicas each
+        is a variable with one copy, also for a weight stored in FP32, and is read
+        outside `strategy.run`.
+
+        Raises:
+            RuntimeError: masters are on one replica each, and all of them ask.
         """
+        self._check_can_read()
         return list(self._masters)
 
     @property
@@ -226,6 +237,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         Returns:
             Dict from the `id` of a weight to a float32 tensor.
         """
+        self._check_can_read()
         return self._master_weights.values()
 
     @contextlib.contextmanager
@@ -252,7 +264,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
             stored in 16 bits, and other variables themselves.
 
         Raises:
-            RuntimeError: the optimizer is not built.
+            RuntimeError: the optimizer is not built, or as for `master_weights`.
             ValueError: a variable is stored in 16 bits, and is none of the optimizer's.
 
         Example:
@@ -266,6 +278,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         >>> print(f"{weight.numpy()[0]:.4f}")
         0.8999
         """
+        self._check_can_read()
         fp32 = self._fp32_of(variables)
         self._master_weights.sync_masters_from_weights()
         try:
@@ -273,6 +286,10 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         finally:
             self._master_weights.sync_weights_from_masters()
             self._outside_writes.take_note()
+
+    def _check_can_read(self) -> None:
+        if self._replicas.owners is not None:
+            backend.check_can_read_state()
 
     def _fp32_of(
         self, variables: keras.Layer | Sequence[keras.Variable] | None

@@ -22,7 +22,7 @@ def sharded_state(weights: Sequence[Any]) -> Iterator[None]:
 
     Keras gives a slot, an average or an accumulator the layout of the variable that it
     belongs to. In the block that is `sharded_layout` of the weight's own. Without a
-    `keras.distribution` nothing changes.
+    `keras.distribution`, and on other backends, nothing changes.
 
     Args:
         weights: list of the trainable variables.
@@ -31,6 +31,9 @@ def sharded_state(weights: Sequence[Any]) -> Iterator[None]:
         ValueError: a weight is on several devices, and no distribution is in force; or
             its layout is no `keras.distribution.TensorLayout`.
     """
+    if keras.backend.backend() != "jax":
+        yield
+        return
     layouts = [_layout_of_state(weight) for weight in weights]
     with keras_internals.other_layouts(weights, layouts):
         yield

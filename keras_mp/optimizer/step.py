@@ -189,9 +189,13 @@ class UnscaledUpdate:
 
     def apply(self, finite: Any) -> None:
         """As in `Update`."""
-        run = self.step.replicas.run
+        replicas = self.step.replicas
         backend.cond_on_all_replicas(
-            finite, run, self._update, self._unscaled, self.variables
+            finite,
+            replicas.runner(self.step.masters),
+            self._update,
+            replicas.sums(self._unscaled),
+            self.variables,
         )
 
     def _update(self, gradients: Sequence[Any]) -> None:

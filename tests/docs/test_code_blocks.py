@@ -47,7 +47,9 @@ def name_of(page):
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # The replicas of all other tests.
-    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *_: strategy)
+    replicas = tf.distribute.MirroredStrategy
+    monkeypatch.setattr(replicas, "__new__", lambda *_: strategy)
+    monkeypatch.setattr(replicas, "__init__", lambda *_: None)
     names = {"__name__": "__main__"}
     for first, code in blocks_of(page):
         # An error of the code is told with the line of the page.

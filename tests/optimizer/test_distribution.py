@@ -187,6 +187,18 @@ def test_masters_follow_weights_that_were_set(strategy):
     assert model.get_weights()[0].tolist() == [[2.75]]
 
 
+def test_fp32_weights_are_written_to_all_replicas_outside_the_scope(strategy):
+    with strategy.scope():
+        model = one_weight()
+        model.optimizer.build(model.trainable_variables)
+    with model.optimizer.fp32_weights() as [fp32]:
+        fp32.assign_sub([[2.0**-14]])
+        fp32.assign_sub([[0.5]])
+    assert_equal_on_all_replicas(strategy, model)
+    assert model.get_weights()[0].tolist() == [[0.5]]
+    assert fp32.numpy().tolist() == [[0.5 - 2.0**-14]]
+
+
 def test_export_and_files(strategy, tmp_path):
     with strategy.scope():
         model = one_weight()

@@ -1,12 +1,14 @@
 """Which dimension of a variable is sharded, and where state cannot be.
 
-tests/backends/test_jax_sharded_state.py trains with sharded state, on JAX.
+tests/backends/test_jax_sharded_state.py trains with sharded state on JAX, and
+test_sharded_replicas.py on TensorFlow.
 """
 
 import keras
 import pytest
 
 import keras_mp
+from keras_mp.optimizer.backend import SingleProgramBackend
 from keras_mp.optimizer.sharding import sharded_layout
 
 
@@ -35,17 +37,22 @@ def test_sharded_layout(shape, axes, expected):
     assert layout.axes == axes
 
 
-def test_only_jax_shards_state():
-    with pytest.raises(RuntimeError, match=r"backend='tensorflow'\. Leave it at False"):
-        keras_mp.wrap("adam", shard_state=True)
+def test_a_backend_without_devices_that_share_says_so(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(
+        RuntimeError, match=r"backend='torch'\. Leave it .* compile=False"
+    ):
+        SingleProgramBackend().check_shards_state()
+
+
+def test_a_config_has_the_option_if_it_is_used():
     config = keras_mp.wrap("adam").get_config()
     assert "shard_state" not in config
-    with pytest.raises(RuntimeError, match="compile=False"):
-        keras_mp.FP32MasterOptimizer.from_config(config | {"shard_state": True})
-    optimizer = keras_mp.FP32MasterOptimizer.from_config(
-        config | {"shard_state": False}
-    )
-    assert not optimizer.shard_state
+    for value in (True, False):
+        optimizer = keras_mp.FP32MasterOptimizer.from_config(
+            config | {"shard_state": value}
+        )
+        assert optimizer.shard_state is value
 
 
 def test_shard_state_is_a_bool():

@@ -29,7 +29,7 @@ CHAINS = (
                 "optimizer.backend",
                 "optimizer.compression",
             ),
-            "optimizer.sharding",
+            *("optimizer.sharding", "optimizer.sharding_tf"),
         ),
         ("statistical_loss_scale", "optimizer.masters", "optimizer.reference"),
         ("optimizer.gradients", "optimizer.inner_optimizer"),
