@@ -19,7 +19,7 @@ from update_step import LISTS, OPTIMIZERS, SCALE, make_optimizer, make_step
 
 import keras_mp
 
-ALL = keras_mp.Int8State(least_size=1, least_rank=0)
+ALL = keras_mp.Int8State(min_size=1, min_rank=0)
 ALONE = {"masters": None, "rounding": "stochastic"}
 FORMS = {
     "FP32 masters": {},

@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 
 import keras_mp
 
-ALL = keras_mp.Int8State(least_size=1, least_rank=0)
+ALL = keras_mp.Int8State(min_size=1, min_rank=0)
 FORMS = {
     "FP32 masters": {},
     "remainders, 8-bit state": {"masters": "remainders", "state": ALL},

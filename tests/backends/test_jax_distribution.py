@@ -123,7 +123,7 @@ def test_training_equals_that_of_one_device(case, rounding):
     assert all(np.any(w != np.round(w)) for w in map(value, double.weights))
 
 
-INT8 = keras_mp.Int8State(least_size=1, least_rank=1, excluded=())
+INT8 = keras_mp.Int8State(min_size=1, min_rank=1, exclude=())
 # What is split of a weight besides itself, and what is not: the exponents of groups.
 FORMS = {
     "FP32": ({}, ["", "_momentum"], []),

@@ -16,7 +16,7 @@ from stored_forms import RULES
 
 import keras_mp
 
-ALL = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
+ALL = keras_mp.Int8State(min_size=1, min_rank=0, exclude=())
 FORMS = {
     "remainders": {"masters": "remainders"},
     "int8 remainders": {"masters": "int8_remainders"},

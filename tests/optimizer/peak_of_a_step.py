@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_mp
 
-ALL = keras_mp.Int8State(least_size=1, least_rank=0)
+ALL = keras_mp.Int8State(min_size=1, min_rank=0)
 FORMS = {
     "bare": None,  # FP32, not wrapped
     "masters": {},

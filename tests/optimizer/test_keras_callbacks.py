@@ -38,7 +38,7 @@ def lion(**options):
     return optimizers.Lion(0.5, **options)
 
 
-COMPRESSED = {"masters": "remainders", "state": keras_mp.Int8State(least_size=1)}
+COMPRESSED = {"masters": "remainders", "state": keras_mp.Int8State(min_size=1)}
 NO_MASTERS = {"masters": None, "rounding": "stochastic"}
 KINDS = {
     "sgd": (lambda **options: optimizers.SGD(0.5, **options), {}),

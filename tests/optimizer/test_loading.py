@@ -14,7 +14,7 @@ import keras_mp
 X = np.linspace(-1, 1, 8, dtype="float32").reshape(2, 4)
 FORMS = {
     "float32": {},
-    "int8": {"state": keras_mp.Int8State(least_size=1, least_rank=1, excluded=())},
+    "int8": {"state": keras_mp.Int8State(min_size=1, min_rank=1, exclude=())},
     "remainders": {"masters": "remainders"},
     "int8 remainders": {"masters": "int8_remainders"},
     "no masters": {"masters": None, "rounding": "stochastic"},

@@ -23,7 +23,7 @@ import keras_mp
 from keras_mp.optimizer.sharding_tf import balanced
 
 BATCH, STEPS, WIDTH = 24, 20, 32
-INT8 = {"masters": "remainders", "state": keras_mp.Int8State(least_size=32)}
+INT8 = {"masters": "remainders", "state": keras_mp.Int8State(min_size=32)}
 WITHOUT_MASTERS = {**INT8, "masters": None, "rounding": "stochastic"}
 FORMS = {"float32": {}, "compressed": INT8}
 

@@ -10,7 +10,7 @@ from keras import optimizers
 import keras_mp
 
 STEPS = 100_000
-ALL = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
+ALL = keras_mp.Int8State(min_size=1, min_rank=0, exclude=())
 RULES = {
     "adam": lambda: optimizers.Adam(2.0**-10),
     "rmsprop": lambda: optimizers.RMSprop(2.0**-10),

@@ -641,8 +641,14 @@ def test_averages_are_shown_and_masters_put_back(form):
 
 def test_int8_state_mistakes():
     with pytest.raises(TypeError, match="sequence of regular expressions"):
-        keras_mp.Int8State(excluded="embeddings")
+        keras_mp.Int8State(exclude="embeddings")
     with pytest.raises(ValueError, match=r"'\('"):
-        keras_mp.Int8State(excluded=["("])
-    with pytest.raises(ValueError, match="least_size"):
-        keras_mp.Int8State(least_size=0)
+        keras_mp.Int8State(exclude=["("])
+    with pytest.raises(ValueError, match="min_size"):
+        keras_mp.Int8State(min_size=0)
+
+
+def test_a_config_of_before_0_1_0_is_read():
+    config = {"least_size": 7, "least_rank": 1, "excluded": ["head"]}
+    found = keras_mp.Int8State.from_config(config)
+    assert found == keras_mp.Int8State(min_size=7, min_rank=1, exclude=("head",))

@@ -42,7 +42,7 @@ def marked():
     writing[0] = 0
 
 
-ALL_IN_8_BITS = keras_mp.Int8State(least_size=1, least_rank=0, excluded=())
+ALL_IN_8_BITS = keras_mp.Int8State(min_size=1, min_rank=0, exclude=())
 # Optimizer state in fewer bytes, by the name of the route.
 FORMS = {
     "remainders": {"masters": "remainders", "state": ALL_IN_8_BITS},
