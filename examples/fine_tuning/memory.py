@@ -113,7 +113,7 @@ class Setting:
 SETTINGS = {
     "fp32, Adam": Setting(4, 0, 8, 4, FP32),
     "mixed, plan, Adam": Setting(2, 4, 8, 2, PLANNED),
-    # masters="remainders" and Int8State(excluded=()).
+    # masters="remainders" and Int8State(exclude=()).
     "mixed, plan, Adam in 8 bits": Setting(2, 2, 2 + 2 / 32, 2, PLANNED),
     # It is given unscaled FP32 gradients, and Keras's keeps a velocity of each weight.
     "mixed, plan, Adafactor": Setting(2, 4, 4, 2 + 4, PLANNED),

@@ -38,7 +38,7 @@ def trained_in_fp32(args: argparse.Namespace, text: np.ndarray) -> keras.Model:
     """Returns the model after `args.steps` steps."""
     keras.utils.set_random_seed(args.seed)
     keras.config.set_dtype_policy("float32")
-    model = make_model(args, lambda optimizer: optimizer)
+    model = make_model(args, wrap_options=None)
     batches = training_batches(text, args.batch, args.unrolled)
     model.fit(batches, steps_per_epoch=args.steps, verbose=args.verbose, shuffle=False)
     return model
@@ -49,7 +49,7 @@ def inspected(
 ) -> keras_mp.Numerics:
     """Returns what FP16 does, without a loss scale, to the first batch of the text."""
     keras.config.set_dtype_policy("float16")
-    half = make_model(args, lambda optimizer: keras_mp.wrap(optimizer, loss_scale=1.0))
+    half = make_model(args, {"loss_scale": 1.0})
     for weight, value in zip(
         half.trainable_variables, model.trainable_variables, strict=True
     ):

@@ -42,14 +42,22 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
+class OfAllTests(type):
+    """A class with one instance: the replicas of all other tests."""
+
+    def __call__(cls, *_):
+        return cls.strategy
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, type(cls.strategy))
+
+
 @pytest.mark.slow_except("README.md", "docs/quickstart.md")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    # The replicas of all other tests.
-    replicas = tf.distribute.MirroredStrategy
-    monkeypatch.setattr(replicas, "__new__", lambda *_: strategy)
-    monkeypatch.setattr(replicas, "__init__", lambda *_: None)
+    replicas = OfAllTests("MirroredStrategy", (), {"strategy": strategy})
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", replicas)
     names = {"__name__": "__main__"}
     for first, code in blocks_of(page):
         # An error of the code is told with the line of the page.

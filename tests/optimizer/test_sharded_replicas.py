@@ -127,6 +127,16 @@ def assert_same_bits(strategy, ones, others):
             np.testing.assert_array_equal(copy, expected, one.path, strict=True)
 
 
+def assert_same_numbers(ones, others):
+    """Compares what a file has of two optimizers."""
+    expected, found = {}, {}
+    ones.save_own_variables(expected)
+    others.save_own_variables(found)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, name, strict=True)
+
+
 def shared_state(optimizer, weights):
     """The variables of what belongs to weights: masters of FP32 weights, too."""
     masters = [m for m in optimizer.master_weights if isinstance(m.value, tf.Variable)]
@@ -437,8 +447,12 @@ def test_files_do_not_depend_on_the_replicas(strategy, form, way, tmp_path):
                 found = make_model(other, adam, shards, **options)
                 found = load(found, way, folder)
                 assert_same_bits(strategy, saved.weights, found.weights)
-                ones, others = saved.optimizer.variables, found.optimizer.variables
-                assert_same_bits(strategy, ones, others)
+                ones, others = saved.optimizer, found.optimizer
+                if form == "compressed" and way in ("weights", "keras"):
+                    # The file has numbers: one may have two codes of 8 bits.
+                    assert_same_numbers(ones, others)
+                else:
+                    assert_same_bits(strategy, ones.variables, others.variables)
         # The last is on as many replicas, and goes on as the one that was saved.
         for model in (saved, found):
             apply_on_each(strategy, model.optimizer, model.trainable_variables, 2)
