@@ -155,7 +155,7 @@ class NumericsCallback(keras.callbacks.Callback):
         """Draws the samples so far, as `exponents` and `lost` in a folder.
 
         Args:
-            directory: str or path, an existing folder.
+            directory: str or path of a folder, which is created if it does not exist.
             format: str, the suffix of both files: one of matplotlib's formats.
                 Defaults to `"png"`.
 
@@ -176,6 +176,7 @@ class NumericsCallback(keras.callbacks.Callback):
         }
         scale = self.samples[-1].loss_scale
         folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
         plot_exponents(folder / f"exponents.{format}", panels, scale)
         steps = [sample.step for sample in self.samples]
         shares = {title: self._shares(kind) for kind, title in _MAPS.items()}

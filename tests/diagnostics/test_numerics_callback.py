@@ -441,8 +441,9 @@ def test_pictures_of_the_samples_so_far(tmp_path):
     with pytest.raises(ValueError, match=r"Received: none .* every=2"):
         callback.plot(tmp_path)
     fit(make_model(), callback, 2)
-    callback.plot(tmp_path, format="svg")
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    folder = tmp_path / "new"
+    callback.plot(folder, format="svg")
+    made = {path.name: path.read_text() for path in folder.iterdir()}
     assert {*made} == {"exponents.svg", "lost.svg"}
     assert all("<svg" in content for content in made.values())
 
