@@ -147,27 +147,22 @@ class TensorFlowBackend:
         return int(strategy.num_replicas_in_sync)
 
     def refuse_several_replicas(self) -> None:
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
+        running = _replicas_running()
+        if running > 1:
             raise RuntimeError(
                 "With several replicas an optimizer must be built before it is "
-                "applied. Received: the first `apply` on "
-                f"{context.num_replicas_in_sync} replicas. Call "
+                f"applied. Received: the first `apply` on {running} replicas. Call "
                 "optimizer.build(model.trainable_variables) in `strategy.scope()`."
             )
 
     def check_can_read_state(self) -> None:
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
+        running = _replicas_running()
+        if running > 1:
             raise RuntimeError(
                 "With `shard_state=True` a master is on one replica, and the others "
-                "cannot read it. Received: a read on each of "
-                f"{context.num_replicas_in_sync} replicas, inside `strategy.run`. Read "
-                "masters outside it, before or after a step."
+                f"cannot read it. Received: a read on each of {running} replicas, "
+                "inside `strategy.run`. Read masters outside it, before or after a "
+                "step."
             )
 
     def sum_over_replicas(self, x: Any) -> Any:
@@ -274,6 +269,14 @@ class TensorFlowBackend:
             strategy.extended.update(variable, _assign, (new,), group=False)
 
         across_replicas(strategy, across)
+
+
+def _replicas_running() -> int:
+    """Returns how many replicas run this code, 0 in the context across them."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else int(context.num_replicas_in_sync)
 
 
 def across_replicas(strategy: Any, act: Callable[[Any], None]) -> None:

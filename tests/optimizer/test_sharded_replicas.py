@@ -457,6 +457,8 @@ def test_files_do_not_depend_on_the_replicas(strategy, form, way, tmp_path):
         for model in (saved, found):
             apply_on_each(strategy, model.optimizer, model.trainable_variables, 2)
         assert_same_bits(strategy, saved.weights, found.weights)
+        ones, others = saved.optimizer.variables, found.optimizer.variables
+        assert_same_bits(strategy, ones, others)
         assert_same_bits(strategy, saved.optimizer.variables, found.optimizer.variables)
 
 

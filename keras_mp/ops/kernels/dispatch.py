@@ -51,14 +51,13 @@ def has_cpu_kernels() -> bool:
 
 
 def gpu_reductions_are_on() -> bool:
-    """Tells whether kernels are to compute them on a GPU; by default formulas do."""
+    """Tells whether kernels are to compute softmax, normalization and sums on a GPU."""
     chosen = os.environ.get(GPU_REDUCTIONS) or "formula"
     if chosen not in _GPU_REDUCTIONS_BY:
         raise ValueError(
             f"The environment variable {GPU_REDUCTIONS} must be one of "
             f"{_GPU_REDUCTIONS_BY}: what computes softmax, normalization and sums on a "
-            "GPU. "
-            f"Received: {GPU_REDUCTIONS}={chosen!r}."
+            f"GPU. Received: {GPU_REDUCTIONS}={chosen!r}."
         )
     return chosen == "kernels"
 
