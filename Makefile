@@ -81,7 +81,7 @@ test-all: packages-and-test-cpp $(NATIVE) docs
 
 # The kernels are compiled and tested while pip, which takes one core, installs.
 packages-and-test-cpp: $(VENV)/.created
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.keras-hub test-cpp
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.keras-hub $(TESTED_CPP)
 
 test-slow: $(VENV)/.keras-hub $(NATIVE) test-cpp-slow
 	@$(TF_QUIET) KERAS_MP_OPS=native $(PYTEST) -m xslow \
@@ -104,9 +104,15 @@ build_cpp = $(VENV)/bin/cmake -G Ninja -S custom_ops -B build/cpp-$(1) \
 ctest = $(VENV)/bin/ctest --parallel 2 --output-on-failure --test-dir
 MEMORY := address,undefined
 
+TESTED_CPP := build/custom_ops/.tested
+
+$(TESTED_CPP): $(SOURCES) setup.py | $(VENV)/.created
+	@MAKEFLAGS= $(RUN) setup.py --quiet test_cpp
+	@touch $@
+
 test-cpp: $(VENV)/.created
-	@$(call build_cpp,plain,)
-	@$(ctest) build/cpp-plain
+	@rm -f $(TESTED_CPP)
+	@$(MAKE) --no-print-directory $(TESTED_CPP)
 
 test-cpp-memory: $(VENV)/.created
 	@$(call build_cpp,memory,$(MEMORY))

@@ -20,8 +20,9 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
@@ -31,7 +32,7 @@ BUILD = SOURCE.parent / "build" / "custom_ops"
 FIND_TENSORFLOW = [sys.executable, str(SOURCE / "cmake" / "find_tensorflow.py")]
 # The minor versions of TensorFlow whose headers the library is known to compile with.
 OLDEST, NEWEST = (2, 20), (2, 21)
-OPTIONS = [f"-DPython3_EXECUTABLE={sys.executable}", "-DKERAS_MP_TESTS=OFF"]
+OPTIONS = [f"-DPython3_EXECUTABLE={sys.executable}"]
 if "KERAS_MP_CUDA" in os.environ:  # ON or OFF; else ON where there is nvcc
     OPTIONS.append(f"-DKERAS_MP_CUDA={os.environ['KERAS_MP_CUDA']}")
 
@@ -93,35 +94,69 @@ def missing(tools, tensorflow):
     return None
 
 
-def run_cmake(cmake, tensorflow, library, configuration):
-    """Builds the library for a TensorFlow, as the file `library`.
+def configuration(tools):
+    """Returns what CMake has found in a folder once and for all."""
+    variables = {name: os.environ.get(name) for name in VARIABLES}
+    return json.dumps([sys.executable, tools, variables])
+
+
+def run_cmake(tools, target, *options):
+    """Configures, and builds a target, by one process at a time.
 
     Objects of the build before are used again, unless it had other tools: those of an
     environment that pip made for one build are gone at the next. What does not include
-    TensorFlow is compiled once for all of its versions.
+    TensorFlow is compiled once for all of its versions, and for the tests.
     """
-    configured_with = BUILD / "configured_with.json"
-    unchanged = configured_with.is_file() and (
-        configured_with.read_text() == configuration
-    )
-    if BUILD.exists() and not unchanged:
-        shutil.rmtree(BUILD)
+    import fcntl  # not on Windows, where nothing is built
 
-    def run(*arguments):
-        subprocess.run([cmake, *map(str, arguments)], check=True, env=ENVIRONMENT)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        facts, configured_with = configuration(tools), BUILD / "configured_with.json"
+        if not configured_with.is_file() or configured_with.read_text() != facts:
+            shutil.rmtree(BUILD)
+            BUILD.mkdir()
+        cmake = tools["cmake"]
+        configure = [cmake, "-S", SOURCE, "-B", BUILD, *OPTIONS, *options]
+        subprocess.run(configure, check=True, env=ENVIRONMENT)
+        configured_with.write_text(facts)
+        build = [cmake, "--build", BUILD, "--target", target]
+        subprocess.run(build, check=True, env=ENVIRONMENT)
 
+
+def build_library(tools, tensorflow, library):
+    """Builds the library for a TensorFlow, as the file `library`."""
     folder, version = tensorflow.split(";")
-    options = [
-        *OPTIONS,
+    run_cmake(
+        tools,
+        "keras_mp_ops",
+        "-DKERAS_MP_TENSORFLOW=ON",
         f"-DKERAS_MP_TENSORFLOW_DIR={folder}",
         f"-DKERAS_MP_TENSORFLOW_VERSION={version}",
-    ]
-    run("-S", SOURCE, "-B", BUILD, *options)
-    configured_with.write_text(configuration)
-    run("--build", BUILD)
-    run("--install", BUILD, "--prefix", BUILD / "installed")
+    )
     library.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(BUILD / "installed" / "_keras_mp_ops.so", library)
+    shutil.copy2(BUILD / "_keras_mp_ops.so", library)
+
+
+class TestCpp(Command):
+    """Builds the tests in C++ next to the library, which has the same kernels."""
+
+    description = "compile the tests in C++, without TensorFlow, and run them"
+    user_options: ClassVar = []
+
+    def initialize_options(self):
+        pass
+
+    def finalize_options(self):
+        pass
+
+    def run(self):
+        run_cmake(find_tools(), "all", "-DKERAS_MP_TENSORFLOW=OFF")
+        ctest = shutil.which("ctest", path=PATH)
+        subprocess.run(
+            [ctest, "--parallel", "2", "--output-on-failure", "--test-dir", BUILD],
+            check=True,
+        )
 
 
 class BuildWithCMake(build_ext):
@@ -144,10 +179,8 @@ class BuildWithCMake(build_ext):
                 f"TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer. Received: {reason}. "
                 "Install keras_mp again after that."
             )
-        variables = {name: os.environ.get(name) for name in VARIABLES}
-        facts = json.dumps([sys.executable, tools, variables])
         try:
-            run_cmake(tools["cmake"], tensorflow, library, facts)
+            build_library(tools, tensorflow, library)
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(
                 "The native library of keras_mp must build where CMake, a C++ compiler "
@@ -171,6 +204,10 @@ setup(
         Extension(f"keras_mp.ops.kernels.{name}", sources=[], optional=True)
         for name in TENSORFLOWS
     ],
-    cmdclass={"build_ext": BuildWithCMake, "bdist_wheel": WheelForEveryPython},
+    cmdclass={
+        "build_ext": BuildWithCMake,
+        "bdist_wheel": WheelForEveryPython,
+        "test_cpp": TestCpp,
+    },
     options={"egg_info": {"tag_build": os.environ.get("KERAS_MP_VERSION_LABEL", "")}},
 )

@@ -41,7 +41,7 @@ LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
 OUTPUTS = ("FP32", "FP16", "bfloat16")
 GOALS = (0.9, 1.0, 1.0)
 THEIRS = ("tf FP32", "tf FP16", "tf bfloat16")
-PEAK = Path(__file__).parents[1] / "build" / "cpp-plain" / "fma_peak"
+PEAK = Path(__file__).parents[1] / "build" / "custom_ops" / "fma_peak"
 
 
 def repeated(product, a, b):

@@ -21,7 +21,7 @@ from machine import processor
 from keras_mp.ops.kernels import native
 
 ROOT = Path(__file__).parents[1]
-BUILD = ROOT / "build" / "cpp-plain"
+BUILD = ROOT / "build" / "cpp-blocking"
 
 SQUARE = ["512,512,512", "1024,1024,1024", "2048,2048,2048"]
 LARGE = [*SQUARE, "128,4096,2048", "1760,128,1760", "5124,700,2048"]

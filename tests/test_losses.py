@@ -368,6 +368,7 @@ def test_a_training_step_has_no_logits(labels):
     assert has_logits == {"ours": False, "Keras's loss": True, "Keras's metric": True}
 
 
+@pytest.mark.xslow_except("xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_fit_has_the_losses_and_metrics_of_keras(jit_compile, labels):
     data = batches(labels)

@@ -2,8 +2,8 @@
 //
 //   fma_peak [threads]
 //
-//   cmake --build build/cpp-plain --target fma_peak &&
-//     build/cpp-plain/fma_peak 2
+//   cmake --build build/custom_ops --target fma_peak &&
+//     build/custom_ops/fma_peak 2
 
 #include <algorithm>
 #include <chrono>

@@ -6,8 +6,8 @@
 // the kernel as it is comes first in a row, and all take turns.
 // benchmarks/gemm_blocking.py makes tables of it.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu &&
-//     build/cpp-plain/gemm_cpu avx512 half
+//   cmake --build build/custom_ops --target gemm_cpu &&
+//     build/custom_ops/gemm_cpu avx512 half
 
 #include <algorithm>
 #include <atomic>

@@ -107,4 +107,3 @@ endif()
 string(APPEND build ", \"cuda\": \"${cuda}\"}")
 set_source_files_properties(tensorflow/common/build_info.cc PROPERTIES
   COMPILE_DEFINITIONS "KERAS_MP_BUILD=R\"(${build})\"")
-install(TARGETS keras_mp_ops LIBRARY DESTINATION .)

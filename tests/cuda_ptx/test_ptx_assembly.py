@@ -57,9 +57,7 @@ __global__ void Kernel(__half* x) {
 PRODUCTS = {"-".join(product): product for product in kernels.products()}
 
 
-@pytest.mark.xslow_except(
-    "sm_70-WmmaSmall-Half-nn", "sm_80-*-Half-nn", "sm_90-*-Bfloat16-tt"
-)
+@pytest.mark.xslow_except("sm_70-WmmaSmall-Half-nn", "sm_80-*-Half-nn")
 @pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn", "sm_80-MmaMedium-Half-nn")
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_products(product):

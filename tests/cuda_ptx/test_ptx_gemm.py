@@ -46,9 +46,7 @@ def matrix_of_tests():
 TESTS = {"-".join(test[:4]): test for test in matrix_of_tests()}
 
 
-@pytest.mark.xslow_except(
-    "sm_70-WmmaSmall-Half-nn", "sm_80-*-Half-nn", "sm_90-*-Bfloat16-tt"
-)
+@pytest.mark.xslow_except("sm_70-WmmaSmall-Half-nn", "sm_90-*-Bfloat16-tt")
 @pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn", "sm_80-MmaSmall-Half-nn")
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_products(test):

@@ -250,7 +250,9 @@ PATHS = {
 OLDER = {"nested": needs("Keras", 3, 12)}
 
 
-@pytest.mark.xslow_except("nested-*", "attention-*", "subclassed-*")
+@pytest.mark.xslow_except(
+    "nested-float16", "attention-mixed_float16", "subclassed-float32"
+)
 @pytest.mark.slow_except("nested-float16")
 @pytest.mark.parametrize("policy", ("float32", *FP16))
 @pytest.mark.parametrize(

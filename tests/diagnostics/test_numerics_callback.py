@@ -86,6 +86,7 @@ WAYS = {
 }
 
 
+@pytest.mark.xslow_except("xla-float16", "graph-mixed_float16", "eager-*")
 @pytest.mark.slow_except("graph-float16")
 @pytest.mark.parametrize("policy", ["float32", "float16", "mixed_float16"])
 @pytest.mark.parametrize("way", WAYS)
@@ -369,6 +370,7 @@ class StopAt(keras.callbacks.Callback):
             raise StopError
 
 
+@pytest.mark.xslow_except("whole-first", "torn-last")
 @pytest.mark.slow_except("torn-first")
 @pytest.mark.parametrize("order", ["first", "last"])
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])

@@ -23,7 +23,7 @@ def examples_on_path(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_gradients_of_a_mean_over_many_numbers_are_lost():
     import no_learning
 

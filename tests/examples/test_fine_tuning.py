@@ -68,7 +68,7 @@ def pretraining(text, tmp_path_factory):
     return out, pretrain.main(flags)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_larger_stream_changes_nothing_but_its_size(pretraining):
     """All that reads it is an RMS norm: powers of two change no bit of the rest.
 
@@ -105,7 +105,7 @@ PLANNED = {"mixed, plan": "fp32", "mixed, plan, LoRA": "fp32, LoRA"}
 KINDS = ("perplexity before", "perplexity after")
 
 
-@pytest.mark.xslow_except("mixed, plan", "mixed, plan, LoRA")
+@pytest.mark.xslow_except("mixed, plan, LoRA")
 @pytest.mark.slow_except("mixed, plan")
 @pytest.mark.filterwarnings("ignore:What `convert` leaves")
 @pytest.mark.parametrize("name", SETTINGS)
@@ -125,6 +125,7 @@ def test_a_setting(name, fine_tuned):
     assert (measures["FP16 share"] > 0.5) == (name in PLANNED)
 
 
+@pytest.mark.xslow_except("mixed, plan")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_plan_learns_as_fp32(name, fine_tuned):

@@ -344,7 +344,7 @@ def test_the_decay_of_the_weights_is_that_of_the_public_recipes():
 TOY = ["--network=alexnet", "--width=0.03", "--batch=4", "--eval-every=2"]
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_train_in_mixed_precision_and_resume(file, tmp_path):
     flags = [*TOY, f"--data={file}", "--steps=4", "--verbose=0"]
     whole = train.main([*flags, f"--out={tmp_path / 'whole'}"])

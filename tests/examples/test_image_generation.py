@@ -91,7 +91,7 @@ def test_an_overflow_of_one_is_seen_by_the_scale_of_both():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_each_player_is_trained_by_its_own_loss():
     """Where the other's optimizer stands still, a player's loss falls."""
     images = np.random.default_rng(0).uniform(-1, 1, (16, 8, 8, 3)).astype("float32")
@@ -173,7 +173,7 @@ def test_train(precision, flags, tmp_path):
     assert (sample.shape, sample.dtype) == ((8, 8, 8, 3), np.uint8)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_resumed_run_equals_the_uninterrupted_one(flags, tmp_path):
     from image_generation.train import main
 
@@ -188,7 +188,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(flags, tmp_path):
     np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_the_checkpoints_are_judged(flags, tmp_path, capsys):
     from image_generation import checkpoints
     from image_generation.train import main

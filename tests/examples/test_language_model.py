@@ -403,7 +403,7 @@ def test_train_in_every_precision(precision, flags, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(flags, tmp_path):
     whole = train.main([*flags, "--steps=3", f"--out={tmp_path / 'whole'}"])
     train.main([*flags, "--steps=1", f"--out={tmp_path / 'parts'}"])

@@ -111,6 +111,7 @@ def test_pretrained_weights_of_another_network():
         load_imagenet(model)
 
 
+@pytest.mark.xslow_except("mixed")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
 def test_a_backbone_that_was_trained_before(precision, tmp_path, monkeypatch):
@@ -173,6 +174,7 @@ def test_the_backbone_is_trained_before_the_settings(tmp_path, monkeypatch):
 # --- both networks, trained ------------------------------------------------
 
 
+@pytest.mark.xslow_except("mixed-*", "fp32-ssd", "pseudo-fp16-faster-rcnn")
 @pytest.mark.slow_except("mixed-*")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", STEPS)

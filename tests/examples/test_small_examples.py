@@ -21,7 +21,7 @@ CASES = {
 }
 
 
-@pytest.mark.xslow_except("custom_training_loop", "image_*")
+@pytest.mark.xslow_except("image_*")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_16_bits_train_as_fp32(name, capsys):

@@ -335,6 +335,7 @@ def route(monkeypatch):
     monkeypatch.setenv("KERAS_MP_OPS", os.environ.get("KERAS_MP_OPS", "auto"))
 
 
+@pytest.mark.xslow_except("mixed", "plain-fp16", "fp32")
 @pytest.mark.parametrize("precision", STEPS)
 def test_one_step_in_every_precision(precision, monkeypatch):
     from experiments.sgd import SGD

@@ -254,6 +254,9 @@ def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
     assert {g.dtype.name for g in gradients} == {policy}
 
 
+@pytest.mark.xslow_except(
+    "*-mixed", "legacy-pseudo-fp16", "two layers-plain-fp16", "one direction-fp32"
+)
 @pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("options", MODELS[1:])
 def test_one_step_in_every_precision(options, precision, monkeypatch):
@@ -398,7 +401,7 @@ def test_train_in_fp32(corpus, tmp_path):
     assert result["loss_scale"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_train_in_mixed_precision_and_resume(corpus, tmp_path):
     from translation.train import main
 

@@ -221,6 +221,7 @@ def test_fine_tuning(precision, cifar):
     assert 0.1 < measures["unmoved"] < 1
 
 
+@pytest.mark.xslow_except("rounded")
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--round-weights"]], ids=["fp32", "rounded"])
 def test_the_statistics_alone(more, cifar):
@@ -231,7 +232,7 @@ def test_the_statistics_alone(more, cifar):
     assert result["measures"]["unmoved"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_fine_tuning_begins_with_the_weights_of_pre_training(cifar, tmp_path):
     from where_it_breaks.fine_tuning.train import main
 

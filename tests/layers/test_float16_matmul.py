@@ -240,7 +240,7 @@ WAYS = {
 }
 
 
-@pytest.mark.xslow_except("plain-*", "scaled-graph")
+@pytest.mark.xslow_except("plain-xla", "scaled-graph")
 @pytest.mark.slow_except("plain-graph")
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @EACH_POLICY

@@ -379,6 +379,7 @@ print((run(2048, 65536) - before) // 1024)
 """
 
 
+@pytest.mark.xslow_except("xla")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("mode", ["graph", "xla"])

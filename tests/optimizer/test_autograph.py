@@ -70,8 +70,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.xslow_except("kernel")
+@pytest.mark.xslow
 @pytest.mark.parametrize("options", LOOPS.values(), ids=LOOPS)
 def test_a_loop_that_calls_everything(options, tmp_path):
     # AutoGraph reads the loop, too, and needs a file of it.

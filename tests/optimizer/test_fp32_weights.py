@@ -40,6 +40,7 @@ def ones(*weights):
     return [tf.ones(weight.shape, weight.dtype) for weight in weights]
 
 
+@pytest.mark.xslow_except("*-float16-*", "both-bfloat16-xla")
 @pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @pytest.mark.filterwarnings("ignore:A training step assigns 2 times")
 @MODES
@@ -62,6 +63,7 @@ def test_a_change_that_is_undone_leaves_the_master(form, dtype, mode):
     oracle.assert_same_bits(oracle.value(optimizer.master_weights[0]), expected)
 
 
+@pytest.mark.xslow_except("*-float16-*", "both-bfloat16-xla")
 @pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @MODES
 @HALVES

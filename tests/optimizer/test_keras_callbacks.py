@@ -256,8 +256,13 @@ SWAPS = [
 ]
 
 
+@pytest.mark.xslow_except(
+    "compressed-*",
+    "multi-float16-keras_mp",
+    "sgd-float32-keras_mp",
+    "sgd-mixed_float16-keras",
+)
 @pytest.mark.slow_except("multi-float16-*", "multi-mixed_float16-keras")
-@pytest.mark.xslow_except("*-mixed_float16-*", "multi-float16-*", "sgd-float32-*")
 @pytest.mark.parametrize(("kind", "policy", "whose"), SWAPS)
 def test_swap_ema_weights(kind, policy, whose):
     # The averages are -1 (the first weight itself), -1.5 and -2.25 learning rates.

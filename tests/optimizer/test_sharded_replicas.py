@@ -195,12 +195,16 @@ def whole_and_sharded(strategy, optimizer, **options):
     return [run(strategy, optimizer, each, **options) for each in (False, True)]
 
 
+@pytest.mark.xslow_except(
+    "adam", "adafactor", "accumulation", "global_clipnorm", "lamb"
+)
 @pytest.mark.slow_except("adafactor", "adam")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_and_option(strategy, name):
     assert_equal_and_owned(strategy, *whole_and_sharded(strategy, OPTIMIZERS[name]))
 
 
+@pytest.mark.xslow_except("float16")
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(optimizers, "Muon"), reason="needs Keras 3.10")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -238,6 +242,7 @@ COMPRESSED = {
 }
 
 
+@pytest.mark.xslow_except("adam", "overwriting", "global_clipnorm", "without_masters")
 @pytest.mark.slow_except("overwriting")
 @pytest.mark.parametrize("case", COMPRESSED)
 def test_compressed_state(strategy, case):
@@ -269,6 +274,15 @@ OTHERS = {
 }
 
 
+@pytest.mark.xslow_except(
+    "a scale of 1000",
+    "unscaled, compressed",
+    "constraints, compressed",
+    "sparse, compressed",
+    "float32",
+    "bfloat16",
+    "a norm",
+)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.slow_except("a scale of 1000")
 @pytest.mark.parametrize("case", OTHERS)
@@ -320,6 +334,7 @@ FITS = {
 }
 
 
+@pytest.mark.xslow_except("mixed_float16", "compressed")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FITS)
 def test_twenty_steps_of_fit(strategy, case):
@@ -424,6 +439,9 @@ FILES = {
 }
 
 
+@pytest.mark.xslow_except(
+    "mixed_float16-tf*", "compressed-Checkpoints", "float16-keras"
+)
 @pytest.mark.slow_except("mixed_float16-tf*")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FILES)

@@ -45,6 +45,7 @@ CASES = [
 CASES += [("adam", form, mode) for form in FORMS for mode in ("graph", "xla")]
 
 
+@pytest.mark.xslow_except("adam-*", "*-both-eager", "*-remainders-eager")
 @pytest.mark.parametrize(("rule", "form", "mode"), CASES)
 def test_a_rule_takes_the_square_of_each_token(rule, form, mode):
     """As by Keras's own optimizers on TensorFlow, which do the step without forms."""
@@ -69,6 +70,7 @@ WITH_OPTIONS = {
 }
 
 
+@pytest.mark.xslow_except("*-4")
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("rule", [*RULES, *WITH_OPTIONS])
 def test_remainders_are_fp32_masters(rule, times):
@@ -107,6 +109,9 @@ CLIPPING = {
 }
 
 
+@pytest.mark.xslow_except(
+    "*-both-*", "*-int8-eager", "*-None-eager", "*-remainders-graph"
+)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("form", [None, *FORMS])
 @pytest.mark.parametrize("clipping", CLIPPING)

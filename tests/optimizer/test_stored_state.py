@@ -137,6 +137,12 @@ def saved_arrays(optimizer):
     return store
 
 
+@pytest.mark.xslow_except(
+    "adamw-accumulation, ema-*",
+    "nadam-overwriting-*",
+    "momentum-accumulation, clipped-*",
+    "momentum-clipnorm-*",
+)
 @pytest.mark.slow_except("adamw-*")
 @pytest.mark.parametrize("route", CONSTRAINTS)
 @pytest.mark.parametrize("options", AROUND)
@@ -196,6 +202,7 @@ def test_remainders_of_bfloat16(rule, mode):
     assert np.count_nonzero(ulps) <= 1  # of 77 masters, in four steps
 
 
+@pytest.mark.xslow_except("adam-float16", "sgd-bfloat16")
 @pytest.mark.slow_except("adam-float16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
@@ -228,7 +235,9 @@ ROUNDINGS_OF_NORMS = {"lamb": 3, "adafactor": 6}
 EXACT = {"lamb": ("momentum", "velocity"), "adafactor": ()}
 
 
-@pytest.mark.xslow_except("adam-*", "*-both")
+@pytest.mark.xslow_except(
+    "adam-*", "rmsprop_momentum-both", "global_clipnorm-both", "adagrad-both"
+)
 @pytest.mark.parametrize(
     ("rule", "form"),
     [
@@ -349,7 +358,7 @@ SAVED |= {
 }
 
 
-@pytest.mark.xslow_except("adam-*", "adamw*-both")
+@pytest.mark.xslow_except("adamw with options-both", "adam-int8", "adam-no masters")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", SAVED)
 def test_a_saved_form_is_loaded_into_every_other(rule, form):
@@ -449,6 +458,9 @@ def test_a_weight_is_excluded_from_decay(form, is_built):
     np.testing.assert_allclose(halved, start[1].astype("float32") / 2, rtol=2.0**-10)
 
 
+@pytest.mark.xslow_except(
+    "both-options", "int8-plain", "no masters-plain", "remainders-options"
+)
 @pytest.mark.slow_except("*plain*", "*both-options*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)

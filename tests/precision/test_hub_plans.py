@@ -42,7 +42,7 @@ def planned(model, x, y):
     return plan, plan.apply(model)
 
 
-@pytest.mark.xslow_except("OPT", "Gemma3")
+@pytest.mark.xslow_except("Gemma3")
 @pytest.mark.slow_except("OPT")
 @pytest.mark.parametrize("name", [case(name) for name in FAMILIES])
 def test_a_planned_model_trains_as_in_fp32(name):
@@ -56,7 +56,7 @@ def test_a_planned_model_trains_as_in_fp32(name):
     assert int(model.optimizer.skipped_steps) == 0
 
 
-@pytest.mark.xslow_except("OPT-*")
+@pytest.mark.xslow_except("OPT-20000.0")
 @pytest.mark.slow
 @pytest.mark.parametrize("outliers", [2e4, 1e5])
 @pytest.mark.parametrize("name", [case(name) for name in TRACED])
@@ -80,7 +80,7 @@ OTHER_OVERFLOWS = {
 }
 
 
-@pytest.mark.xslow_except("a gate", "LoRA-OPT")
+@pytest.mark.xslow_except("LoRA-OPT")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_OVERFLOWS)
 def test_other_overflows(name):

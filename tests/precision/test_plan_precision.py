@@ -118,7 +118,7 @@ MODES = {
 }
 
 
-@pytest.mark.xslow_except("mixed_float16-xla", "float16-graph")
+@pytest.mark.xslow_except("mixed_float16-xla")
 @pytest.mark.slow_except("mixed_float16-xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_planned_model_trains_as_in_fp32(mode, policy):
@@ -453,7 +453,7 @@ def compiled_afterwards(model):
 ORDERS = (before_convert, after_convert, with_lora, lora_afterwards)
 
 
-@pytest.mark.xslow_except("before_convert", "with_lora")
+@pytest.mark.xslow_except("with_lora")
 @pytest.mark.slow_except("before_convert")
 @pytest.mark.parametrize("order", (*ORDERS, compiled_afterwards))
 def test_orders_of_what_changes_a_model(order):
@@ -491,6 +491,7 @@ def test_lora_beside_weights_stored_in_fp16(name, outer, inner):
     np.testing.assert_array_equal(y, np.full((1, 3), 30.0))
 
 
+@pytest.mark.xslow_except("lora_afterwards")
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [with_lora, lora_afterwards])
 def test_lora_and_a_plan_with_weights_stored_in_fp16(order):

@@ -91,7 +91,7 @@ def test_without_it_every_step_is_skipped_from_then_on():
     assert int(model.optimizer.skipped_steps) == STEPS - GROWS_AT
 
 
-@pytest.mark.xslow_except("graph", "two steps at once")
+@pytest.mark.xslow_except("graph")
 @pytest.mark.slow_except("graph")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_outgrows_fp16_goes_on(mode):
@@ -115,6 +115,7 @@ def test_a_run_that_outgrows_fp16_goes_on(mode):
     assert loss == pytest.approx(fit(reference, STEPS - skipped), rel=1e-3)
 
 
+@pytest.mark.xslow_except("Model-*", "OwnStep-float16")
 @pytest.mark.slow
 @CHANGES
 @pytest.mark.parametrize(

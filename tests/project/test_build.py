@@ -28,7 +28,6 @@ option(KERAS_MP_CUDA "As CMakeLists.txt has it where there is nvcc" ON)
 file(WRITE ${CMAKE_SOURCE_DIR}/cuda.txt ${KERAS_MP_CUDA})
 add_library(keras_mp_ops MODULE kernel.cc)
 set_target_properties(keras_mp_ops PROPERTIES PREFIX "" OUTPUT_NAME _keras_mp_ops)
-install(TARGETS keras_mp_ops LIBRARY DESTINATION .)
 """
 
 

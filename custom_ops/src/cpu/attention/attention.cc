@@ -5,8 +5,8 @@
 //
 // Tensors are [batch, length, heads, size], packed; keras_mp/attention.h has the rest.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #include "keras_mp/attention_cpu.h"
 

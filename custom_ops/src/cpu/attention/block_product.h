@@ -6,8 +6,8 @@
 // The packed rows of A and panels of B are those of cpu/gemm/packing.h, in chunks of
 // kSteps steps along k. C is FP32, row-major.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_ATTENTION_BLOCK_PRODUCT_H_
 #define KERAS_MP_SRC_CPU_ATTENTION_BLOCK_PRODUCT_H_

@@ -9,8 +9,8 @@
 // products of bfloat16. The result takes them only where FP16 is two numbers of bfloat16;
 // else its sums are of FP32 multiply-adds.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_ATTENTION_FORWARD_SIMD_H_
 #define KERAS_MP_SRC_CPU_ATTENTION_FORWARD_SIMD_H_

@@ -8,8 +8,8 @@
 // products of bfloat16: p and g are rounded then, as operands of the sums, to bfloat16, or
 // for tensors in FP16 to sums of two of its numbers.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_ATTENTION_GRADIENT_SIMD_H_
 #define KERAS_MP_SRC_CPU_ATTENTION_GRADIENT_SIMD_H_

@@ -1,8 +1,8 @@
 // Shared by attention and its gradient: the workspace, and the tensors of one head, for one
 // instruction set. A template, as cpu/gemm/gemm_kernel_simd.h.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_ATTENTION_HEAD_TENSORS_SIMD_H_
 #define KERAS_MP_SRC_CPU_ATTENTION_HEAD_TENSORS_SIMD_H_

@@ -5,8 +5,8 @@
 // Row r of a tile has the scores of one query with `columns` consecutive keys, at r *
 // kBlockStride. The lanes of its last vector beyond them become 0.
 //
-//   cmake --build build/cpp-plain --target attention_cpu_test &&
-//     build/cpp-plain/attention_cpu_test
+//   cmake --build build/custom_ops --target attention_cpu_test &&
+//     build/custom_ops/attention_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_ATTENTION_SCORES_SIMD_H_
 #define KERAS_MP_SRC_CPU_ATTENTION_SCORES_SIMD_H_

@@ -4,8 +4,8 @@
 // y and grad_x are both weighted sums: y[o] of the elements of x that the kernel meets at
 // o, and grad_x[i] of the elements of grad_y where the kernel meets i.
 //
-//   cmake --build build/cpp-plain --target depthwise_conv_cpu_test &&
-//     build/cpp-plain/depthwise_conv_cpu_test
+//   cmake --build build/custom_ops --target depthwise_conv_cpu_test &&
+//     build/custom_ops/depthwise_conv_cpu_test
 
 #include "keras_mp/depthwise_conv_cpu.h"
 

@@ -1,8 +1,8 @@
 // The parts of a depthwise convolution for one instruction set: a template, as
 // cpu/gemm/gemm_kernel_simd.h. The lanes of a vector are neighbouring channels.
 //
-//   cmake --build build/cpp-plain --target depthwise_conv_cpu_test &&
-//     build/cpp-plain/depthwise_conv_cpu_test
+//   cmake --build build/custom_ops --target depthwise_conv_cpu_test &&
+//     build/custom_ops/depthwise_conv_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_CONV_DEPTHWISE_CONV_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_CONV_DEPTHWISE_CONV_KERNEL_SIMD_H_

@@ -5,8 +5,8 @@
 //
 // Both matrices are row-major, `from` in FP32 and `to` in `Format`; the bias is FP32.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_
 #define KERAS_MP_SRC_CPU_GEMM_EPILOGUE_H_

@@ -6,8 +6,8 @@
 //
 // Matrices are row-major, with the strides of keras_mp/gemm.h.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #include "keras_mp/gemm_cpu.h"
 

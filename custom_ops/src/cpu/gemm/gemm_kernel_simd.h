@@ -17,8 +17,8 @@
 // Everything here depends on `Simd`, so that the linker cannot take the code of one
 // instruction set for that of another.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_SIMD_H_

@@ -7,8 +7,8 @@
 // [steps, kVectors * kWidth] row-major. C is FP32, row-major. FP16 elements were widened
 // to FP32 when they were packed.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_MICRO_KERNEL_H_
 #define KERAS_MP_SRC_CPU_GEMM_MICRO_KERNEL_H_

@@ -9,8 +9,8 @@
 // widened to FP32, or two 16-bit elements that are neighbours along k. A *source* reads
 // the matrix in memory: its 16-bit format, or FP32 that is rounded to that format.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_
 #define KERAS_MP_SRC_CPU_GEMM_MULTIPLY_ACCUMULATE_H_

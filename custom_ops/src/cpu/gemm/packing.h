@@ -4,8 +4,8 @@
 //   A [m, k], any of the two orders -> rows of packed elements, row stride `stride`
 //   B [k, n], any of the two orders -> panels of kPanel columns, each [steps, kPanel]
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_PACKING_H_
 #define KERAS_MP_SRC_CPU_GEMM_PACKING_H_

@@ -7,8 +7,8 @@
 // rows to C) or column-major (Dots: one dot product for each element of C). C is FP32,
 // row-major.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_SKINNY_GEMM_H_
 #define KERAS_MP_SRC_CPU_GEMM_SKINNY_GEMM_H_

@@ -9,8 +9,8 @@
 // steps * 2 * kWidth. C is FP32, row-major. Whole squares of C are written: up to kWidth -
 // 1 rows beyond the last.
 //
-//   cmake --build build/cpp-plain --target gemm_cpu_test &&
-//     build/cpp-plain/gemm_cpu_test
+//   cmake --build build/custom_ops --target gemm_cpu_test &&
+//     build/custom_ops/gemm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_TILE_REGISTER_MICRO_KERNEL_H_
 #define KERAS_MP_SRC_CPU_GEMM_TILE_REGISTER_MICRO_KERNEL_H_

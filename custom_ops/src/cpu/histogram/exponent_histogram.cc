@@ -2,8 +2,8 @@
 // set (cpu/histogram/exponent_histogram_kernel_simd.h) on chunks, in parallel, and adds
 // their counts.
 //
-//   cmake --build build/cpp-plain --target exponent_histogram_cpu_test &&
-//     build/cpp-plain/exponent_histogram_cpu_test
+//   cmake --build build/custom_ops --target exponent_histogram_cpu_test &&
+//     build/custom_ops/exponent_histogram_cpu_test
 //   python benchmarks/exponent_histogram.py
 
 #include "keras_mp/exponent_histogram_cpu.h"

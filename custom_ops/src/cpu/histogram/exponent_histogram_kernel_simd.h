@@ -10,8 +10,8 @@
 // bytes 0 and 255 do not tell zeros from subnormal numbers, nor infinities from NaN; a
 // block with such bytes is read again, from the cache.
 //
-//   cmake --build build/cpp-plain --target exponent_histogram_cpu_test &&
-//     build/cpp-plain/exponent_histogram_cpu_test
+//   cmake --build build/custom_ops --target exponent_histogram_cpu_test &&
+//     build/custom_ops/exponent_histogram_cpu_test
 //   python benchmarks/exponent_histogram.py
 
 #ifndef KERAS_MP_SRC_CPU_HISTOGRAM_EXPONENT_HISTOGRAM_KERNEL_SIMD_H_

@@ -1,8 +1,8 @@
 // The computation on one row of a block of logits for one instruction set: a template, as
 // cpu/gemm/gemm_kernel_simd.h. keras_mp/logit_statistics.h has the formulas.
 //
-//   cmake --build build/cpp-plain --target logit_statistics_cpu_test &&
-//     build/cpp-plain/logit_statistics_cpu_test
+//   cmake --build build/custom_ops --target logit_statistics_cpu_test &&
+//     build/custom_ops/logit_statistics_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_LOGITS_LOGIT_ROW_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_LOGITS_LOGIT_ROW_KERNEL_SIMD_H_

@@ -6,8 +6,8 @@
 //
 // keras_mp/logit_statistics.h has the rest.
 //
-//   cmake --build build/cpp-plain --target logit_statistics_cpu_test &&
-//     build/cpp-plain/logit_statistics_cpu_test
+//   cmake --build build/custom_ops --target logit_statistics_cpu_test &&
+//     build/custom_ops/logit_statistics_cpu_test
 
 #include "keras_mp/logit_statistics_cpu.h"
 

@@ -6,8 +6,8 @@
 //
 // x and y are [outer, channels, inner], packed; all else [channels].
 //
-//   cmake --build build/cpp-plain --target batch_norm_cpu_test &&
-//     build/cpp-plain/batch_norm_cpu_test
+//   cmake --build build/custom_ops --target batch_norm_cpu_test &&
+//     build/custom_ops/batch_norm_cpu_test
 
 #include "keras_mp/batch_norm_cpu.h"
 

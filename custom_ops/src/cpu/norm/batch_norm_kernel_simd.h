@@ -7,8 +7,8 @@
 // A tile is a part of x [outer, channels, inner]: channels that are interleaved, or one
 // that is contiguous (cpu/norm/batch_norm_kernel.h). Elements are 16-bit, sums FP32.
 //
-//   cmake --build build/cpp-plain --target batch_norm_cpu_test &&
-//     build/cpp-plain/batch_norm_cpu_test
+//   cmake --build build/custom_ops --target batch_norm_cpu_test &&
+//     build/custom_ops/batch_norm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_BATCH_NORM_KERNEL_SIMD_H_

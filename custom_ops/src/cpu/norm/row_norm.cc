@@ -6,8 +6,8 @@
 //
 // x and y are [rows, size], packed; gamma and beta [size].
 //
-//   cmake --build build/cpp-plain --target row_norm_cpu_test &&
-//     build/cpp-plain/row_norm_cpu_test
+//   cmake --build build/custom_ops --target row_norm_cpu_test &&
+//     build/custom_ops/row_norm_cpu_test
 
 #include "keras_mp/row_norm_cpu.h"
 

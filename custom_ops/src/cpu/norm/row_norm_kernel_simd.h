@@ -10,8 +10,8 @@
 // subtracted in layer normalization alone; unit length has a sum for the last mean.
 // Matrices are [rows, size], packed, in 16 bits; gamma and beta [size] in FP32.
 //
-//   cmake --build build/cpp-plain --target row_norm_cpu_test &&
-//     build/cpp-plain/row_norm_cpu_test
+//   cmake --build build/custom_ops --target row_norm_cpu_test &&
+//     build/custom_ops/row_norm_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_ROW_NORM_KERNEL_SIMD_H_

@@ -6,8 +6,8 @@
 // The row is contiguous; Format is that of its 16-bit matrices. kChunk elements are summed
 // in FP32, and the sums of the chunks in double.
 //
-//   cmake --build build/cpp-plain --target row_norm_cpu_test softmax_cpu_test &&
-//     ctest --test-dir build/cpp-plain -R "row_norm|softmax"
+//   cmake --build build/custom_ops --target row_norm_cpu_test softmax_cpu_test &&
+//     ctest --test-dir build/custom_ops -R "row_norm|softmax"
 
 #ifndef KERAS_MP_SRC_CPU_NORM_ROW_REDUCTION_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_ROW_REDUCTION_SIMD_H_

@@ -5,8 +5,8 @@
 //
 // Matrices are [rows, size], packed.
 //
-//   cmake --build build/cpp-plain --target softmax_cpu_test &&
-//     build/cpp-plain/softmax_cpu_test
+//   cmake --build build/custom_ops --target softmax_cpu_test &&
+//     build/custom_ops/softmax_cpu_test
 
 #include "keras_mp/softmax_cpu.h"
 

@@ -8,8 +8,8 @@
 //
 //   grad_x = y * (grad_y - sum(y * grad_y))
 //
-//   cmake --build build/cpp-plain --target softmax_cpu_test &&
-//     build/cpp-plain/softmax_cpu_test
+//   cmake --build build/custom_ops --target softmax_cpu_test &&
+//     build/custom_ops/softmax_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_NORM_SOFTMAX_KERNEL_SIMD_H_

@@ -5,8 +5,8 @@
 //
 // x is [outer, count, inner] in 16 bits, y [outer, inner] in FP32, both packed.
 //
-//   cmake --build build/cpp-plain --target sum_cpu_test &&
-//     build/cpp-plain/sum_cpu_test
+//   cmake --build build/custom_ops --target sum_cpu_test &&
+//     build/custom_ops/sum_cpu_test
 
 #include "keras_mp/sum_cpu.h"
 

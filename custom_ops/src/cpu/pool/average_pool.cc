@@ -7,8 +7,8 @@
 // Both are weighted sums over a window of positions. x is [batch, a, b, c, channels] and
 // y likewise, packed, in 16 bits.
 //
-//   cmake --build build/cpp-plain --target average_pool_cpu_test &&
-//     build/cpp-plain/average_pool_cpu_test
+//   cmake --build build/custom_ops --target average_pool_cpu_test &&
+//     build/custom_ops/average_pool_cpu_test
 
 #include "keras_mp/average_pool_cpu.h"
 

@@ -6,8 +6,8 @@
 // `from` is [a, b, c, channels] in 16 bits, the sum FP32; the lanes of a vector are
 // neighbouring channels.
 //
-//   cmake --build build/cpp-plain --target average_pool_cpu_test &&
-//     build/cpp-plain/average_pool_cpu_test
+//   cmake --build build/custom_ops --target average_pool_cpu_test &&
+//     build/custom_ops/average_pool_cpu_test
 
 #ifndef KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_SIMD_H_
 #define KERAS_MP_SRC_CPU_POOL_AVERAGE_POOL_KERNEL_SIMD_H_

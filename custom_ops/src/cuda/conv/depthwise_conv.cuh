@@ -12,8 +12,8 @@
 //
 // Tensors are packed, the channels last: neighbouring threads have neighbouring channels.
 //
-//   cmake --build build/cpp-plain --target depthwise_conv_cuda_emulated_test &&
-//     build/cpp-plain/depthwise_conv_cuda_emulated_test
+//   cmake --build build/custom_ops --target depthwise_conv_cuda_emulated_test &&
+//     build/custom_ops/depthwise_conv_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_CONV_DEPTHWISE_CONV_CUH_
 #define KERAS_MP_SRC_CUDA_CONV_DEPTHWISE_CONV_CUH_

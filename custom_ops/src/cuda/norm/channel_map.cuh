@@ -8,8 +8,8 @@
 // in 16 bits in and out, FP32 between. ColumnMapKernel has the channels in columns,
 // RowMapKernel in rows: the blocks and threads are those of cuda/norm/channel_sums.cuh.
 //
-//   cmake --build build/cpp-plain --target norm_cuda_emulated_test &&
-//     build/cpp-plain/norm_cuda_emulated_test
+//   cmake --build build/custom_ops --target norm_cuda_emulated_test &&
+//     build/custom_ops/norm_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_NORM_CHANNEL_MAP_CUH_
 #define KERAS_MP_SRC_CUDA_NORM_CHANNEL_MAP_CUH_

@@ -13,8 +13,8 @@
 // turns with the rows. RowSumsKernel has a team of threads for each part of a row
 // (cuda/norm/row.cuh).
 //
-//   cmake --build build/cpp-plain --target norm_cuda_emulated_test &&
-//     build/cpp-plain/norm_cuda_emulated_test
+//   cmake --build build/custom_ops --target norm_cuda_emulated_test &&
+//     build/custom_ops/norm_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_NORM_CHANNEL_SUMS_CUH_
 #define KERAS_MP_SRC_CUDA_NORM_CHANNEL_SUMS_CUH_

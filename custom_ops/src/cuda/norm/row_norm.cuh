@@ -13,8 +13,8 @@
 // over the rows (cuda/norm/channel_sums.cuh), for which the second kernel leaves mean and
 // inverse of each row.
 //
-//   cmake --build build/cpp-plain --target norm_cuda_emulated_test &&
-//     build/cpp-plain/norm_cuda_emulated_test
+//   cmake --build build/custom_ops --target norm_cuda_emulated_test &&
+//     build/custom_ops/norm_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_NORM_ROW_NORM_CUH_
 #define KERAS_MP_SRC_CUDA_NORM_ROW_NORM_CUH_

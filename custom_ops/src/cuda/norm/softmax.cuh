@@ -8,8 +8,8 @@
 // threads works on a row (cuda/norm/row.cuh), and computes each exponential twice, which
 // takes less than a pass through memory.
 //
-//   cmake --build build/cpp-plain --target norm_cuda_emulated_test &&
-//     build/cpp-plain/norm_cuda_emulated_test
+//   cmake --build build/custom_ops --target norm_cuda_emulated_test &&
+//     build/custom_ops/norm_cuda_emulated_test
 
 #ifndef KERAS_MP_SRC_CUDA_NORM_SOFTMAX_CUH_
 #define KERAS_MP_SRC_CUDA_NORM_SOFTMAX_CUH_
