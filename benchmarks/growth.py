@@ -8,7 +8,8 @@ and its memory, in FP32, in mixed precision as Keras has it, and in ours:
 - batch: a small decoder.
 - tokens: a layer of attention alone, without a mask, one sequence a batch.
 - replicas: the small decoder, where replicas on virtual CPUs share one batch, and the
-  cores. The time of one replica over theirs is the efficiency.
+  cores, also with `shard_state=True`. The time of one replica over theirs is the
+  efficiency.
 
 The last table has the law of each: the exponent p of cost ~ size^p, the slope of a
 straight line through the logarithms of the three largest sizes that were measured. A
@@ -35,9 +36,10 @@ import tensorflow as tf
 from keras import layers
 from machine import alone, machine, marked, medians, peak
 from training_models import gpt2
-from variants import VARIANTS, compiled, goal, make_step
+from variants import SHARDED, compiled, goal, make_step, parts
 
 COMPARED = ("FP32", "Keras, mixed_float16", "ours, float16", "ours, bfloat16")
+SHARING = (*COMPARED, SHARDED)
 # All replicas together; every number of them divides it.
 SHARED_BATCH = 24
 # Millions of weights that are not run.
@@ -72,6 +74,11 @@ TABLES = {
 }
 
 
+def compared(table):
+    """Returns the variants of a table."""
+    return SHARING if table == "replicas" else COMPARED
+
+
 def scope(table, size):
     """Returns the scope of a strategy with so many replicas, or one that does nothing.
 
@@ -89,7 +96,7 @@ def times(table, size, rounds):
     """Returns the milliseconds of a step of each variant."""
     make_parts = functools.partial(TABLES[table][1], size)
     with scope(table, size):
-        steps = [make_step(make_parts, variant) for variant in COMPARED]
+        steps = [make_step(make_parts, variant) for variant in compared(table)]
     return medians(steps, rounds)
 
 
@@ -144,13 +151,13 @@ def print_table(table, points, rounds):
         *(column, "variant", "step, ms", time.format("FP32"), time.format("smallest")),
         *("peak, MiB", peak_.format("FP32"), peak_.format("smallest")),
     )
-    found = {variant: [] for variant in COMPARED}
+    found = {variant: [] for variant in compared(table)}
     for size in TABLES[table][0][:points]:
         shown = size
         if table == "weights":
             shown = round(alone(count, size, "FP32")[0] / 1e6, 1)
         milliseconds = alone(times, table, size, rounds)
-        for variant, ms in zip(COMPARED, milliseconds, strict=True):
+        for variant, ms in zip(found, milliseconds, strict=True):
             found[variant].append((shown, ms, alone(memory, table, size, variant)))
             print_costs(found, variant)
     if table == "weights":
@@ -164,7 +171,7 @@ def print_costs(found, variant):
     cells = [f"{size}", variant]
     for i, most in enumerate((goal(variant), 1.0), 1):
         over_fp32 = found[variant][-1][i] / found["FP32"][-1][i]
-        met = over_fp32 <= most or not VARIANTS[variant][1]
+        met = over_fp32 <= most or not parts(variant)[1]
         over_smallest = found[variant][-1][i] / found[variant][0][i]
         cells += [f"{costs[i - 1]:.1f}", marked(over_fp32, met), f"{over_smallest:.2f}"]
     print_row(*cells)
@@ -186,8 +193,8 @@ def print_laws(costs):
     for table, found in costs.items():
         for i, what in enumerate(("time", "memory"), 1):
             laws = []
-            for measured in found.values():
-                columns = list(zip(*measured, strict=True))
+            for variant in COMPARED:
+                columns = list(zip(*found[variant], strict=True))
                 laws.append(f"{exponent(columns[0], columns[i]):.2f}")
             print_row(f"{what} over {table}", *laws)
     print("\n<!-- --8<-- [end:laws] -->")

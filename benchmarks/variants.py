@@ -15,11 +15,18 @@ VARIANTS = {
     "ours, mixed_bfloat16": ("mixed_bfloat16", True),
     "ours, bfloat16": ("bfloat16", True),
 }
+# Ours in float16; of several replicas, each holds the state of some weights.
+SHARDED = "ours, shard_state"
+
+
+def parts(variant):
+    """Returns the dtype policy, and whether layers and optimizer are ours."""
+    return VARIANTS["ours, float16" if variant == SHARDED else variant]
 
 
 def goal(variant):
     """Returns the ratio to the time in FP32 that a variant is to stay below."""
-    policy, is_ours = VARIANTS[variant]
+    policy, is_ours = parts(variant)
     if not is_ours:
         return float("inf")
     fast = "bfloat16" in policy and multiplies_bfloat16()
@@ -31,16 +38,16 @@ def compiled(make_parts, variant, xla=False):
 
     Args:
         make_parts: returns model, optimizer, loss and batch; see training_models.py.
-        variant: one of `VARIANTS`.
+        variant: one of `VARIANTS`, or `SHARDED`.
         xla: whether XLA compiles its steps.
     """
-    policy, is_ours = VARIANTS[variant]
+    policy, is_ours = parts(variant)
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     model, optimizer, loss, batch = make_parts()
     if is_ours:
         keras_mp.convert(model)
-        optimizer = keras_mp.wrap(optimizer)
+        optimizer = keras_mp.wrap(optimizer, shard_state=variant == SHARDED)
         if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
             ours = keras_mp.losses.SparseCategoricalCrossentropy
             loss = ours.from_config(loss.get_config())

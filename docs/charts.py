@@ -15,7 +15,7 @@ Row = dict[str, str]
 Dot = tuple[str, str, float]
 
 WIDTH, LABELS, LINE = 760, 250, 22
-COLORS = ("#4c8bf5", "#e8710a", "#2ea36a", "#b05cc6")
+COLORS = ("#4c8bf5", "#e8710a", "#2ea36a", "#b05cc6", "#d64550")
 
 
 def tables(path: Path) -> list[list[Row]]:

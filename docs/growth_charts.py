@@ -99,7 +99,7 @@ def _panel(
         f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">'
         f"{escape(column)}</text>",
     ]
-    for color, line in zip(COLORS, lines, strict=True):
+    for color, line in zip(COLORS, lines, strict=False):
         places = [(x(size), y(cost), counted) for size, cost, counted in line]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b, counted in places if not counted)
         parts.append(
