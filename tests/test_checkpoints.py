@@ -197,6 +197,7 @@ def test_variables_of_other_paths_are_refused(saved, restored, message, tmp_path
     assert_same(values(model, model.optimizer), expected)
 
 
+@pytest.mark.slow_except("by_one", "wrapper")
 @pytest.mark.parametrize(
     ("saved", "restored"),
     [

@@ -97,6 +97,7 @@ def value_and_gradients(loss, layer, inputs, labels, mode, sample_weight=None):
     return [np.asarray(tf.convert_to_tensor(x)) for x in (value, *gradients)]
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", HEADS)
 def test_value_and_gradients_are_those_of_keras_in_fp32(head, mode, labels):
@@ -368,6 +369,7 @@ def test_a_training_step_has_no_logits(labels):
     assert has_logits == {"ours": False, "Keras's loss": True, "Keras's metric": True}
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_fit_has_the_losses_and_metrics_of_keras(jit_compile, labels):
@@ -409,6 +411,7 @@ def test_class_weights_are_those_of_keras():
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_replicas_train_as_with_keras_and_nothing_warns(strategy):
     inputs, labels = numbers(8, SIZE), np.arange(8)
     values = []

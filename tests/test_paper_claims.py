@@ -187,6 +187,7 @@ def regularized_model():
     return keras.Sequential([keras.Input((1,)), dense])
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("loss_scale", "survives"),

@@ -70,6 +70,7 @@ def test_predicts_as_before(load):
     assert_stands_at(load(), EXPECTED["saved"])
 
 
+@pytest.mark.slow_except("keras")
 def test_trains_on_as_before(load):
     model = load()
     saved_files.train(model, MORE_STEPS, first=1)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("info", "inspect", "benchmark", "gpu")
 
 
+@pytest.mark.slow
 def test_python_m_is_the_command_line():
     done = subprocess.run(
         [sys.executable, "-m", "keras_mp", "info"],
@@ -96,6 +97,7 @@ def run(*arguments, **settings):
     )
 
 
+@pytest.mark.slow
 def test_info_is_quiet():
     done = run("info")
     assert done.stderr == ""
@@ -117,7 +119,7 @@ WRONG_SETTINGS = {
 }
 
 
-@pytest.mark.slow_except("ops")
+@pytest.mark.slow_except("backend")
 @pytest.mark.parametrize("setting", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
 def test_a_wrong_setting_is_one_line(setting):
     done = run("info", **setting)

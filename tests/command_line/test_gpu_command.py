@@ -59,6 +59,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu, "memory", lambda report, sizes: None)
 
 
+@pytest.mark.slow
 def test_a_report_on_a_gpu_where_all_is_right(tiny, as_on_a_gpu, tmp_path, capsys):
     report = report_of(tmp_path, capsys, code=0)
     assert "NO GPU" not in report and "WRONG" not in report
@@ -66,12 +67,14 @@ def test_a_report_on_a_gpu_where_all_is_right(tiny, as_on_a_gpu, tmp_path, capsy
     assert verdict == "verdict: the kernels are right on NVIDIA Known"
 
 
+@pytest.mark.slow
 def test_a_gpu_without_kernels(tiny, as_on_a_gpu, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(native, "cuda_problem", lambda: "its driver is too old")
     *_, verdict = report_of(tmp_path, capsys, code=1).splitlines()
     assert verdict == "verdict: WRONG on NVIDIA Known: no kernels for this device"
 
 
+@pytest.mark.slow
 def test_what_a_maintainer_asks_for_first(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("KERAS_MP_GPU_REDUCTIONS", "formula")
     report = report_of(tmp_path, capsys)
@@ -96,6 +99,7 @@ def test_the_version_of_the_driver(text, version, tmp_path, monkeypatch):
     assert gpu.driver() == version
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_and_one_that_fails(
     tiny, as_on_a_gpu, tmp_path, capsys, monkeypatch
 ):

@@ -42,8 +42,8 @@ CASES = {
 MOST_REGISTERS = 64
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("Adam-sm_70", "Adam-sm_90")
-@pytest.mark.slow_except("Adam-sm_70")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_rule(case):
     rule, architecture = case

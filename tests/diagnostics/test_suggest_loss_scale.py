@@ -100,6 +100,7 @@ def train(policy, optimizer_of):
     return history.history["loss"][-1] * 2.0**20
 
 
+@pytest.mark.slow
 def test_it_saves_a_model_that_does_not_learn_without():
     learning_rate = 0.1 * 2.0**20
 

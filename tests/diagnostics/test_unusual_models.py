@@ -206,6 +206,9 @@ def compiled(name):
     return model, x, y
 
 
+@pytest.mark.slow_except(
+    "bidirectional-*", "nested-*", "lists-and-dicts-*", "attention-with-a-mask-*"
+)
 @pytest.mark.xslow_except("*-mixed_float16")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)

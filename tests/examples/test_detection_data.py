@@ -104,6 +104,7 @@ def target(boxes, labels):
     return match(boxes, labels, default_boxes_of(32))
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_for_a_seed(images_of_squares):
     from object_detection.batches import training_batches
 

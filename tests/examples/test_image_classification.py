@@ -257,6 +257,7 @@ def few_modules(monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", stages)
 
 
+@pytest.mark.slow_except("resnet-50-mixed", "alexnet-mixed")
 @pytest.mark.xslow_except("*-mixed")
 @pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("network", NETWORKS)

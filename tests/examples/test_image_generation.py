@@ -154,6 +154,7 @@ def flags(tmp_path, monkeypatch):
     return [*tiny.split(), judge, "--steps=2", "--eval-every=1", "--verbose=0"]
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_train(precision, flags, tmp_path):

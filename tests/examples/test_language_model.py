@@ -393,6 +393,7 @@ def flags(tmp_path, monkeypatch):
     return [f"--data={text}", *(f"--{k}={v}" for k, v in TINY.items())]
 
 
+@pytest.mark.slow_except("mixed")
 @pytest.mark.xslow_except("fp32", "mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_train_in_every_precision(precision, flags, tmp_path):
@@ -421,6 +422,7 @@ def test_a_share_of_a_mean_over_many_words():
     assert float(found) == 6 * 4 / train.SHARED_WORDS
 
 
+@pytest.mark.slow
 def test_a_smaller_loss_trains_the_same_weights(flags, tmp_path, monkeypatch):
     """Adagrad divides by the length of its gradients; its bound shrinks with them."""
     monkeypatch.setattr(train, "SHARED_WORDS", TINY["batch"] * 1024)

@@ -254,6 +254,7 @@ def test_loss_is_fp32_and_variables_follow_the_policy(options, policy):
     assert {g.dtype.name for g in gradients} == {policy}
 
 
+@pytest.mark.slow_except("legacy-mixed")
 @pytest.mark.xslow_except(
     "*-mixed", "legacy-pseudo-fp16", "two layers-plain-fp16", "one direction-fp32"
 )

@@ -209,6 +209,7 @@ def cifar(tmp_path, monkeypatch):
     return [*tiny.split(), "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_fine_tuning(precision, cifar):

@@ -63,6 +63,7 @@ def instructions(name, arguments, shape, options, count):
     return sum(" = " in line for line in text.splitlines())
 
 
+@pytest.mark.slow_except("dense", "layer", "softmax")
 @pytest.mark.parametrize(
     ("name", "arguments", "shape", "options"), CASES.values(), ids=CASES
 )

@@ -818,6 +818,7 @@ def output_of(case, model):
     return keras.tree.flatten(model(inputs if len(inputs) > 1 else inputs[0]))
 
 
+@pytest.mark.slow_except("dense*", "conv2d*", "lstm*", "heads*")
 @pytest.mark.parametrize("name", FIRST)
 def test_a_saved_model_is_restored(name, tmp_path):
     case = CASES[name]
@@ -830,6 +831,7 @@ def test_a_saved_model_is_restored(name, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow_except("dense*", "conv2d*", "gru*", "groups*")
 @pytest.mark.parametrize("name", FIRST)
 def test_weights_are_exchanged_with_keras(name, tmp_path):
     case = CASES[name]

@@ -256,6 +256,7 @@ def test_a_model_trains_as_in_fp32(policy, way):
     np.testing.assert_allclose(losses["ours"], losses["fp32"], rtol=2.0**-8)
 
 
+@pytest.mark.slow
 def test_without_a_loss_scale_small_gradients_train_if_scaled():
     """A loss of 1e-9 of the error, whose gradients FP16 cannot hold."""
     changes = {}
@@ -282,6 +283,7 @@ def test_without_a_loss_scale_small_gradients_train_if_scaled():
     assert np.linalg.norm(changes["plain"] - changes["fp32"]) > 0.5 * size
 
 
+@pytest.mark.slow_except("plain")
 @EACH_POLICY
 def test_on_two_replicas(policy, strategy):
     """Each replica has scales of its own."""

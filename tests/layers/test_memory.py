@@ -26,6 +26,7 @@ def script():
     return module
 
 
+@pytest.mark.slow_except("ResNet-*-mixed_float16")
 @EACH_POLICY
 @pytest.mark.parametrize(
     ("name", "shape"), [("ResNet", (2, 16, 16, 8)), ("Transformer", (8, 32, 32))]
@@ -72,6 +73,7 @@ def fp32_of(held, size):
     return [t for t in held if t.dtype == "float32" and t.bytes >= 4 * size]
 
 
+@pytest.mark.slow_except("*-eager-float16")
 @EACH_POLICY
 @pytest.mark.parametrize(
     ("name", "runs"),
@@ -102,6 +104,7 @@ def test_the_backward_pass_of_a_graph_does_not_convolve_again(script):
     assert len(convolutions) == 1
 
 
+@pytest.mark.slow_except("heads-float16")
 @EACH_POLICY
 @pytest.mark.parametrize(
     "layer",

@@ -120,6 +120,7 @@ def test_a_subclassed_model_trains_at_changing_batch_sizes():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_where_keras_mp_is_imported(tmp_path):
     path = tmp_path / "model.keras"
     model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(3), layers.Dense(1)])

@@ -38,6 +38,7 @@ def values_and_gradients(run, tensors, mask, is_causal, dtype):
     return compute(*given, tf.constant(SEED))
 
 
+@pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_values_and_gradients(route, dtype):
     for name, case in CASES.items():

@@ -45,7 +45,9 @@ def apply_in_a_case(optimizer, gradients):
     tf.switch_case(tf.cast(gradients[0][0] > 0, "int32"), branches)
 
 
-@pytest.mark.slow_except("*-graph")
+@pytest.mark.slow_except(
+    "apply_in_nested_branches-graph", "apply_one_way_or_the_other-graph"
+)
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     "act",

@@ -24,6 +24,7 @@ def variable(value=1.0, dtype="float16"):
     return keras.Variable([value], dtype=dtype)
 
 
+@pytest.mark.slow_except("*-eager", "unscale-float16-xla")
 @MODES
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
@@ -307,6 +308,7 @@ FIT = {
 }
 
 
+@pytest.mark.slow_except("xla-float16", "eager-mixed_float16", "auto-*")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("way", FIT)
 def test_fit(way, policy):

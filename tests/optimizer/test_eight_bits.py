@@ -27,6 +27,7 @@ def stored(x, is_signed, jit=False):
     return [oracle.value(y) for y in outputs]
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("is_signed", "x", "codes", "exponent"),

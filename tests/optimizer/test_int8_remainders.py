@@ -52,6 +52,7 @@ def is_beside_half_way(masters, dtype):
     return (np.floor(places) % 256 == 128) | (np.ceil(places) % 256 == 128)
 
 
+@pytest.mark.slow_except("*-eager")
 @MODES
 @pytest.mark.parametrize(
     ("dtype", "master", "weight", "remainder"),

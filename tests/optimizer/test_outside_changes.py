@@ -363,6 +363,7 @@ def swap_callbacks(model):
     return callbacks
 
 
+@pytest.mark.slow_except("float16")
 def test_swap_ema_weights_in_validation(compiled):
     for callback in swap_callbacks(compiled()):
         model, observer = compiled(**EMA), Observer()

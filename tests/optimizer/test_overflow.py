@@ -115,8 +115,8 @@ def run_with_injections(make, dtype, mode, seed, steps=24):
     assert machine.skipped_steps > 5 and finite_steps > 5
 
 
+@pytest.mark.slow_except("sgd-float16")
 @pytest.mark.xslow_except("*-float16")
-@pytest.mark.slow_except("adam_*-float16", "sgd-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", INNER)
 def test_overflows_leave_no_trace(name, dtype):
@@ -255,6 +255,7 @@ def test_200_overflows_in_a_row_and_recovery(mode):
     assert int(optimizer.skipped_steps) == 200
 
 
+@pytest.mark.slow_except("factor")
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

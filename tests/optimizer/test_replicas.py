@@ -77,10 +77,10 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow_except("mixed_float16-overwriting")
 @pytest.mark.xslow_except(
     "float16-accumulation", "float16-global-clipnorm", "mixed_float16-overwriting"
 )
-@pytest.mark.slow_except("float16-accumulation", "mixed_float16-overwriting")
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_training_equals_that_of_one_process(strategy, case):
     policy, optimizer = case.partition("-")[0], OPTIMIZERS[case]

@@ -439,10 +439,10 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except(
     "mixed_float16-tf*", "compressed-Checkpoints", "float16-keras"
 )
-@pytest.mark.slow_except("mixed_float16-tf*")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FILES)
 def test_files_do_not_depend_on_the_replicas(strategy, form, way, tmp_path):

@@ -224,6 +224,7 @@ def add_option(monkeypatch, kind):
     monkeypatch.setattr(kind, "__init__", later)
 
 
+@pytest.mark.slow_except("adam", "sgd", "lamb")
 @pytest.mark.parametrize("name", FUSED)
 def test_a_new_option_of_keras_is_left_to_the_optimizer(name, monkeypatch):
     add_option(monkeypatch, type(FUSED[name]()))
@@ -268,6 +269,7 @@ def test_many_small_matrices_are_left_to_the_optimizer():
     assert parts(optimizer, weights, ones_like(weights)) == {"fused", "inner"}
 
 
+@pytest.mark.slow_except("adam-*")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "adafactor"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
@@ -312,6 +314,7 @@ def test_a_norm_over_all_gradients_is_not_split():
     assert parts(optimizer, weights, gradients) == {"inner"}
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "nadam"])
 def test_a_step_of_two_parts_is_one_step(name, mode):
@@ -340,6 +343,7 @@ def test_a_step_of_two_parts_is_one_step(name, mode):
     assert optimizer.skipped_steps.numpy() == 2
 
 
+@pytest.mark.slow_except("nearest-*")
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_skipped_step_leaves_no_trace(name, rounding):

@@ -45,6 +45,7 @@ CASES = [
 CASES += [("adam", form, mode) for form in FORMS for mode in ("graph", "xla")]
 
 
+@pytest.mark.slow_except("adam-*-eager", "adagrad-both-eager")
 @pytest.mark.xslow_except("adam-*", "*-both-eager", "*-remainders-eager")
 @pytest.mark.parametrize(("rule", "form", "mode"), CASES)
 def test_a_rule_takes_the_square_of_each_token(rule, form, mode):
@@ -70,6 +71,7 @@ WITH_OPTIONS = {
 }
 
 
+@pytest.mark.slow_except("adam-4", "adafactor-4", "sgd-4")
 @pytest.mark.xslow_except("*-4")
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("rule", [*RULES, *WITH_OPTIONS])
@@ -109,6 +111,7 @@ CLIPPING = {
 }
 
 
+@pytest.mark.slow_except("*-both-eager", "norm-remainders-graph")
 @pytest.mark.xslow_except(
     "*-both-*", "*-int8-eager", "*-None-eager", "*-remainders-graph"
 )

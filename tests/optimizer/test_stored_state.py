@@ -56,6 +56,7 @@ def stored(optimizer):
     return {v.path: oracle.value(v) for v in optimizer.variables}
 
 
+@pytest.mark.slow_except("adam-*", "adafactor-*", "sgd-*", "lamb-*")
 @pytest.mark.xslow_except("adam-*", "*-eager")
 @MODES
 @pytest.mark.parametrize("rule", RULES)
@@ -235,6 +236,7 @@ ROUNDINGS_OF_NORMS = {"lamb": 3, "adafactor": 6}
 EXACT = {"lamb": ("momentum", "velocity"), "adafactor": ()}
 
 
+@pytest.mark.slow_except("adam-both", "adam-int8")
 @pytest.mark.xslow_except(
     "adam-*", "rmsprop_momentum-both", "global_clipnorm-both", "adagrad-both"
 )
@@ -283,6 +285,7 @@ def test_the_plain_route_in_a_graph(rule, mode):
         np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 12 * 2.0**-24)
 
 
+@pytest.mark.slow_except("adam", "adagrad", "momentum")
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_IN_8_BITS])
 def test_8_bits_are_an_eighth_off(rule):
     """A step from slots that are exact, as 0 and Adagrad's 0.125 are."""
@@ -358,6 +361,7 @@ SAVED |= {
 }
 
 
+@pytest.mark.slow_except("adam-int8")
 @pytest.mark.xslow_except("adamw with options-both", "adam-int8", "adam-no masters")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", SAVED)
@@ -383,6 +387,7 @@ def test_a_saved_form_is_loaded_into_every_other(rule, form):
             np.testing.assert_allclose(np.asarray(other), np.asarray(mine), rtol=2e-3)
 
 
+@pytest.mark.slow_except("both-plain")
 @pytest.mark.xslow_except("both-*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
@@ -458,10 +463,10 @@ def test_a_weight_is_excluded_from_decay(form, is_built):
     np.testing.assert_allclose(halved, start[1].astype("float32") / 2, rtol=2.0**-10)
 
 
+@pytest.mark.slow_except("int8-plain")
 @pytest.mark.xslow_except(
     "both-options", "int8-plain", "no masters-plain", "remainders-options"
 )
-@pytest.mark.slow_except("*plain*", "*both-options*")
 @WITH_AND_WITHOUT_OPTIONS
 @pytest.mark.parametrize("form", FORMS)
 def test_replicas_store_what_one_process_does(strategy, form, options):
@@ -490,6 +495,7 @@ def test_replicas_store_what_one_process_does(strategy, form, options):
             oracle.assert_same_bits(copy.numpy(), oracle.value(others))
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("both")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_checkpoint_restores_replicas(strategy, form, tmp_path):
@@ -631,6 +637,7 @@ def test_a_missing_gradient_forgets_its_sum_as_in_keras():
         oracle.assert_same_bits(mine, others)
 
 
+@pytest.mark.slow_except("both", "int8")
 @pytest.mark.parametrize("form", FORMS)
 def test_averages_are_shown_and_masters_put_back(form):
     """Training goes on as if nobody had looked, and the average is the model's."""

@@ -19,6 +19,7 @@ def scaled(values, dtype="float16"):
     return tf.constant(np.asarray(values) * SCALE, dtype)
 
 
+@pytest.mark.slow_except("(4, 0)-*")
 @pytest.mark.parametrize("form", WITH_NONE)
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)], ids=str)
 def test_variables_without_elements_accumulate_gradients(shape, form):
@@ -32,6 +33,7 @@ def test_variables_without_elements_accumulate_gradients(shape, form):
     assert weight.numpy().tolist() == [2.0 - 0.5 * 2.0]
 
 
+@pytest.mark.slow_except("adagrad-dense-*")
 @pytest.mark.parametrize("form", WITH_NONE)
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ RUNS = [(form, "eager") for form in WITH_NONE]
 RUNS += [(form, mode) for form in (None, "remainders") for mode in ("graph", "xla")]
 
 
+@pytest.mark.slow_except("*-eager")
 @pytest.mark.parametrize(("form", "mode"), RUNS)
 @pytest.mark.parametrize(
     ("inner", "expected"),

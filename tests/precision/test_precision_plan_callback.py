@@ -91,8 +91,8 @@ def test_without_it_every_step_is_skipped_from_then_on():
     assert int(model.optimizer.skipped_steps) == STEPS - GROWS_AT
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("graph")
-@pytest.mark.slow_except("graph")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_outgrows_fp16_goes_on(mode):
     keras.config.set_dtype_policy("mixed_float16")

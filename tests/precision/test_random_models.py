@@ -176,6 +176,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("float16-5")
 @pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.xslow)])
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])

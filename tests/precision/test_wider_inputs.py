@@ -86,6 +86,7 @@ def compiled(model):
     return model
 
 
+@pytest.mark.slow_except("in code-float16", "sequential-float16")
 @pytest.mark.xslow_except("*-float16")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", MENDED)

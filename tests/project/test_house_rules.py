@@ -318,6 +318,13 @@ RULES = (
 )
 
 
+@pytest.mark.slow_except(
+    "globals_in_the_library",
+    "bare_excepts",
+    "internals_in_examples",
+    "imports_against_the_layers",
+    "tensorflow_at_the_top",
+)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_sources_keep_the_rule(rule):
     paths = [path for top in SOURCES for path in sorted((ROOT / top).rglob("*.py"))]

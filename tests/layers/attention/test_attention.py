@@ -82,6 +82,7 @@ HEADS = {
 }
 
 
+@pytest.mark.slow_except("heads-0.0")
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("name", HEADS)
 def test_the_kernel_makes_no_tensor_of_the_scores(name, dropout):

@@ -84,7 +84,7 @@ def test_graphs_and_xla_drop_what_eager_drops(name):
             assert_close([np.float64(call(X))], [wanted])
 
 
-@pytest.mark.slow_except("heads")
+@pytest.mark.slow
 @EACH
 def test_two_trainings_with_one_seed_are_equal(name):
     found = []

@@ -60,6 +60,7 @@ def mapped(layer, x):
 WAYS = (eager, traced, compiled_by_xla, mapped)
 
 
+@pytest.mark.slow_except("*-mapped-*")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("call", WAYS)
 @pytest.mark.parametrize("name", FEATURES)

@@ -55,6 +55,7 @@ def last_state(rank, package, policy, kernels, bias):
     return layer(ones[:, None], initial_state=[ones, tf.zeros_like(ones)])
 
 
+@pytest.mark.slow_except("*-mixed_float16-1")
 @RANKS
 @POLICIES
 @pytest.mark.parametrize(("kernel", "recurrent", "bias"), SUMS.values(), ids=SUMS)
@@ -81,6 +82,7 @@ def test_sums_of_bfloat16_are_not_rounded():
     )
 
 
+@pytest.mark.slow_except("float16")
 @POLICIES
 def test_gradients_are_summed_over_time_in_fp32(policy):
     # In FP16 each of the 48 steps would add a rounding of the sum.
@@ -170,6 +172,7 @@ def test_the_gradient_of_a_step_from_a_state_that_was_carried(policy):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow_except("1")
 @RANKS
 def test_channels_first(rank):
     """Under XLA, which has them on a CPU too."""
@@ -190,6 +193,7 @@ def test_channels_first(rank):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("graph")
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_training_goes_down(jit):

@@ -24,6 +24,7 @@ def same_weights(made, bound=0.5):
         layer.set_weights(weights)
 
 
+@pytest.mark.slow_except("dropout-recurrent_dropout-LSTM")
 @EACH
 @pytest.mark.parametrize(
     "options",
@@ -149,6 +150,7 @@ def test_small_gradients_of_the_kernel_are_not_flushed(name):
     assert np.all(theirs == 0) and np.max(np.abs(ours)) > 2.0**-28
 
 
+@pytest.mark.slow_except("GRU")
 @EACH
 def test_the_recurrent_gradient_is_summed_over_time_in_fp32(name):
     # In FP16 each of the 48 steps would add a rounding of the sum.

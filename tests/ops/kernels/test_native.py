@@ -312,6 +312,7 @@ def run_info(mode):
     return {name: text.strip() for name, text in pairs}
 
 
+@pytest.mark.slow
 @needs("TensorFlow", 2, 20)
 def test_info():
     info = run_info("native")
