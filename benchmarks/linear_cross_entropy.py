@@ -2,8 +2,9 @@
 
 `python benchmarks/linear_cross_entropy.py` prints a Markdown table: milliseconds of
 `keras_mp.ops.linear_cross_entropy` and its gradients for inputs and kernel, and of a
-matrix product with TensorFlow's cross entropy in FP32; and the MiB by which its process
-grows from the arguments to the peak. `--torch PYTHON` names an interpreter that has
+matrix product with TensorFlow's cross entropy in FP32; of our loss without gradients,
+which is what computing them in the forward pass could save at most; and the MiB by
+which its process grows from the arguments to the peak. `--torch PYTHON` names an interpreter that has
 PyTorch 2.13 or newer, in an environment of its own: it adds rows for
 `torch.nn.functional.linear_cross_entropy`, and for `linear` with `cross_entropy`; not
 in float16, where PyTorch 2.13 takes more than a minute a step on a CPU.
@@ -63,20 +64,25 @@ print(json.dumps([statistics.median(times), peak() - before]))
 
 
 def measure(dtype, form, jit, rows, size, words, rounds):
-    """Returns the milliseconds of loss and gradients, and the MiB of their peak."""
+    """Returns the milliseconds of loss and gradients, and the MiB of their peak.
+
+    The form `"loss"` is the fused loss without gradients.
+    """
     normal = tf.random.stateless_normal
     inputs = tf.cast(normal((rows, size), (0, 1)), dtype)
     kernel = tf.cast(0.05 * normal((words, size), (0, 2)), dtype)
     labels = tf.random.stateless_uniform((rows,), (0, 3), 0, words, "int32")
 
     def losses():
-        if form == "fused":
+        if form in ("fused", "loss"):
             return linear_cross_entropy(inputs, kernel, labels, transpose=True)
         logits = tf.cast(tf.matmul(inputs, kernel, transpose_b=True), "float32")
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
     @tf.function(jit_compile=jit)
     def step():
+        if form == "loss":
+            return losses()
         with tf.GradientTape() as tape:
             tape.watch([inputs, kernel])
             loss = tf.reduce_mean(losses())
@@ -101,7 +107,8 @@ def main():
     print(f"{given.rows} rows of {given.size} numbers, {given.words:,} words.\n")
     print("| dtype | computed by | XLA | ms | MiB |")
     print("| --- | --- | --- | ---: | ---: |")
-    names = {"fused": "keras_mp.ops.linear_cross_entropy", "plain": "TensorFlow"}
+    ours = "keras_mp.ops.linear_cross_entropy"
+    names = {"fused": ours, "loss": f"{ours}, no gradients", "plain": "TensorFlow"}
     of_torch = {"fused": "torch linear_cross_entropy", "plain": "torch cross_entropy"}
     for dtype in DTYPES:
         for form, name in names.items():
