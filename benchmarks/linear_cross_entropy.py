@@ -4,10 +4,10 @@
 `keras_mp.ops.linear_cross_entropy` and its gradients for inputs and kernel, and of a
 matrix product with TensorFlow's cross entropy in FP32; of our loss without gradients,
 which is what computing them in the forward pass could save at most; and the MiB by
-which its process grows from the arguments to the peak. `--torch PYTHON` names an interpreter that has
-PyTorch 2.13 or newer, in an environment of its own: it adds rows for
-`torch.nn.functional.linear_cross_entropy`, and for `linear` with `cross_entropy`; not
-in float16, where PyTorch 2.13 takes more than a minute a step on a CPU.
+which its process grows from the arguments to the peak. `--torch PYTHON` names an
+interpreter that has PyTorch 2.13 or newer, in an environment of its own: it adds rows
+for `torch.nn.functional.linear_cross_entropy`, and for `linear` with `cross_entropy`;
+not in float16, where PyTorch 2.13 takes more than a minute a step on a CPU.
 """
 
 import os
