@@ -24,6 +24,7 @@ PRODUCTS_AND_SUMS = {
     "Mean",
     "Softmax",
     "Sum",
+    "UnsortedSegmentSum",
     "XlaConvV2",
 }
 

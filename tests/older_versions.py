@@ -24,6 +24,10 @@ SINCE = [
         for name, version in keras_internals.ADDED.items()
     ),
     ("Keras", (3, 9), r"has no attribute 'RematScope'"),
+    ("Keras", (3, 9), r"has no attribute 'rms_normalization'"),
+    ("Keras", (3, 11), r"has no attribute 'layer_normalization'"),
+    ("Keras", (3, 13), r"has no attribute 'adaptive_average_pool'"),
+    ("Keras", (3, 14), r"has no attribute 'nan(mean|sum)'"),
     ("Keras", (3, 9), r"module 'keras' has no attribute 'remat'"),
     ("Keras", (3, 9), r"unexpected keyword argument 'return_attention_scores'"),
     ("Keras", (3, 10), r"got an unexpected keyword argument 'lora_alpha'"),

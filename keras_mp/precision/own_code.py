@@ -3,37 +3,41 @@
 import dis
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
 
 import keras
 
-# Names of functions in keras.ops, keras.activations, tf, tf.nn and tf.linalg.
+# Names of functions in keras.ops, keras.activations, tf, tf.nn and tf.linalg that
+# compute products or sums in 16 bits. Keras's `mean` and `var` compute in FP32.
 PRODUCTS_AND_SUMS = frozenset(
     {
         "adaptive_average_pool",
         "average",
         "average_pool",
         "avg_pool",
-        "batch_normalization",
         "conv",
         "conv1d",
         "conv2d",
         "conv3d",
         "conv_transpose",
+        "convolution",
+        "correlate",
         "cumsum",
         "depthwise_conv",
+        "depthwise_conv2d",
         "dot",
         "dot_product_attention",
         "einsum",
         "inner",
-        "layer_normalization",
+        "l2_normalize",
         "log_softmax",
         "logsumexp",
         "matmul",
         "matvec",
-        "mean",
-        "moments",
+        "nanmean",
+        "nansum",
         "norm",
         "normalize",
         "reduce_logsumexp",
@@ -41,7 +45,6 @@ PRODUCTS_AND_SUMS = frozenset(
         "reduce_std",
         "reduce_sum",
         "reduce_variance",
-        "rms_normalization",
         "segment_sum",
         "separable_conv",
         "softmax",
@@ -49,7 +52,6 @@ PRODUCTS_AND_SUMS = frozenset(
         "sum",
         "tensordot",
         "trace",
-        "var",
         "vdot",
     }
 )
@@ -60,26 +62,28 @@ def products_and_sums(layer: Any) -> tuple[list[str], bool]:
     """Returns the products and sums in a layer's code, and whether it names float32.
 
     The bytecode of `call` is analysed, not run, and also the bytecode of the methods
-    and functions it refers to, except in Keras, TensorFlow, NumPy and keras_mp.
+    and functions it refers to, except in Keras, TensorFlow, NumPy and keras_mp. Which
+    branch runs, and in which dtype, is not known.
 
     Args:
         layer: `keras.Layer`.
     """
     is_lambda = type(layer) is keras.layers.Lambda
-    waiting = [layer.function if is_lambda else getattr(type(layer), "call", None)]
+    call = layer.function if is_lambda else getattr(type(layer), "call", None)
+    waiting = [("call", call)]
     found, seen, casts = set(), set(), False
     while waiting:
-        function = inspect.unwrap(_unwrap_method(waiting.pop()))
+        name, value = waiting.pop()
+        if (operation := _operation(name, value)) is not None:
+            found.add(operation)
+        function = inspect.unwrap(_unwrap_method(value))
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
-        if _is_library_code(function):
+        if _package(function) in _LIBRARIES:
             continue
         casts |= any("float32" in code.co_consts for code in nested(function.__code__))
-        for name, value in _references(function, layer):
-            if name in PRODUCTS_AND_SUMS and _is_operation(value):
-                found.add(name)
-            waiting.append(value)
+        waiting += _references(function, layer)
     return sorted(found), casts
 
 
@@ -92,36 +96,69 @@ def _unwrap_method(value: Any) -> Any:
 _UNKNOWN = object()
 
 
-def _is_operation(value: Any) -> bool:
-    """Tells whether a value with a name of the table can be that function.
+def _operation(name: str, value: Any) -> str | None:
+    """Returns the name in the table of what a function loads, None for another value.
 
-    A sublayer of that name, for example, is not.
+    A value that is not known counts by the name it is loaded by. A sublayer, and a
+    function of keras_mp or NumPy, is none.
     """
-    return value is _UNKNOWN or (callable(value) and _is_library_code(value))
+    names = [name]
+    if value is not _UNKNOWN:
+        if not callable(value) or _package(value) not in ("keras", "tensorflow"):
+            return None
+        names.append(getattr(value, "__name__", "").removesuffix("_v2"))
+    return next((each for each in names if each in PRODUCTS_AND_SUMS), None)
 
 
-def _is_library_code(value: Any) -> bool:
-    module = getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in _LIBRARIES and not isinstance(value, keras.Layer)
+def _package(value: Any) -> str:
+    """Returns the package that made a function; none for a layer of Keras's."""
+    if isinstance(value, keras.Layer):
+        return ""
+    return (getattr(value, "__module__", None) or "").partition(".")[0]
 
 
 def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]:
     """Yields the names that a function loads, each with its value or `_UNKNOWN`.
 
-    An attribute is looked up on the layer, since the object it is read from is not
-    known.
+    An attribute of an object that is not known is looked up on the layer, and what a
+    method that calls `super()` names, also in the classes above.
     """
+    captured = _captured(function)
+    classes = type(layer).__mro__
+    owner = captured.get("__class__")
+    above = classes[classes.index(owner) + 1 :] if owner in classes else ()
     for code in nested(function.__code__):
+        value = None
         for instruction in dis.get_instructions(code):
-            name = instruction.argval
-            if instruction.opname == "BINARY_MATRIX_MULTIPLY" or (
-                instruction.opname == "BINARY_OP" and instruction.argrepr == "@"
-            ):
-                yield "matmul", _UNKNOWN
-            elif instruction.opname == "LOAD_GLOBAL":
-                yield name, function.__globals__.get(name)
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                yield name, inspect.getattr_static(layer, name, _UNKNOWN)
+            kind, name = instruction.opname, instruction.argval
+            if kind == "EXTENDED_ARG":
+                continue
+            if kind in ("LOAD_ATTR", "LOAD_METHOD"):
+                is_known = value is not None and value is not _UNKNOWN
+                source = value if is_known else layer
+                value = inspect.getattr_static(source, name, _UNKNOWN)
+            elif kind == "LOAD_GLOBAL":
+                value = function.__globals__.get(name)
+            elif kind == "LOAD_DEREF":
+                value = captured.get(name)
+            elif "MATRIX_MULTIPLY" in kind or instruction.argrepr in ("@", "@="):
+                name, value = "matmul", _UNKNOWN
+            else:
+                value = None
+                continue
+            yield name, value
+        for cls in above:
+            yield from ((k, v) for k, v in vars(cls).items() if k in code.co_names)
+
+
+def _captured(function: FunctionType) -> dict[str, Any]:
+    """Returns the variables of the function around that a function uses."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {}
+    for name, cell in cells:
+        with suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def nested(code: CodeType | None) -> Iterator[CodeType]:
