@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
+
 from keras_mp.precision.compute_dtype import is_below_fp32
 from keras_mp.precision.model_index import ModelIndex
 
@@ -35,9 +37,13 @@ def float16_share(model: Any, x: Any) -> float:
     """
     import tensorflow as tf
 
+    def forward() -> Any:
+        with keras.StatelessScope():  # losses and statistics of the graph do not stay
+            return model(x, training=True)
+
     with _calls_of(model) as calls:
-        traced = tf.function(lambda: model(x, training=True), autograph=False)
-        operations = traced.get_concrete_function().graph.get_operations()
+        traced = tf.function(forward, autograph=False).get_concrete_function()
+    operations = traced.graph.get_operations()
     in_fp32 = [False] * len(operations)
     for begin, end, layer in sorted(calls, key=lambda call: call[0]):  # inner ones last
         is_fp32 = layer.compute_dtype == "float32" and not is_below_fp32(layer)

@@ -70,3 +70,15 @@ def test_those_of_the_code_of_a_layer(name):
     assert found == pytest.approx(expected / (CODE + DENSE))
     for layer, attributes in zip(model._flatten_layers(), before, strict=True):
         assert vars(layer).keys() == attributes.keys()
+
+
+def test_losses_of_the_graph_do_not_stay_in_the_model():
+    inputs = keras.Input((5,))
+    y = keras.layers.Dense(3, activity_regularizer="l2")(inputs)
+    model = keras.Model(inputs, keras.layers.BatchNormalization()(y))
+    x = np.ones((2, 5), "float32")
+    before = model.get_weights()
+    float16_share(model, x)
+    assert model.losses == []
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
