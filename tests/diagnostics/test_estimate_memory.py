@@ -21,7 +21,7 @@ class Subclassed(keras.Model):
         super().__init__(dtype=policy)
         self.first = keras.layers.Dense(96, "relu", dtype=policy)
         self.norm = keras.layers.BatchNormalization(dtype=policy)
-        self.dropout = keras.layers.Dropout(0.5, dtype=policy)
+        self.dropout = keras.layers.Dropout(0.5, seed=1, dtype=policy)
         self.last = keras.layers.Dense(
             10, dtype=policy, kernel_regularizer=keras.regularizers.L2(1e-3)
         )
