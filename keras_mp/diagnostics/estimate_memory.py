@@ -93,9 +93,10 @@ def estimate_memory(
 
     Args:
         model: `keras.Model`, built. With a batch it must be compiled, on the TensorFlow
-            backend; a `train_step` of your own counts as that of Keras.
-        optimizer: `keras.optimizers.Optimizer`, wrapped or not. Defaults to that of the
-            compiled model.
+            backend; a custom `train_step` is not
+            called.
+        optimizer: `keras.optimizers.Optimizer`, wrapped or not. Defaults to the
+            model's optimizer.
         x: inputs of one batch, of one device: an array, tensor, `keras.KerasTensor`,
             `tf.TensorSpec`, or a structure of several. Only shapes and dtypes are read.
             Defaults to None: activations are not estimated.

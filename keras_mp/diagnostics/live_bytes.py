@@ -136,7 +136,7 @@ class LiveBytes:
                 self._lengths[prefix + traced.outputs[0].name] = _length(traced)
 
     def _add_largest_branch(self, traced: Any, prefix: str) -> None:
-        """Adds the operations of a branch or function to those of the graph around."""
+        """Adds the operations of a branch or function, as part of the graph."""
         branches = keras_internals.graphs_inside(traced).values()
         graph = max(branches, key=lambda branch: LiveBytes(branch).most())
         inner = f"{prefix}{traced.name}/"
