@@ -113,8 +113,8 @@ class LiveBytes:
 
         for operation, starts in order:
             if starts:
-                made = operation.makes.items()
-                made = {k: v for k, v in made if k not in not_counted}
+                sizes = operation.makes.items()
+                made = {k: v for k, v in sizes if k not in not_counted}
                 if operation.kind in _IN_PLACE:
                     size = max(made.values(), default=0)
                     for name in operation.reads:
@@ -264,7 +264,8 @@ class LiveBytes:
         """
         graph = keras_internals.graphs_inside(traced)["body"]
         at_once = traced.get_attr("parallel_iterations")
-        values, starts = read, []
+        values = read
+        starts: list[int] = []
         passes = max(1, *(self._length(self._source(value)) for value in values))
         for self._pass in range(passes):
             after = loop.after
