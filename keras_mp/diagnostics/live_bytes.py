@@ -143,9 +143,9 @@ class LiveBytes:
     def _run(self, seed: int) -> Iterator[tuple[Operation, bool]]:
         """Yields each operation twice, with True as it starts and False as it ends.
 
-        As TensorFlow does, a core goes on with one of those that its last operation
-        made ready, and takes what waited least after that. A core that has nothing
-        takes what waits longest at another.
+        As in TensorFlow, a core takes one of those that its last operation made ready,
+        and else what waited least. A core that has nothing takes what waits longest at
+        another.
 
         Args:
             seed: int, of the choice among those that are ready at once.
