@@ -12,6 +12,7 @@ from keras_mp.callbacks import (
     SwapEMAWeights,
 )
 from keras_mp.checkpoints import Checkpoints
+from keras_mp.diagnostics.estimate_memory import MemoryUse, estimate_memory
 from keras_mp.diagnostics.find_overflow import Overflow, find_overflow
 from keras_mp.diagnostics.inspect import inspect
 from keras_mp.diagnostics.numerics import Numerics
@@ -54,6 +55,7 @@ __all__ = [
     "LossScaleCallback",
     "LossScaleCollapseError",
     "LossScaleState",
+    "MemoryUse",
     "Numerics",
     "NumericsCallback",
     "Overflow",
@@ -63,6 +65,7 @@ __all__ = [
     "SwapEMAWeights",
     "conversion_report",
     "convert",
+    "estimate_memory",
     "export_weights",
     "find_overflow",
     "inspect",

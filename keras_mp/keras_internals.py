@@ -333,6 +333,24 @@ def graph_around(graph: Any) -> Any:
     return graph.outer_graph if type(graph).__name__ in parts else None
 
 
+def graphs_inside(operation: Any) -> dict[str, Any]:
+    """Returns the graphs of the functions that an operation of a graph calls.
+
+    By the name of the operation's attribute, such as the `"body"` of a loop; branches
+    that are a list have a number behind it. `Graph._get_function`: TensorFlow has no
+    public way from the name of a function to its graph.
+    """
+    found = {}
+    for attribute in operation.op_def.attr:
+        value = operation.get_attr(attribute.name)
+        if attribute.type == "func":
+            found[attribute.name] = value.name
+        elif attribute.type == "list(func)":
+            found |= {f"{attribute.name}{i}": f.name for i, f in enumerate(value)}
+    functions = {k: operation.graph._get_function(name) for k, name in found.items()}
+    return {k: f.graph for k, f in functions.items() if hasattr(f, "graph")}
+
+
 def traced_assignments(variables: Sequence[Any], start: int) -> list[int]:
     """Returns how often the graph being traced assigns to each variable.
 

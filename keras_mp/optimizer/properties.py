@@ -393,22 +393,38 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
             )
         weights = keras_internals.trainable_variables(self)
         parameters = sum(math.prod(weight.shape) for weight in weights)
-        parts = self._master_weights.slot_variables
-        in_slots = {id(part) for part in parts}
-        own = self._master_weights.own_variables
-        masters = [variable for variable in own if id(variable) not in in_slots]
-        variables = (*self.inner_optimizer.variables, *parts)
+        masters, state = masters_and_state(self)
         held = {
-            "weights": _bytes(weights),
-            "masters": _bytes(masters),
-            "state": _bytes(v for v in variables if len(v.shape) > 0),
-            "gradients": _bytes(weights),
+            "weights": total_bytes(weights),
+            "masters": total_bytes(masters),
+            "state": total_bytes(state),
+            "gradients": total_bytes(weights),
         }
         held["total"] = sum(held.values())
         return {name: size / max(parameters, 1) for name, size in held.items()}
 
 
-def _bytes(variables: Iterable[Any]) -> int:
+def masters_and_state(optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the variables of an optimizer, without numbers such as its step.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, wrapped or not, built.
+
+    Returns:
+        Tuple of two lists: FP32 masters and remainders; all others.
+    """
+    if not isinstance(optimizer, OptimizerProperties):
+        return [], [v for v in optimizer.variables if len(v.shape) > 0]
+    parts = optimizer._master_weights.slot_variables
+    in_slots = {id(part) for part in parts}
+    own = optimizer._master_weights.own_variables
+    masters = [variable for variable in own if id(variable) not in in_slots]
+    variables = (*optimizer.inner_optimizer.variables, *parts)
+    return masters, [v for v in variables if len(v.shape) > 0]
+
+
+def total_bytes(variables: Iterable[Any]) -> int:
+    """Returns the bytes of variables."""
     return sum(math.prod(v.shape) * _size(v) for v in variables)
 
 

@@ -102,14 +102,22 @@ def sharded_layout(layout: Any, shape: Sequence[int], axis: str) -> Any:
     mesh = layout.device_mesh
     devices = mesh.shape[mesh.axis_names.index(axis)]
     axes = [*layout.axes, *[None] * (len(shape) - len(layout.axes))]
-    free = [
-        i
-        for i, size in enumerate(shape)
-        if axes[i] is None and size > 0 and size % devices == 0
-    ]
-    if free and axis not in axes:
-        axes[free[0]] = axis
+    free = [size if axes[i] is None else 0 for i, size in enumerate(shape)]
+    dimension = sharded_dimension(free, devices)
+    if dimension is not None and axis not in axes:
+        axes[dimension] = axis
     return keras.distribution.TensorLayout(axes, mesh)
+
+
+def sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
+    """Returns the first dimension that `devices` divides, or None.
+
+    Args:
+        shape: tuple of ints, of a variable; 0 where a dimension is sharded already.
+        devices: int.
+    """
+    divided = (i for i, size in enumerate(shape) if size > 0 and size % devices == 0)
+    return next(divided, None)
 
 
 def to_numpy(x: Any) -> np.ndarray:

@@ -118,7 +118,7 @@ def run_batch(
             # So that layers before the first weight have gradients, too.
             tape.watch(floating_tensors(x))
             predictions = model(x, training=True)
-            loss = ops.cast(_loss(model, x, y, predictions, sample_weight), "float32")
+            loss = ops.cast(loss_of(model, x, y, predictions, sample_weight), "float32")
             scaled = loss * scale
         observation.stop()
         calls = observation.calls
@@ -138,7 +138,7 @@ def run_batch(
     )
 
 
-def _loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns the loss, from a `compute_loss` of any signature that Keras admits."""
     arguments = {"training": True}
     if "training" not in inspect.signature(model.compute_loss).parameters:
