@@ -25,10 +25,15 @@ from sklearn.datasets import load_digits
 import keras_mp
 
 ALL = keras_mp.Int8State(min_size=1, min_rank=0)
+ALL_IN_4_BITS = keras_mp.Int4State(min_size=1, min_rank=0)
 FORMS = {
     "FP32 masters": {},
     "remainders, 8-bit state": {"masters": "remainders", "state": ALL},
     "8-bit remainders, 8-bit state": {"masters": "int8_remainders", "state": ALL},
+    "8-bit remainders, 4-bit state": {
+        "masters": "int8_remainders",
+        "state": ALL_IN_4_BITS,
+    },
     "no masters, 8-bit state": {
         "masters": None,
         "rounding": "stochastic",

@@ -27,7 +27,7 @@ from keras_mp.loss_scale import (
     LossScaleState,
 )
 from keras_mp.optimizer import FP32MasterOptimizer, wrap
-from keras_mp.optimizer.arguments import Int8State
+from keras_mp.optimizer.arguments import Int4State, Int8State
 from keras_mp.precision.conversion_report import ConversionReport, conversion_report
 from keras_mp.precision.convert import convert, to_keras
 from keras_mp.precision.plan_precision import plan_precision
@@ -50,6 +50,7 @@ __all__ = [
     "FP32MasterOptimizer",
     "FP32Regularizer",
     "Float16MatmulPolicy",
+    "Int4State",
     "Int8State",
     "LossScale",
     "LossScaleCallback",

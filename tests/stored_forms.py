@@ -5,12 +5,15 @@ from keras import optimizers
 import keras_mp
 
 ALL = keras_mp.Int8State(min_size=1, min_rank=0, exclude=())
+ALL_IN_4_BITS = keras_mp.Int4State(min_size=1, min_rank=0, exclude=())
 FORMS = {
     "remainders": {"masters": "remainders"},
     "int8 remainders": {"masters": "int8_remainders"},
     "int8": {"state": ALL},
     "both": {"masters": "remainders", "state": ALL},
     "both in int8": {"masters": "int8_remainders", "state": ALL},
+    "int4": {"state": ALL_IN_4_BITS},
+    "int8 remainders, int4": {"masters": "int8_remainders", "state": ALL_IN_4_BITS},
     "no masters": {"masters": None, "rounding": "stochastic"},
     "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
 }

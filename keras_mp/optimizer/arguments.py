@@ -1,4 +1,4 @@
-"""What a user passes to `FP32MasterOptimizer`, checked; and `Int8State`."""
+"""What a user passes to `FP32MasterOptimizer`, checked; and the forms of state."""
 
 import math
 import re
@@ -26,8 +26,72 @@ _OLD_NAMES = {
 }
 
 
+class CompressedState:
+    """Stores the optimizer state of large variables in few bits: what the forms share.
+
+    Args:
+        min_size: as for `Int8State`.
+        min_rank: as for `Int8State`.
+        exclude: as for `Int8State`.
+    """
+
+    bits: int
+
+    def __init__(
+        self,
+        min_size: int = 4096,
+        min_rank: int = 2,
+        exclude: Sequence[str] = ("embeddings",),
+    ) -> None:
+        self.min_size = whole_number("min_size", min_size, "Try 4096.")
+        self.min_rank = whole_number("min_rank", min_rank, "Try 2.", least=0)
+        self.exclude = _patterns(exclude)
+
+    def applies_to(self, variable: Any) -> bool:
+        """Tells whether the state of a variable is stored in this form.
+
+        Args:
+            variable: `keras.Variable`.
+        """
+        path = getattr(variable, "path", variable.name)
+        return (
+            len(variable.shape) >= self.min_rank
+            and math.prod(variable.shape) >= self.min_size
+            and not any(re.search(pattern, path) for pattern in self.exclude)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "min_size": self.min_size,
+            "min_rank": self.min_rank,
+            "exclude": list(self.exclude),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "CompressedState":
+        """Returns the state that `get_config` described."""
+        return cls(**{_OLD_NAMES.get(name, name): x for name, x in config.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, CompressedState)
+            and type(other) is type(self)
+            and other.get_config() == self.get_config()
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.min_size, self.min_rank, self.exclude))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(min_size={self.min_size}, "
+            f"min_rank={self.min_rank}, exclude={self.exclude})"
+        )
+
+
 @keras.saving.register_keras_serializable(package="keras_mp")
-class Int8State:
+class Int8State(CompressedState):
     """Stores the optimizer state of large variables in 8 bits.
 
     The state of a variable is in 8 bits if the variable has at least `min_rank` axes
@@ -55,53 +119,32 @@ class Int8State:
     >>> optimizer = keras_mp.wrap("adam", state=state)
     """
 
-    def __init__(
-        self,
-        min_size: int = 4096,
-        min_rank: int = 2,
-        exclude: Sequence[str] = ("embeddings",),
-    ) -> None:
-        self.min_size = whole_number("min_size", min_size, "Try 4096.")
-        self.min_rank = whole_number("min_rank", min_rank, "Try 2.", least=0)
-        self.exclude = _patterns(exclude)
+    bits = 8
 
-    def applies_to(self, variable: Any) -> bool:
-        """Tells whether the state of a variable is stored in 8 bits.
 
-        Args:
-            variable: `keras.Variable`.
-        """
-        path = getattr(variable, "path", variable.name)
-        return (
-            len(variable.shape) >= self.min_rank
-            and math.prod(variable.shape) >= self.min_size
-            and not any(re.search(pattern, path) for pattern in self.exclude)
-        )
+@keras.saving.register_keras_serializable(package="keras_mp")
+class Int4State(CompressedState):
+    """Stores the optimizer state of large variables in 4 bits.
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            "min_size": self.min_size,
-            "min_rank": self.min_rank,
-            "exclude": list(self.exclude),
-        }
+    As `Int8State`, in half of the bytes, with more error: see
+    docs/guides/optimizer_state.md.
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Int8State":
-        """Returns the state that `get_config` described."""
-        return cls(**{_OLD_NAMES.get(name, name): x for name, x in config.items()})
+    Args:
+        min_size: int >= 1. Defaults to 4096.
+        min_rank: int >= 0. Defaults to 2.
+        exclude: sequence of str. Defaults to `("embeddings",)`.
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Int8State) and other.get_config() == self.get_config()
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: one is out of range, or no regular expression.
 
-    def __hash__(self) -> int:
-        return hash((self.min_size, self.min_rank, self.exclude))
+    Example:
 
-    def __repr__(self) -> str:
-        return (
-            f"Int8State(min_size={self.min_size}, min_rank={self.min_rank}, "
-            f"exclude={self.exclude})"
-        )
+    >>> state = keras_mp.Int4State(exclude=("embeddings", "head"))
+    >>> optimizer = keras_mp.wrap("adam", state=state)
+    """
+
+    bits = 4
 
 
 def _patterns(exclude: Any) -> tuple[str, ...]:
@@ -225,7 +268,7 @@ _MASTERS = ("float32", *REMAINDERS, None)
 
 def check_state(
     optimizer: Any, masters: Any, state: Any, rounding: str
-) -> Int8State | None:
+) -> CompressedState | None:
     """Checks the arguments `masters` and `state`.
 
     Args:
@@ -235,7 +278,7 @@ def check_state(
         rounding: as for `wrap`.
 
     Returns:
-        `Int8State`, or None if all slots are FP32.
+        `CompressedState`, or None if all slots are FP32.
 
     Raises:
         TypeError: `state` is of the wrong type.
@@ -259,29 +302,27 @@ def check_state(
             "half a unit in their last place are lost. Received: masters=None with "
             f'rounding={short_repr(rounding)}. Add rounding="stochastic".'
         )
-    int8_state = _as_int8_state(state)
-    if masters != "float32" or int8_state is not None:
-        _check_rule(optimizer, int8_state)
-    return int8_state
+    compressed = _as_compressed_state(state)
+    if masters != "float32" or compressed is not None:
+        _check_rule(optimizer, compressed)
+    return compressed
 
 
-def _as_int8_state(state: Any) -> Int8State | None:
-    if isinstance(state, Int8State):
+def _as_compressed_state(state: Any) -> CompressedState | None:
+    if isinstance(state, CompressedState):
         return state
+    rule = (
+        '`state` must be "float32", "int8", "int4", a keras_mp.Int8State or a '
+        f"keras_mp.Int4State. Received: state={short_repr(state)}"
+    )
     if not isinstance(state, str):
-        raise TypeError(
-            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
-            f"state={short_repr(state)} of type {type(state).__name__}."
-        )
-    if state not in ("float32", "int8"):
-        raise ValueError(
-            '`state` must be "float32", "int8" or a keras_mp.Int8State. Received: '
-            f"state={short_repr(state)}."
-        )
-    return Int8State() if state == "int8" else None
+        raise TypeError(f"{rule} of type {type(state).__name__}.")
+    if state not in ("float32", "int8", "int4"):
+        raise ValueError(f"{rule}.")
+    return {"float32": None, "int8": Int8State(), "int4": Int4State()}[state]
 
 
-def _check_rule(optimizer: Any, int8_state: Int8State | None) -> None:
+def _check_rule(optimizer: Any, compressed: CompressedState | None) -> None:
     missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
     if missing:
         raise ValueError(
@@ -292,10 +333,11 @@ def _check_rule(optimizer: Any, int8_state: Int8State | None) -> None:
             f"Received: {missing}. Leave out what was received, or choose "
             'masters="float32" and state="float32".'
         )
-    if int8_state is not None and slot_kinds(optimizer) is None:
+    if compressed is not None and slot_kinds(optimizer) is None:
         raise ValueError(
-            "State in 8 bits is for optimizers that can bear its rounding: not for "
-            "Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. Received: "
+            f"State in {compressed.bits} bits is for optimizers that can bear its "
+            "rounding: not for Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. "
+            "Received: "
             f'{type(optimizer).__name__}, or such an option. Choose state="float32".'
         )
 

@@ -22,12 +22,12 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.dtypes import HALVES
 from keras_mp.loss_scale import as_loss_scale
-from keras_mp.optimizer.arguments import Int8State
+from keras_mp.optimizer.arguments import CompressedState
 from keras_mp.optimizer.compression import differs
 from keras_mp.optimizer.loss_scaler import LossScaler
 from keras_mp.optimizer.master_weights import MasterWeights, create_kept
 from keras_mp.optimizer.masters import (
-    Int8Slot,
+    CodedSlot,
     StoredMaster,
     needs_master,
     reference_of,
@@ -89,7 +89,7 @@ def deserialize_arguments(
     )
     if isinstance(config.get("state"), dict):
         arguments["state"] = deserialize(
-            "state", config["state"], Int8State, "state", custom_objects
+            "state", config["state"], CompressedState, "state", custom_objects
         )
     scale = config.get("loss_scale", "dynamic")
     if not isinstance(scale, OptimizerProperties):
@@ -328,9 +328,12 @@ def _of_master(master: StoredMaster) -> Saved:
     return _of(master)._replace(read=lambda: master.value, assign=master.load)
 
 
-def _of_slot(slot: Int8Slot) -> Saved:
+def _of_slot(slot: CodedSlot) -> Saved:
     return _of(slot.codes)._replace(
-        dtype="float32", read=lambda: slot.value, assign=slot.assign
+        shape=slot.shape,
+        dtype="float32",
+        read=lambda: slot.value,
+        assign=slot.assign,
     )
 
 
@@ -368,7 +371,7 @@ def _rule(optimizer: Any) -> Rule:
     rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
     if rule is None:
         raise ValueError(
-            "Optimizer state in 8 bits is saved by the rule of its optimizer. "
+            "Compressed optimizer state is saved by the rule of its optimizer. "
             f"Received: {optimizer}, which has none. Restore the options "
             "that it was wrapped with."
         )

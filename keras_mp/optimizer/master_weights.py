@@ -22,7 +22,7 @@ from keras_mp.optimizer.compression import (
 )
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import (
-    Int8Slot,
+    CodedSlot,
     RemainderMaster,
     StoredMaster,
     WeightOnlyMaster,
@@ -63,25 +63,23 @@ class Kept:
         return [*self.averages, *self.sums]
 
 
-def create_kept(
-    optimizer: Any, masters: Sequence[Any], in_int8: Container[int]
-) -> Kept:
+def create_kept(optimizer: Any, masters: Sequence[Any], coded: Container[int]) -> Kept:
     """Returns what an optimizer keeps of each master.
 
     It has made the variables for those that it was built on. For the others, with slots
-    stored in 8 bits, they are made here.
+    stored as codes, they are made here.
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`, built.
         masters: list of all masters.
-        in_int8: the `id`s of those that it was not built on.
+        coded: the `id`s of those that it was not built on.
     """
 
     def of_each(name: str, made: Iterable[Any]) -> list[Any]:
         others = iter(made)
         return [
             optimizer.add_variable_from_reference(reference_of(master), name)
-            if id(master) in in_int8
+            if id(master) in coded
             else next(others)
             for master in masters
         ]
@@ -106,7 +104,7 @@ class MasterWeights:
         seed: `keras.random.SeedGenerator` of stochastic rounding.
         strategy: what `backend.strategy_of` returned for the optimizer.
         slots: dict from the `id` of a master to the list of its slots, if they are
-            stored in 8 bits. Defaults to none.
+            stored as codes. Defaults to none.
 
     Attributes:
         all: list of the masters of all variables.
@@ -124,7 +122,7 @@ class MasterWeights:
         rounding: str,
         seed: random.SeedGenerator,
         strategy: Any,
-        slots: Mapping[int, list[Int8Slot]] | None = None,
+        slots: Mapping[int, list[CodedSlot]] | None = None,
     ) -> None:
         self.all = masters
         self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
@@ -156,7 +154,7 @@ class MasterWeights:
 
     @property
     def own_variables(self) -> list[Any]:
-        """The variables made for masters, remainders and slots of 8 bits: its state."""
+        """The variables made for masters, remainders and codes of slots: its state."""
         remainders = [
             m.remainder for m in self.stored if isinstance(m, RemainderMaster)
         ]
@@ -166,12 +164,12 @@ class MasterWeights:
 
     @property
     def slot_variables(self) -> list[Any]:
-        """The variables of the slots that are stored in 8 bits."""
-        return [v for s in self.int8_slots for v in (s.codes, s.exponents)]
+        """The variables of the slots that are stored as codes."""
+        return [v for s in self.coded_slots for v in (s.codes, s.exponents)]
 
     @property
-    def int8_slots(self) -> list[Int8Slot]:
-        """The slots of all variables that are stored in 8 bits."""
+    def coded_slots(self) -> list[CodedSlot]:
+        """The slots of all variables that are stored as codes."""
         return [slot for slots in self.slots.values() for slot in slots]
 
     @property
@@ -331,17 +329,20 @@ class MasterWeights:
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
 
 
-def create_slots(optimizer: Any, masters: Iterable[Any]) -> dict[int, list[Int8Slot]]:
-    """Returns new slots in 8 bits, by the `id` of their master.
+def create_slots(
+    optimizer: Any, masters: Iterable[Any], bits: int
+) -> dict[int, list[CodedSlot]]:
+    """Returns new slots stored as codes, by the `id` of their master.
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`.
         masters: the masters that get them.
+        bits: int, 8 or 4, of each code.
     """
     kinds = slot_kinds(optimizer) or ()
     return {
         id(master): [
-            create_slot(optimizer, master, kind, stream)
+            create_slot(optimizer, master, kind, bits, stream)
             for stream, kind in enumerate(kinds)
         ]
         for master in masters

@@ -2,7 +2,7 @@
 
 A master is the FP32 value of a weight: an FP32 variable with the name and path of the
 weight, or what a `StoredMaster` computes from fewer bits. A weight stored in FP32 is
-its own master. Slots are the FP32 variables that Keras makes, or `Int8Slot`s.
+its own master. Slots are the FP32 variables that Keras makes, or `CodedSlot`s.
 """
 
 import math
@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.optimizer import compression
+from keras_mp.optimizer import slot_codes
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import (
     join,
@@ -26,6 +26,7 @@ from keras_mp.optimizer.compression import (
     split,
 )
 from keras_mp.optimizer.sharding import layout_of_vector
+from keras_mp.optimizer.slot_codes import SlotCode
 from keras_mp.random_bits import (
     STREAM_OF_WEIGHTS,
     noise_of_step,
@@ -349,27 +350,34 @@ class SlotKind:
 
 
 @dataclass(frozen=True)
-class Int8Slot:
+class CodedSlot:
     """One slot of one variable: codes, and the exponents of groups of 32.
 
     Attributes:
-        codes: uint8 `keras.Variable` of the shape of the variable.
+        codes: uint8 `keras.Variable` of shape `code.shape(shape)`.
         exponents: uint8 `keras.Variable` of shape `[groups_in(size)]`.
-        is_signed: bool.
+        code: `SlotCode`.
+        shape: tuple of ints, of the variable.
         stream: int, the number of the slot, of the noise that it is rounded with.
     """
 
     codes: Any
     exponents: Any
-    is_signed: bool
+    code: SlotCode
+    shape: tuple[int, ...]
     stream: int
+
+    @property
+    def bits(self) -> int:
+        """The bits of a code."""
+        return self.code.bits
 
     @property
     def value(self) -> Any:
         """What is stored: a float32 tensor."""
         read = ops.convert_to_tensor
-        return compression.decode(
-            read(self.codes), read(self.exponents), self.is_signed
+        return slot_codes.decode(
+            read(self.codes), read(self.exponents), self.code, self.shape
         )
 
     def store(self, value: Any, noise: Any) -> None:
@@ -379,7 +387,7 @@ class Int8Slot:
             value: float32 tensor.
             noise: what `noise_of_step` returned.
         """
-        codes, exponents = compression.encode(value, self.is_signed, noise, self.stream)
+        codes, exponents = slot_codes.encode(value, self.code, noise, self.stream)
         self.codes.assign(codes)
         self.exponents.assign(exponents)
 
@@ -394,20 +402,24 @@ class Int8Slot:
         self.store(ops.convert_to_tensor(value, "float32"), noise_of_step(0, 0))
 
 
-def create_slot(optimizer: Any, master: Any, kind: SlotKind, stream: int) -> Int8Slot:
-    """Returns a new slot with the initial value of its kind.
+def create_slot(
+    optimizer: Any, master: Any, kind: SlotKind, bits: int, stream: int
+) -> CodedSlot:
+    """Returns a new slot with the initial value of its kind, rounded to nearest.
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`. The slot bears its name.
         master: the variable or `StoredMaster` that it is a slot of.
         kind: `SlotKind`.
+        bits: int, 8 or 4, of each element.
         stream: int, the number of the slot.
     """
-    code, exponent = (
+    code = SlotCode(bits, kind.is_signed)
+    group = ops.full((slot_codes.GROUP,), kind.initial_value)
+    nearest = ops.full((slot_codes.GROUP,), slot_codes.TO_NEAREST, "int32")
+    codes, exponent = (
         int(ops.convert_to_numpy(each)[0])
-        for each in compression.encode(
-            ops.full((1,), kind.initial_value), kind.is_signed, noise_of_step(0, 0), 0
-        )
+        for each in slot_codes.encode_by(group, code, nearest)
     )
     shape = tuple(master.shape)
     layout = keras_internals.layout_argument(reference_of(master))
@@ -429,22 +441,25 @@ def create_slot(optimizer: Any, master: Any, kind: SlotKind, stream: int) -> Int
             )
 
     name = f"{master.path.replace('/', '_')}_{kind.name}"
-    groups = compression.groups_in(math.prod(shape))
-    return Int8Slot(
-        create(name, shape, code, **layout),
+    groups = slot_codes.groups_in(math.prod(shape))
+    of_codes = code.shape(shape)
+    in_pairs = {} if bits == 8 else _of_vector(math.prod(of_codes), **layout)
+    return CodedSlot(
+        create(name, of_codes, codes, **{**layout, **in_pairs}),
         create(
-            f"{name}_exponents", (groups,), exponent, **_of_groups(groups, **layout)
+            f"{name}_exponents", (groups,), exponent, **_of_vector(groups, **layout)
         ),
-        kind.is_signed,
+        code,
+        shape,
         stream,
     )
 
 
-def _of_groups(groups: int, layout: Any = None) -> dict[str, Any]:
-    """Returns the layout argument of the exponents of codes with a layout.
+def _of_vector(size: int, layout: Any = None) -> dict[str, Any]:
+    """Returns the layout argument of a vector that belongs to a weight with a layout.
 
-    Else a `LayoutMap` would split them as their weight, by a path that contains that.
+    Else a `LayoutMap` would split it as the weight, by a path that contains that.
     """
     if not isinstance(layout, keras.distribution.TensorLayout):
         return {}
-    return {"layout": layout_of_vector(layout, groups)}
+    return {"layout": layout_of_vector(layout, size)}

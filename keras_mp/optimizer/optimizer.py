@@ -12,6 +12,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.loss_scale import LossScale, as_loss_scale
 from keras_mp.optimizer.arguments import (
+    Int4State,
     Int8State,
     check_arguments,
     check_gradients,
@@ -111,15 +112,15 @@ class FP32MasterOptimizer(OptimizerProperties):
         all_reduce_dtype: str = "float32",
         name: str | None = None,
         masters: str | None = "float32",
-        state: Int8State | str = "float32",
+        state: Int8State | Int4State | str = "float32",
         shard_state: bool = False,
     ) -> None:
         check_arguments(
             inner_optimizer, rounding, seed, all_reduce_dtype, name, shard_state
         )
-        int8_state = check_state(inner_optimizer, masters, state, rounding)
+        compressed = check_state(inner_optimizer, masters, state, rounding)
         super().__init__(inner_optimizer, name=name)
-        self._int8_state = int8_state
+        self._compressed_state = compressed
         self.masters = masters
         self.state = state
         self.shard_state = shard_state
@@ -173,14 +174,14 @@ class FP32MasterOptimizer(OptimizerProperties):
         # Compressed state is updated by code that assigns to an FP32 weight everywhere.
         of_all = self._replicas.owners is not None and not self._is_compressed
         masters = create_masters(variables, self.masters, of_all)
-        in_int8 = self._masters_in_int8(masters)
+        coded = self._coded(masters)
         self._master_weights = MasterWeights(
             variables,
             masters,
             self.rounding,
             self._seed_generator,
             strategy,
-            create_slots(self.inner_optimizer, in_int8.values()),
+            create_slots(self.inner_optimizer, coded.values(), self._bits),
         )
         for variable in self._master_weights.own_variables:
             keras_internals.add_to_variables(self, variable)
@@ -189,7 +190,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         exclude_masters_from_weight_decay(
             self.inner_optimizer, self._master_weights.references
         )
-        others = [m for m in masters if id(m) not in in_int8]
+        others = [m for m in masters if id(m) not in coded]
         self.inner_optimizer.build([reference_of(master) for master in others])
         if of_all:
             # A file does not depend on whether FP32 weights have masters.
@@ -197,28 +198,36 @@ class FP32MasterOptimizer(OptimizerProperties):
                 keras_internals.hide_trainable_variables(leaf)
         if self._master_weights.are_compressed:
             self._master_weights.kept = create_kept(
-                self.inner_optimizer, masters, in_int8
+                self.inner_optimizer, masters, coded
             )
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
     @property
     def _is_compressed(self) -> bool:
-        return self.masters != "float32" or self._int8_state is not None
+        return self.masters != "float32" or self._compressed_state is not None
 
     def _owners(self, variables: list[Any], strategy: Any) -> Owners | None:
         """Returns who owns the state of each variable; None if all replicas do."""
         if not self.shard_state or backend.replicas_in(strategy) == 1:
             return None
-        in_int8 = self._masters_in_int8(variables)
-        sizes = [(1 if id(v) in in_int8 else 4) * math.prod(v.shape) for v in variables]
+        coded = self._coded(variables)
+        sizes = [
+            (self._bits if id(v) in coded else 32) * math.prod(v.shape)
+            for v in variables
+        ]
         return Owners(strategy, variables, sizes, not self._is_compressed)
 
-    def _masters_in_int8(self, masters: Sequence[Any]) -> dict[int, Any]:
-        """Returns the masters with slots stored in 8 bits, by their `id`."""
-        if self._int8_state is None:
+    @property
+    def _bits(self) -> int:
+        """The bits of an element of a slot that is not FP32."""
+        return self._compressed_state.bits if self._compressed_state else 32
+
+    def _coded(self, masters: Sequence[Any]) -> dict[int, Any]:
+        """Returns the masters with slots stored as codes, by their `id`."""
+        if self._compressed_state is None:
             return {}
-        return {id(m): m for m in masters if self._int8_state.applies_to(m)}
+        return {id(m): m for m in masters if self._compressed_state.applies_to(m)}
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the current scale, in FP32.
@@ -453,7 +462,7 @@ def wrap(
     all_reduce_dtype: str = "float32",
     name: str | None = None,
     masters: str | None = "float32",
-    state: Int8State | str = "float32",
+    state: Int8State | Int4State | str = "float32",
     shard_state: bool = False,
 ) -> FP32MasterOptimizer:
     """Gives `optimizer` FP32 master weights and loss scaling.
@@ -491,10 +500,11 @@ def wrap(
             `rounding="stochastic"`. Defaults to `"float32"`.
         state: how the optimizer's own variables, such as the moments of Adam, are
             stored: `"float32"`, `"int8"` (8 bits and an exponent for each 32
-            elements), or an `Int8State`, which says for which variables. Defaults to
-            `"float32"`. Both forms but the defaults are for the optimizers that have a
-            kernel: SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop
-            and, for `masters`, Ftrl, Lamb and Adafactor.
+            elements), `"int4"` (4 bits and such an exponent), or an `Int8State` or
+            `Int4State`, which says for which variables. Defaults to `"float32"`. Both
+            arguments but for the defaults are for the optimizers that have a kernel:
+            SGD, Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, RMSprop and, for
+            `masters`, Ftrl, Lamb and Adafactor.
         shard_state: bool, whether each of N devices holds only its share of the masters
             and of all other state that belongs to weights (ZeRO stage 1). With Adam a
             16-bit weight takes 4 + 12/N bytes a parameter on each, its gradient

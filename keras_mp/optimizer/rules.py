@@ -440,9 +440,9 @@ _VELOCITY = SlotKind("velocity", is_signed=False)
 def slot_kinds(optimizer: Any) -> tuple[SlotKind, ...] | None:
     """Returns the kinds of the slots of an optimizer that has a rule, in its order.
 
-    None if 8 bits do not do: FTRL computes the weight from its slots, AMSGrad keeps
-    the largest rounding, the centered RMSprop subtracts nearly equal numbers, Lamb
-    reads its slots twice in a step, and Adafactor keeps means of rows and columns.
+    None if 8 bits do not do, nor 4: FTRL computes the weight from its slots, AMSGrad
+    keeps the largest rounding, the centered RMSprop subtracts nearly equal numbers,
+    Lamb reads its slots twice in a step, and Adafactor keeps means of rows and columns.
     """
     match optimizer:
         case keras.optimizers.SGD():

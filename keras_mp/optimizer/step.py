@@ -75,7 +75,7 @@ class Step:
         return replace(self, masters=masters, gradients=gradients)
 
     def slots(self, rule: Rule, master: Any) -> list[Any]:
-        """Returns the slots of a master: FP32 variables, or `Int8Slot`s."""
+        """Returns the slots of a master: FP32 variables, or `CodedSlot`s."""
         if id(master) in self.weights.slots:
             return self.weights.slots[id(master)]
         index = keras_internals.variable_index(self.optimizer, reference_of(master))
@@ -264,7 +264,7 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
 
 def _variables_written(step: Step, rule: Rule) -> list[Any]:
     slots = [slot for slots in rule.slots for slot in slots if slot is not None]
-    codes = [slot.codes for slot in step.weights.int8_slots]
+    codes = [slot.codes for slot in step.weights.coded_slots]
     weights = [weight for weight, _ in step.weights.pairs]
     return [*variables_of(step.masters), *weights, *slots, *codes]
 

@@ -124,16 +124,20 @@ def test_training_equals_that_of_one_device(case, rounding):
 
 
 INT8 = keras_mp.Int8State(min_size=1, min_rank=1, exclude=())
-# What is split of a weight besides itself, and what is not: the exponents of groups.
+INT4 = keras_mp.Int4State(min_size=1, min_rank=1, exclude=())
+# What is split of a weight besides itself, and the shape of what is not: the exponents
+# of groups, and their bytes of codes of 4 bits.
+EXPONENTS = {"_momentum_exponents": (1,)}
 FORMS = {
-    "FP32": ({}, ["", "_momentum"], []),
-    "remainders": ({"masters": "remainders"}, ["", "_momentum"], []),
-    "int8 remainders": ({"masters": "int8_remainders"}, ["", "_momentum"], []),
-    "int8": ({"state": INT8}, ["", "_momentum"], ["_momentum_exponents"]),
+    "FP32": ({}, ["", "_momentum"], {}),
+    "remainders": ({"masters": "remainders"}, ["", "_momentum"], {}),
+    "int8 remainders": ({"masters": "int8_remainders"}, ["", "_momentum"], {}),
+    "int8": ({"state": INT8}, ["", "_momentum"], EXPONENTS),
+    "int4": ({"state": INT4}, [""], {"_momentum": (16,), **EXPONENTS}),
     "both": (
         {"masters": "remainders", "state": INT8},
         ["", "_momentum"],
-        ["_momentum_exponents"],
+        EXPONENTS,
     ),
 }
 
@@ -163,8 +167,8 @@ def test_masters_and_slots_are_split_like_their_weights(forms, split, whole):
         for name, shape in {"kernel": (3, 4), "bias": (4,)}.items():
             for suffix in split:
                 assert found[name + suffix] == {shape}
-            for suffix in whole:
-                assert found[name + suffix] == {(1,)}
+            for suffix, of_all in whole.items():
+                assert found[name + suffix] == {of_all}
     assert value(double.optimizer.skipped_steps) == 1
 
 

@@ -25,6 +25,7 @@ import keras_mp
 
 WIDTH, BATCH, STEPS = 64, 32, 20
 INT8 = {"masters": "remainders", "state": "int8"}
+INT4 = {"masters": "int8_remainders", "state": "int4"}
 WITHOUT_MASTERS = {"masters": None, "rounding": "stochastic", "state": "int8"}
 
 
@@ -117,6 +118,7 @@ CASES = {
     "adamw": (lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1), {}),
     "momentum": (lambda: keras.optimizers.SGD(0.01, momentum=0.9), {}),
     "compressed": (adam(), INT8),
+    "int4": (adam(), INT4),
     "no masters": (adam(), WITHOUT_MASTERS),
     "stochastic": (adam(), {"rounding": "stochastic"}),
     "FP32 weights": (adam(), {"policy": "mixed_float16"}),

@@ -27,6 +27,9 @@ COMPRESSED = [
     Variable(66, "Float", "Bfloat16", "weight, remainder", offset=4),
     Variable(4099, form="weight, short remainder", coded=True, decays=True),
     Variable(66, "Float", "Bfloat16", "weight, short remainder", offset=1),
+    Variable(4099, form="weight, short remainder", coded=True, bits=4, decays=True),
+    Variable(217, "Bfloat16", "Bfloat16", "weight", coded=True, bits=4, offset=1),
+    Variable(17, "Float", form="master", coded=True, bits=4),
 ]
 FORMS = {"plain": PLAIN, "compressed": COMPRESSED}
 # The compiler makes almost the same PTX for sm_75 as for sm_70, and for sm_90 as for

@@ -64,7 +64,12 @@ class MasterPair(ctypes.Structure):
 
 
 class Slot(ctypes.Structure):
-    _fields_ = (("values", Pointer), ("codes", Pointer), ("exponents", Pointer))
+    _fields_ = (
+        ("values", Pointer),
+        ("codes", Pointer),
+        ("exponents", Pointer),
+        ("pairs", Pointer),
+    )
 
 
 class CheckEntry(ctypes.Structure):

@@ -11,7 +11,6 @@ GRIDS = {"Half": (-14, 10), "Bfloat16": (-119, 7)}
 # The same of masters of 24 bits, and the largest.
 MASTERS = {"Half": (-14, 18), "Bfloat16": (-110, 15)}
 LARGEST_MASTERS = {"Half": 65504 + 127 / 8, "Bfloat16": float.fromhex("0x1.fefep127")}
-LEAST_NORMAL = {"s": -14, "u": -30}  # the exponents of keras_mp/update.h's c
 
 
 def clip(x, limit):
@@ -136,47 +135,71 @@ def uniforms_of(u, count):
     return np.ldexp((random_bits(u, count, MOST_SLOTS) >> 8).astype(F32), -24)
 
 
-def group_exponents(x):
+# Of codes of 8 and of 4 bits, with and without a sign: the exponent of c in
+# keras_mp/update.h, f, the largest number, and what the code of 0 bits counts.
+CODES = {
+    ("s", 8): (-14, 3, 1.875, 0),
+    ("u", 8): (-30, 3, 1.875, 0),
+    ("s", 4): (-2, 1, 1.5, 0),
+    ("u", 4): (-7, 1, 1.0, 1),
+}
+
+
+def group_exponents(x, most):
     """The exponent of each group of neighbouring numbers."""
     magnitudes = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), np.inf)
     starts = np.arange(0, x.size, GROUP)
     largest = np.minimum(np.maximum.reduceat(magnitudes, starts), 2.0**127)
     fraction, exponent = np.frexp(largest)
-    exponents = exponent + 126 + (fraction > 1.875 / 2)
+    exponents = exponent + 126 + (fraction > most / 2)
     exponents = np.where(largest < 2.0**-126, 0, np.minimum(exponents, 253))
     return exponents.astype(np.uint8)
 
 
-def decode(codes, exponents, kind):
+def decode(codes, exponents, kind, bits):
     """The numbers of codes of a kind, "s" or "u"."""
-    magnitude = (codes & 0x7F if kind == "s" else codes).astype(np.int64)
-    least = LEAST_NORMAL[kind]
-    power = np.maximum(magnitude // 8 - 1, 0) + least - 3
-    scaled = np.ldexp(magnitude % 8 + np.where(magnitude < 8, 0, 8.0), power)
+    least, f, _, first = CODES[kind, bits]
+    sign = 2 ** (bits - 1)
+    magnitude = (codes & (sign - 1) if kind == "s" else codes).astype(np.int64) + first
+    power = np.maximum(magnitude // 2**f - 1, 0) + least - f
+    scaled = np.ldexp(magnitude % 2**f + np.where(magnitude < 2**f, 0, 2.0**f), power)
     e = np.repeat(exponents.astype(int), GROUP)[: codes.size]
     x = np.where(e > 0, np.ldexp(scaled, e - 127), 0).astype(F32)
-    return np.where((codes > 0x7F) & (kind == "s"), -x, x)
+    return np.where((codes >= sign) & (kind == "s"), -x, x)
 
 
-def encode(x, kind, random):
+def encode(x, kind, bits, random):
     """The codes and exponents of numbers, rounded by 32 random bits each."""
-    exponents = group_exponents(x)
+    least, f, most, first = CODES[kind, bits]
+    exponents = group_exponents(x, most)
     e = np.repeat(exponents.astype(int), GROUP)[: x.size]
     scaled = np.ldexp(np.abs(x.astype(np.float64)), 127 - e)
-    t = np.where(scaled < 1.875, scaled, 1.875)
-    least = LEAST_NORMAL[kind]
+    t = np.where(scaled < most, scaled, most)
     is_small = t < 2.0**least
     power = np.where(is_small, least, np.frexp(t)[1] - 1)
-    # The place of t on the grid of codes, in units of 2^-20 codes.
+    # The place of t on the grid of codes, in units of 2^(f - 23) codes.
     place = np.where(is_small, 0, (power - least) << 23) + np.rint(
         np.ldexp(t, 23 - power)
     ).astype(np.int64)
-    codes = (place + (random >> 12)) >> 20
+    codes = (place + (random >> (9 + f))) >> (23 - f)
     if kind == "u":
         codes = np.maximum(codes, x > 0)
     else:
-        codes |= np.where((x < 0) & (codes > 0), 0x80, 0)
+        codes |= np.where((x < 0) & (codes > 0), 2 ** (bits - 1), 0)
+    codes = np.maximum(codes - first, 0)
     return np.where(e > 0, codes, 0).astype(np.uint8), exponents
+
+
+def pairs_of(codes):
+    """Codes of 4 bits as bytes: the first 16 of a group in the low bits."""
+    padded = np.pad(codes, (0, -codes.size % GROUP)).reshape(-1, 2, GROUP // 2)
+    return (padded[:, 0] | padded[:, 1] << 4).reshape(-1)
+
+
+def codes_of(pairs, size):
+    """The codes of 4 bits in bytes."""
+    halves = pairs.reshape(-1, 1, GROUP // 2) >> np.uint8([[0], [4]]) & 15
+    return halves.reshape(-1)[:size]
 
 
 def step(rule, u, gradient, master, slots, decays):

@@ -46,6 +46,7 @@ class Variable:
     weight: str = "Half"
     form: str = "master, weight"
     coded: bool = False
+    bits: int = 8  # of a code
     offset: int = 0
     decays: bool = False
 
@@ -145,11 +146,30 @@ class Step:
                 numbers *= self._random.choice(np.float32([-1, 1]), v.size)
             if v.coded and kind != "f":
                 random = self._random.integers(0, 2**32, v.size)
-                codes, exponents = update_oracle.encode(numbers, kind, random)
-                arrays |= {f"codes {k}": codes, f"exponents {k}": exponents}
+                arrays |= self._coded(v, k, numbers, random)
             else:
                 arrays[f"slot {k}"] = numbers
         return arrays
+
+    def _coded(self, v, k, numbers, random):
+        """The arrays of slot k of a variable, which has these numbers."""
+        kind = SLOTS[self.rule][k]
+        codes, exponents = update_oracle.encode(numbers, kind, v.bits, random)
+        exponents = {f"exponents {k}": exponents}
+        if v.bits == 4:
+            return {f"pairs {k}": update_oracle.pairs_of(codes), **exponents}
+        return {f"codes {k}": codes, **exponents}
+
+    def _slot(self, v, k, arrays):
+        """The numbers of slot k of a variable."""
+        if f"exponents {k}" not in arrays:
+            return arrays[f"slot {k}"]
+        if v.bits == 4:
+            codes = update_oracle.codes_of(arrays[f"pairs {k}"], v.size)
+        else:
+            codes = arrays[f"codes {k}"]
+        kind = SLOTS[self.rule][k]
+        return update_oracle.decode(codes, arrays[f"exponents {k}"], kind, v.bits)
 
     def _numbers(self, size, special):
         numbers = self._random.standard_normal(size, np.float32)
@@ -169,7 +189,7 @@ class Step:
             at.get("short remainder", 0),
         )
         uniforms = at.get("uniforms", 0)
-        kinds = ("slot", "codes", "exponents")
+        kinds = ("slot", "codes", "exponents", "pairs")
         slots = [
             Slot(*(at.get(f"{kind} {k}", 0) for kind in kinds))
             for k in range(MOST_SLOTS)
@@ -199,18 +219,11 @@ class Step:
             master = oracle.synchronized(
                 arrays["master"], arrays["weight"], v.weight, self.rounding
             )
-        slots = [
-            oracle.decode(arrays[f"codes {k}"], arrays[f"exponents {k}"], kind)
-            if f"codes {k}" in arrays
-            else arrays[f"slot {k}"]
-            for k, kind in enumerate(SLOTS[self.rule])
-        ]
+        slots = [self._slot(v, k, arrays) for k in range(len(SLOTS[self.rule]))]
         master, slots = oracle.step(self.rule, u, gradient, master, slots, v.decays)
-        for k, (kind, slot) in enumerate(zip(SLOTS[self.rule], slots, strict=True)):
-            if f"codes {k}" in arrays:
-                random = oracle.random_bits(u, v.size, k)
-                codes, exponents = oracle.encode(slot, kind, random)
-                after |= {f"codes {k}": codes, f"exponents {k}": exponents}
+        for k, slot in enumerate(slots):
+            if f"exponents {k}" in arrays:
+                after |= self._coded(v, k, slot, oracle.random_bits(u, v.size, k))
             else:
                 after[f"slot {k}"] = slot
         if v.form == "weight, remainder":

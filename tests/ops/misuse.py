@@ -198,6 +198,22 @@ CALLS = {
         "apply_weight_decay": [True, False],
         "rule": "adafactor",
     },
+    "update_variables of pairs": lambda: {
+        "finite": np.array(True),
+        "hyperparameters": single(24),
+        "gradients": GRADIENTS,
+        "masters": variables(2, "int8"),
+        "weights": variables(2, "float16"),
+        "slots": [tf.Variable(tf.ones(16, "uint8")) for _ in range(2)],
+        "exponents": [tf.Variable(tf.ones(1, "uint8")) for _ in range(2)],
+        "uniforms": [],
+        "powers": [],
+        "weight_of": [0, 1],
+        "exponent_of": [0, 1],
+        "code_bits": 4,
+        "apply_weight_decay": [True, False],
+        "rule": "momentum",
+    },
     "update_variables of compressed state": lambda: {
         "finite": np.array(True),
         "hyperparameters": single(24),
@@ -367,6 +383,7 @@ FITS = {
     "update_variables of matrices": {"uniforms": {"none"}},
     # An FP32 master and its weight may stand beside a remainder.
     "update_variables of compressed state": {"masters": {"of-another-dtype"}},
+    "update_variables of pairs": {"masters": {"of-another-dtype"}},
 }
 # What XLA has to know while it compiles.
 CONSTANTS = {"shape"}

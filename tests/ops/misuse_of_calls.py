@@ -13,6 +13,7 @@ DTYPES = {
     "f32": tf.float32,
     "f16": tf.float16,
     "i1": tf.bool,
+    "i8": tf.int8,
     "i16": tf.int16,
     "i32": tf.int32,
     "ui8": tf.uint8,
@@ -55,7 +56,7 @@ CALLS = {
         ["i1", "24xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 1 : i64, is_stochastic = true, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64>, power_of = array<i64>, "
+        "exponent_of = array<i64>, code_bits = 8 : i64, power_of = array<i64>, "
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
@@ -64,7 +65,16 @@ CALLS = {
         ["i1", "24xf32", "3xf16", "3xi16", "3xui8", "3xf16", "1xui8"],
         ["3xi16", "3xui8", "3xf16", "1xui8"],
         "rule = 1 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64: 0>, power_of = array<i64>, "
+        "exponent_of = array<i64: 0>, code_bits = 8 : i64, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
+        3,
+    ),
+    "update_variables of pairs": (
+        # finite, hyperparameters, gradient, remainder, pairs, weight, exponents
+        ["i1", "24xf32", "3xf16", "3xi8", "16xui8", "3xf16", "1xui8"],
+        ["3xi8", "16xui8", "3xf16", "1xui8"],
+        "rule = 1 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
+        "exponent_of = array<i64: 0>, code_bits = 4 : i64, power_of = array<i64>, "
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
@@ -73,7 +83,7 @@ CALLS = {
         ["i1", "24xf32", HALF_MATRIX, MATRIX, MATRIX, "3xf32", "4xf32", HALF_MATRIX],
         [MATRIX, MATRIX, "3xf32", "4xf32", HALF_MATRIX],
         "rule = 16 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64>, power_of = array<i64>, "
+        "exponent_of = array<i64>, code_bits = 8 : i64, power_of = array<i64>, "
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
@@ -82,7 +92,7 @@ CALLS = {
         ["i1", "24xf32", "3xf16", "3xf32", "3xf32", "3xf16", "3xf32"],
         ["3xf32", "3xf32", "3xf16"],
         "rule = 8 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
-        "exponent_of = array<i64>, power_of = array<i64: 0>, "
+        "exponent_of = array<i64>, code_bits = 8 : i64, power_of = array<i64: 0>, "
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
@@ -139,6 +149,8 @@ CALLS = {
 # The last operand of these is optional.
 WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv", "logit_statistics"}
 
+CODED = "exponent_of = array<i64: 0>"
+
 ATTRIBUTES = {
     "rule": ("rule = 1", "rule = 99"),
     "negative-rule": ("rule = 1", "rule = -1"),
@@ -151,6 +163,9 @@ ATTRIBUTES = {
     "exponents-of-none": ("exponent_of = array<i64: 0>", "exponent_of = array<i64: 5>"),
     "no-exponents": ("exponent_of = array<i64: 0>", "exponent_of = array<i64>"),
     "exponents-of-one": ("exponent_of = array<i64>", "exponent_of = array<i64: 0>"),
+    "4-bits": (f"{CODED}, code_bits = 8", f"{CODED}, code_bits = 4"),
+    "8-bits": ("code_bits = 4", "code_bits = 8"),
+    "6-bits": ("code_bits = 8", "code_bits = 6"),
     "rule-without-powers": ("rule = 8", "rule = 1"),
     "powers-of-none": ("power_of = array<i64: 0>", "power_of = array<i64: 5>"),
     "powers-twice": ("power_of = array<i64: 0>", "power_of = array<i64: 0, 0>"),

@@ -16,6 +16,7 @@ import tensorflow as tf
 import keras_mp
 
 ALL = keras_mp.Int8State(min_size=1, min_rank=0)
+ALL_IN_4_BITS = keras_mp.Int4State(min_size=1, min_rank=0)
 FORMS = {
     "bare": None,  # FP32, not wrapped
     "masters": {},
@@ -23,6 +24,7 @@ FORMS = {
     "int8": {"state": ALL},
     "both": {"masters": "remainders", "state": ALL},
     "both in int8": {"masters": "int8_remainders", "state": ALL},
+    "int8 remainders, int4": {"masters": "int8_remainders", "state": ALL_IN_4_BITS},
     "no masters, int8": {"masters": None, "rounding": "stochastic", "state": ALL},
 }
 COUNT, SIZE = 16, 2**22

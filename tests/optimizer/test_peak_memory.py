@@ -18,6 +18,7 @@ COUNTED = {
     "int8": 10.0625,
     "both": 8.0625,
     "both in int8": 7.0625,
+    "int8 remainders, int4": 6.0625,
     "no masters, int8": 6.0625,
 }
 

@@ -24,6 +24,7 @@ from keras_mp.optimizer.sharding_tf import balanced
 
 BATCH, STEPS, WIDTH = 24, 20, 32
 INT8 = {"masters": "remainders", "state": keras_mp.Int8State(min_size=32)}
+INT4 = {"masters": "int8_remainders", "state": keras_mp.Int4State(min_size=32)}
 WITHOUT_MASTERS = {**INT8, "masters": None, "rounding": "stochastic"}
 FORMS = {"float32": {}, "compressed": INT8}
 
@@ -235,6 +236,7 @@ COMPRESSED = {
     "accumulation": ("accumulation", INT8),
     "overwriting": ("overwriting", INT8),
     "int8": ("adam", {"state": INT8["state"]}),
+    "int4": ("adam", INT4),
     "remainders": ("adafactor", {"masters": "remainders"}),
     "lamb": ("lamb", {"masters": "remainders"}),
     "without_masters": ("adam", WITHOUT_MASTERS),
@@ -367,6 +369,7 @@ BYTES = {
     # Bytes a parameter of weights, of the gradient, and of the state that is shared.
     "float16": ("float16", {}, 2, 12),
     "compressed": ("float16", {"masters": "remainders", "state": "int8"}, 2, 4.0625),
+    "int4": ("float16", {"masters": "int8_remainders", "state": "int4"}, 2, 2.0625),
     "mixed_float16": ("mixed_float16", {}, 4, 12),
     "float32 compressed": ("float32", {"state": "int8"}, 4, 2.0625),
 }

@@ -31,6 +31,7 @@ CHAINS = (
             ),
             *("optimizer.sharding", "optimizer.sharding_tf"),
         ),
+        ("optimizer.slot_codes",),
         ("statistical_loss_scale", "optimizer.masters", "optimizer.reference"),
         ("optimizer.gradients", "optimizer.inner_optimizer"),
         ("optimizer.loss_scaler", "optimizer.rules"),

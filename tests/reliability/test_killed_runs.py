@@ -43,10 +43,12 @@ def marked():
 
 
 ALL_IN_8_BITS = keras_mp.Int8State(min_size=1, min_rank=0, exclude=())
+ALL_IN_4_BITS = keras_mp.Int4State(min_size=1, min_rank=0, exclude=())
 # Optimizer state in fewer bytes, by the name of the route.
 FORMS = {
     "remainders": {"masters": "remainders", "state": ALL_IN_8_BITS},
     "int8 remainders": {"masters": "int8_remainders", "state": ALL_IN_8_BITS},
+    "int4": {"masters": "int8_remainders", "state": ALL_IN_4_BITS},
     "no_masters": {"masters": None, "rounding": "stochastic", "state": ALL_IN_8_BITS},
 }
 

@@ -154,21 +154,34 @@ constexpr std::int64_t SlotGroupsOf(std::int64_t size) {
   return (size + kSlotGroup - 1) / kSlotGroup;
 }
 
-// The numbers of one slot: FP32 `values`, or `codes` of 8 bits and `exponents` of 8 bits,
-// one for each kSlotGroup neighbouring elements, of which the last group may have fewer.
+constexpr std::int64_t SlotPairsOf(std::int64_t size) {
+  return SlotGroupsOf(size) * (kSlotGroup / 2);
+}
+
+// The numbers of one slot: FP32 `values`; or `codes` of 8 bits, or `pairs`, bytes of two
+// codes of 4 bits, and `exponents` of 8 bits, one for each kSlotGroup neighbouring
+// elements, of which the last group may have fewer.
 //
-// A group has the least exponent e for which all |x| are at most 1.875 2^(e - 127), and no
+// A group has the least exponent e for which all |x| are at most a 2^(e - 127), and no
 // more than 253; or 0 if all its numbers are subnormal or 0, and then all are stored as 0.
-// A code is a floating-point number t with three bits of fraction, t = |x| 2^(127 - e):
+// A code is a floating-point number t with f bits of fraction, t = |x| 2^(127 - e), normal
+// from c on, a multiple of c / 2^f below, and a at most:
 //
-//   signed    a sign bit, 4 bits of exponent, 3 of fraction: normal from c = 2^-14 on
-//   unsigned  5 bits of exponent, 3 of fraction: normal from c = 2^-30 on
+//   8 bits  signed    a sign bit, 4 bits of exponent, f = 3; c = 2^-14, a = 1.875
+//           unsigned  5 bits of exponent, f = 3; c = 2^-30, a = 1.875
+//   4 bits  signed    a sign bit, 2 bits of exponent, f = 1; c = 2^-2, a = 1.5
+//           unsigned  3 bits of exponent, f = 1; c = 2^-7, a = 1: one more than the bits
+//                     of the code, so that it has no 0
 //
-// Below c codes are multiples of c / 8. inf, NaN and what is larger become the largest
-// code. Rounding is stochastic and unbiased: with the probability of its distance to the
-// code below, a number becomes the code above, for a random number of 20 bits. But an
-// unsigned number that is not 0 has a code that is not 0, so that no step divides by a
-// second moment that vanished.
+// inf, NaN and what is larger become the largest code. Rounding is stochastic and
+// unbiased: with the probability of its distance to the code below, a number becomes the
+// code above, for a random number of 23 - f bits. But an unsigned number that is not 0 has
+// a code that is not 0, so that no step divides by a second moment that vanished; in 4 bits
+// all numbers of a group, 0 too, become at least c / 2.
+//
+// A group has 16 pairs, also where it is not full: the i-th has the code of element i in
+// its low bits, and of element i + 16 in its high bits. What is behind the last element
+// has the code 0.
 //
 // The random numbers are a hash of the element's index, of the slot's, and of `noise`,
 // noise_high 2^16 + noise_low, which should differ from step to step. So are those for
@@ -177,6 +190,7 @@ struct Slot {
   float* values = nullptr;
   std::uint8_t* codes = nullptr;
   std::uint8_t* exponents = nullptr;  // [SlotGroupsOf(size)]
+  std::uint8_t* pairs = nullptr;      // [SlotPairsOf(size)]
 };
 
 constexpr int SlotsOf(UpdateRule rule) {

@@ -13,7 +13,7 @@ namespace keras_mp {
 // Whether any number of the variable is held in fewer bytes than FP32 has.
 inline bool IsCompressed(const Parameter& parameter) {
   for (const Slot& slot : parameter.slots) {
-    if (slot.codes) return true;
+    if (slot.exponents) return true;
   }
   return parameter.gradient.size > 0 && parameter.pair.master == nullptr;
 }
@@ -53,12 +53,14 @@ inline Status CheckForms(const Update& update) {
     for (int k = 0; k < SlotsOf(update.rule); ++k) {
       if (SlotSize(update.rule, k, parameter.gradient.size, matrices) == 0) continue;
       const Slot& slot = parameter.slots[k];
-      const bool is_coded = slot.codes && slot.exponents && !slot.values &&
+      const bool has_codes = (slot.codes != nullptr) != (slot.pairs != nullptr);
+      const bool is_coded = has_codes && slot.exponents && !slot.values &&
                             SlotCodeOf(update.rule, k) != SlotCode::kNone;
-      const bool is_fp32 = slot.values && !slot.codes && !slot.exponents;
+      const bool is_fp32 = slot.values && !slot.codes && !slot.pairs && !slot.exponents;
       if (!is_coded && !is_fp32) {
         return {StatusCode::kInvalidArgument,
-                "a slot has FP32 values, or codes and exponents where its rule allows them"};
+                "a slot has FP32 values, or codes or pairs, and exponents, where its rule "
+                "allows them"};
       }
     }
   }

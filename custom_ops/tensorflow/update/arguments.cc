@@ -108,10 +108,12 @@ absl::Status DuplicateVariable() {
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
                                  std::vector<std::int64_t> exponent_of,
+                                 std::int64_t code_bits,
                                  std::vector<std::int64_t> power_of,
                                  std::vector<std::int64_t> apply_weight_decay)
     : rule_(rule),
       is_stochastic_(is_stochastic),
+      code_bits_(code_bits),
       weight_of_(std::move(weight_of)),
       exponent_of_(std::move(exponent_of)),
       power_of_(std::move(power_of)),
@@ -134,6 +136,7 @@ UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
 
 absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   int count, slots, weight_count, exponent_count, uniform_count, power_count;
+  std::int64_t code_bits;
   std::string rule;
   std::vector<std::int64_t> weight_of, exponent_of, power_of;
   std::vector<bool> apply_weight_decay;
@@ -147,6 +150,7 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("weight_of", &weight_of));
   TF_RETURN_IF_ERROR(ctx->GetAttr("exponent_of", &exponent_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("code_bits", &code_bits));
   TF_RETURN_IF_ERROR(ctx->GetAttr("power_of", &power_of));
   TF_RETURN_IF_ERROR(ctx->GetAttr("apply_weight_decay", &apply_weight_decay));
   TF_RETURN_IF_ERROR(ctx->GetAttr("T", &types));
@@ -160,18 +164,18 @@ absl::Status UpdateArguments::Read(tensorflow::OpKernelConstruction* ctx) {
                     (!is_stochastic || uniform_count == weight_count) &&
                     slots == SlotsOf(RuleNamed(rule)) * count &&
                     AreDistinct(weight_of, count) && AreDistinct(exponent_of, slots) &&
-                    AreDistinct(power_of, count);
+                    AreDistinct(power_of, count) && IsCodeSize(code_bits);
   if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the lists must match, each weight have a master of its own, all exponents a slot "
-        "of their own, and powers a gradient. Received: ",
+        "of their own, and powers a gradient; codes have 8 or 4 bits. Received: ",
         count, " masters, ", types.size(), " gradients, ", apply_weight_decay.size(),
         " of apply_weight_decay, ", slots, " slots for ", rule, ", ", weight_count,
         " weights, ", exponent_count, " exponents, ", uniform_count, " uniforms, ",
-        power_count, " powers"));
+        power_count, " powers, code_bits=", code_bits));
   }
   *this = UpdateArguments(RuleNamed(rule), is_stochastic, std::move(weight_of),
-                          std::move(exponent_of), std::move(power_of),
+                          std::move(exponent_of), code_bits, std::move(power_of),
                           {apply_weight_decay.begin(), apply_weight_decay.end()});
   return absl::OkStatus();
 }
@@ -248,7 +252,10 @@ absl::Status UpdateArguments::CheckSlot(const std::vector<TensorSpec>& inputs, i
 absl::Status UpdateArguments::CheckCodes(const std::vector<TensorSpec>& inputs, int k,
                                          int i) const {
   const TensorSpec &of_slot = inputs[slot(k, i)], &of_master = inputs[master(i)];
-  TF_RETURN_IF_ERROR(CheckShape("slot", i, of_slot, of_master));
+  const std::int64_t size = of_master.shape.num_elements();
+  const TensorShape of_codes =
+      code_bits_ == 8 ? of_master.shape : TensorShape({SlotPairsOf(size)});
+  if (of_slot.shape != of_codes) return Misfit("slot", i, of_slot, of_master);
   const bool has_codes = exponents(k, i) >= 0 && of_slot.dtype == tensorflow::DT_UINT8;
   if (!has_codes || SlotCodeOf(rule_, k) == SlotCode::kNone) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -259,14 +266,14 @@ absl::Status UpdateArguments::CheckCodes(const std::vector<TensorSpec>& inputs, 
         kRuleNames[static_cast<int>(rule_)]));
   }
   const TensorSpec& of_exponents = inputs[exponents(k, i)];
-  const TensorShape groups({SlotGroupsOf(of_slot.shape.num_elements())});
+  const TensorShape groups({SlotGroupsOf(size)});
   if (of_exponents.dtype == tensorflow::DT_UINT8 && of_exponents.shape == groups) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "exponents must be uint8, one for each ", kSlotGroup, " elements of their slot. "
       "Received: ", DataTypeString(of_exponents.dtype), " ",
-      of_exponents.shape.DebugString(), " for ", of_slot.shape.DebugString()));
+      of_exponents.shape.DebugString(), " for ", of_master.shape.DebugString()));
 }
 
 }  // namespace keras_mp

@@ -57,7 +57,8 @@ absl::Status DuplicateVariable();
 // as the rule has, weights, exponents, uniforms, powers. The dtype of a master tells how it
 // is held: FP32; int16 or int8, the remainder of its weight; or 16 bits, a weight without a
 // master.
-// That of a slot: FP32, or uint8, the codes; or any, where the rule has no use for it.
+// That of a slot: FP32, or uint8, the codes or pairs; or any, where the rule has no use for
+// it.
 class UpdateArguments {
  public:
   static constexpr int kFinite = 0, kHyperparameters = 1, kLists = 2;
@@ -66,15 +67,16 @@ class UpdateArguments {
       sizeof(UpdateHyperparameters) / sizeof(float);
   // Whether `indices` are distinct, from 0 to before `count`.
   static bool AreDistinct(const std::vector<std::int64_t>& indices, int count);
+  static bool IsCodeSize(std::int64_t bits) { return bits == 8 || bits == 4; }
 
   UpdateArguments() = default;
   // `weight_of[k]`: the index of the master of the k-th weight; the other masters are
   // weights themselves. `exponent_of[k]`: the index of the slot of the k-th exponents.
   // `power_of[k]`: that of the gradient of the k-th powers. All are checked by AreDistinct.
-  // `apply_weight_decay`: one for each master.
+  // `code_bits`: of each code, IsCodeSize. `apply_weight_decay`: one for each master.
   UpdateArguments(UpdateRule rule, bool is_stochastic,
                   std::vector<std::int64_t> weight_of,
-                  std::vector<std::int64_t> exponent_of,
+                  std::vector<std::int64_t> exponent_of, std::int64_t code_bits,
                   std::vector<std::int64_t> power_of,
                   std::vector<std::int64_t> apply_weight_decay);
 
@@ -88,6 +90,7 @@ class UpdateArguments {
   bool is_stochastic() const { return is_stochastic_; }
   const std::vector<std::int64_t>& weight_of() const { return weight_of_; }
   const std::vector<std::int64_t>& exponent_of() const { return exponent_of_; }
+  std::int64_t code_bits() const { return code_bits_; }
   const std::vector<std::int64_t>& power_of() const { return power_of_; }
   const std::vector<std::int64_t>& apply_weight_decay() const {
     return apply_weight_decay_;
@@ -126,6 +129,7 @@ class UpdateArguments {
 
   UpdateRule rule_ = UpdateRule::kSgd;
   bool is_stochastic_ = false;
+  std::int64_t code_bits_ = 8;
   std::vector<std::int64_t> weight_of_, exponent_of_, power_of_, apply_weight_decay_;
   std::vector<int> weights_, exponents_, uniforms_, powers_;
 };

@@ -76,8 +76,9 @@ REGISTER_OP("KerasMp>CastMasters")
 
 // The k-th weight is the 16-bit weight of masters[weight_of[k]]; the other masters are
 // weights themselves. A master of int16 or int8 is the remainder of its weight. Slots are
-// FP32, or uint8, the codes; their exponents are exponents[k] for slots[exponent_of[k]]. The powers
-// of gradients[power_of[k]] are powers[k].
+// FP32, or uint8, codes of 8 bits or pairs of 4, as `code_bits` says; their exponents are
+// exponents[k] for slots[exponent_of[k]]. The powers of gradients[power_of[k]] are
+// powers[k].
 // `hyperparameters` are the fields of UpdateHyperparameters.
 REGISTER_OP("KerasMp>UpdateVariables")
     .Input("finite: bool")
@@ -98,6 +99,7 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .Attr("power_count: int >= 0 = 0")
     .Attr("weight_of: list(int)")
     .Attr("exponent_of: list(int) = []")
+    .Attr("code_bits: int = 8")
     .Attr("power_of: list(int) = []")
     .Attr("apply_weight_decay: list(bool)")
     .Attr(absl::StrCat("rule: {'", absl::StrJoin(kRuleNames, "', '"), "'}"))

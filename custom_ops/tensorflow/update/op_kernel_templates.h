@@ -49,12 +49,13 @@ inline MasterPair AsPair(Tensor& master, Tensor* weight) {
 }
 
 // `exponents`: null where the slot is FP32.
-inline Slot AsSlot(Tensor& values, Tensor* exponents) {
+inline Slot AsSlot(Tensor& values, Tensor* exponents, std::int64_t code_bits) {
   Slot slot;
   if (exponents == nullptr) {
     slot.values = values.flat<float>().data();
   } else {
-    slot.codes = values.flat<std::uint8_t>().data();
+    auto& codes = code_bits == 8 ? slot.codes : slot.pairs;
+    codes = values.flat<std::uint8_t>().data();
     slot.exponents = exponents->flat<std::uint8_t>().data();
   }
   return slot;
@@ -268,7 +269,8 @@ class UpdateVariablesOp : public tensorflow::OpKernel {
       const Tensor& values = variables[arguments_.slot(k, i)];
       if (exponents < 0 && values.dtype() != tensorflow::DT_FLOAT) continue;  // no use
       parameter.slots[k] = AsSlot(variables[arguments_.slot(k, i)],
-                                  exponents < 0 ? nullptr : &variables[exponents]);
+                                  exponents < 0 ? nullptr : &variables[exponents],
+                                  arguments_.code_bits());
     }
     parameter.apply_weight_decay = arguments_.apply_weight_decay()[i] != 0;
     const int weight = arguments_.weight(i), uniform = arguments_.uniform(i);

@@ -98,9 +98,9 @@ class Buffers {
   }
 
   // `exponents`: -1 for none.
-  bool HasSlot(int slot, int exponents, std::int64_t size) const {
+  bool HasSlot(int slot, int exponents, std::int64_t code_bits, std::int64_t size) const {
     if (exponents < 0) return Has(slot, ffi::F32, size);
-    return Has(slot, ffi::U8, size) &&
+    return Has(slot, ffi::U8, code_bits == 8 ? size : SlotPairsOf(size)) &&
            Has(exponents, ffi::U8, SlotGroupsOf(size));
   }
 
@@ -124,12 +124,13 @@ class Buffers {
   }
 
   // `exponents`: -1 for none.
-  Slot AsSlot(int values, int exponents) const {
+  Slot AsSlot(int values, int exponents, std::int64_t code_bits) const {
     Slot slot;
     if (exponents < 0) {
       slot.values = Data<float>(values);
     } else {
-      slot.codes = Data<std::uint8_t>(values);
+      auto& codes = code_bits == 8 ? slot.codes : slot.pairs;
+      codes = Data<std::uint8_t>(values);
       slot.exponents = Data<std::uint8_t>(exponents);
     }
     return slot;
@@ -286,7 +287,7 @@ inline bool HasUpdate(const Buffers& operands, const Buffers& results,
           arguments.rule(), k, size, operands.MatricesIn(arguments.gradient(i)));
       fits = fits && (elements == 0 || operands.HasSlot(arguments.slot(k, i),
                                                         arguments.exponents(k, i),
-                                                        elements));
+                                                        arguments.code_bits(), elements));
     }
     if (arguments.uniform(i) >= 0) {
       fits = fits && operands.Has(arguments.uniform(i), ffi::F32, size);
@@ -303,6 +304,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
                            ffi::RemainingRets rets, std::int64_t rule, bool is_stochastic,
                            ffi::Span<const std::int64_t> weight_of,
                            ffi::Span<const std::int64_t> exponent_of,
+                           std::int64_t code_bits,
                            ffi::Span<const std::int64_t> power_of,
                            ffi::Span<const std::int64_t> apply_weight_decay) {
   const Buffers operands(args), results(rets);
@@ -315,10 +317,12 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
   if (!UpdateArguments::AreDistinct(weights, count) ||
       !UpdateArguments::AreDistinct(coded, SlotsOf(known_rule) * count) ||
       !UpdateArguments::AreDistinct(sparse, count) ||
+      !UpdateArguments::IsCodeSize(code_bits) ||
       (!sparse.empty() && !TakesPowers(known_rule))) {
     return Misfit(kUpdateVariablesCall);
   }
-  const UpdateArguments arguments(known_rule, is_stochastic, weights, coded, sparse,
+  const UpdateArguments arguments(known_rule, is_stochastic, weights, coded, code_bits,
+                                  sparse,
                                   {apply_weight_decay.begin(), apply_weight_decay.end()});
   if (!HasUpdate(operands, results, arguments)) return Misfit(kUpdateVariablesCall);
   ffi::Error error = CheckInPlace(operands, arguments.first_variable(), results);
@@ -335,7 +339,7 @@ ffi::Error UpdateVariables(Context context, ffi::RemainingArgs args,
     parameter.powers = operands.Data<float>(arguments.powers(i));
     for (int k = 0; k < arguments.slots(); ++k) {
       parameter.slots[k] =
-          operands.AsSlot(arguments.slot(k, i), arguments.exponents(k, i));
+          operands.AsSlot(arguments.slot(k, i), arguments.exponents(k, i), code_bits);
     }
   }
   Update update;
@@ -372,6 +376,7 @@ struct Handlers {
                              .template Attr<bool>("is_stochastic")
                              .template Attr<Integers>("weight_of")
                              .template Attr<Integers>("exponent_of")
+                             .template Attr<std::int64_t>("code_bits")
                              .template Attr<Integers>("power_of")
                              .template Attr<Integers>("apply_weight_decay"));
 };

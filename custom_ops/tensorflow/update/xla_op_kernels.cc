@@ -225,6 +225,7 @@ class UpdateVariablesXlaOp : public tensorflow::XlaOpKernel {
          Attribute("is_stochastic", arguments_.is_stochastic()),
          Attribute("weight_of", arguments_.weight_of()),
          Attribute("exponent_of", arguments_.exponent_of()),
+         absl::StrCat("code_bits = ", arguments_.code_bits(), " : i64"),
          Attribute("power_of", arguments_.power_of()),
          Attribute("apply_weight_decay", arguments_.apply_weight_decay())},
         ", ");

@@ -105,26 +105,35 @@ inline float UniformOf(const UpdateHyperparameters& u, std::int64_t index) {
   return static_cast<float>(std::ldexp(RandomBits(u, index, kMostSlots) >> 8, -24));
 }
 
-inline int SmallestNormalExponent(SlotCode code) {
-  return code == SlotCode::kSigned ? -14 : -30;
-}
+// What a code of `bits` bits is: the exponent of its smallest normal number and of its
+// steps below, the largest number, the sign bit, and what the code of 0 bits counts.
+struct CodeFacts {
+  int smallest, fraction_bits;
+  double most;
+  int sign, first;
+};
 
-// The number t of a code without its sign.
-inline double ScaledNumber(SlotCode code, int magnitude) {
-  const int smallest = SmallestNormalExponent(code);
-  if (magnitude < 8) return std::ldexp(magnitude, smallest - 3);
-  return std::ldexp(8 + magnitude % 8, magnitude / 8 - 1 + smallest - 3);
-}
-
-inline float Decoded(SlotCode code, std::uint8_t bits, std::uint8_t exponent) {
+inline CodeFacts FactsOf(SlotCode code, int bits) {
   const bool is_signed = code == SlotCode::kSigned;
-  if (exponent == 0) return is_signed && bits & 0x80 ? -0.0f : 0.0f;
-  const double magnitude = std::ldexp(
-      ScaledNumber(code, is_signed ? bits & 0x7f : bits), exponent - 127);
-  return static_cast<float>(is_signed && bits & 0x80 ? -magnitude : magnitude);
+  if (bits == 8) return {is_signed ? -14 : -30, 3, 1.875, is_signed ? 0x80 : 0, 0};
+  return is_signed ? CodeFacts{-2, 1, 1.5, 8, 0} : CodeFacts{-7, 1, 1, 0, 1};
 }
 
-inline std::uint8_t GroupExponent(const float* x, std::int64_t count) {
+inline float Decoded(SlotCode code, int bits, int number, std::uint8_t exponent) {
+  const CodeFacts facts = FactsOf(code, bits);
+  const bool is_negative = (number & facts.sign) != 0;
+  if (exponent == 0) return is_negative ? -0.0f : 0.0f;
+  const int magnitude = (number & ~facts.sign) + facts.first;
+  const int steps = 1 << facts.fraction_bits;
+  const int unit = exponent - 127 + facts.smallest - facts.fraction_bits;
+  const double x = magnitude < steps
+                       ? std::ldexp(magnitude, unit)
+                       : std::ldexp(steps + magnitude % steps, magnitude / steps - 1 + unit);
+  return static_cast<float>(is_negative ? -x : x);
+}
+
+inline std::uint8_t GroupExponent(SlotCode code, int bits, const float* x,
+                                  std::int64_t count) {
   double largest = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     if (!std::isfinite(x[i])) return 253;
@@ -132,28 +141,30 @@ inline std::uint8_t GroupExponent(const float* x, std::int64_t count) {
   }
   if (largest < 0x1p-126) return 0;
   const int exponent = std::ilogb(largest) + 127;
-  const bool is_above = std::ldexp(largest, 127 - exponent) > 1.875;
+  const bool is_above =
+      std::ldexp(largest, 127 - exponent) > FactsOf(code, bits).most;
   return static_cast<std::uint8_t>(std::min(exponent + is_above, 253));
 }
 
 // `random`: 32 random bits.
-inline std::uint8_t Encoded(SlotCode code, float x, std::uint8_t exponent,
-                            std::uint32_t random) {
+inline int Encoded(SlotCode code, int bits, float x, std::uint8_t exponent,
+                   std::uint32_t random) {
   if (exponent == 0) return 0;
+  const CodeFacts facts = FactsOf(code, bits);
   const double scaled = std::ldexp(std::abs(double{x}), 127 - exponent);
-  const double t = scaled < 1.875 ? scaled : 1.875;
-  const int smallest = SmallestNormalExponent(code);
-  const bool is_small = t < std::ldexp(1.0, smallest);
-  // The place of t on the grid of codes, in units of 2^-20 codes.
-  const int power = is_small ? smallest : std::ilogb(t);
+  const double t = scaled < facts.most ? scaled : facts.most;
+  const bool is_small = t < std::ldexp(1.0, facts.smallest);
+  // The place of t on the grid of codes, in units of 2^-dropped codes.
+  const int dropped = 23 - facts.fraction_bits;
+  const int power = is_small ? facts.smallest : std::ilogb(t);
   const double place = std::nearbyint(std::ldexp(t, 23 - power));
-  const std::int64_t below = is_small ? 0 : std::int64_t{power - smallest} << 23;
-  auto magnitude =
-      (below + static_cast<std::int64_t>(place) + (random >> 12)) >> 20;
+  const std::int64_t below = is_small ? 0 : std::int64_t{power - facts.smallest} << 23;
+  auto magnitude = static_cast<int>(
+      (below + static_cast<std::int64_t>(place) + (random >> (32 - dropped))) >> dropped);
   const bool is_signed = code == SlotCode::kSigned;
-  if (!is_signed && x > 0) magnitude = std::max<std::int64_t>(magnitude, 1);
-  const bool is_negative = is_signed && x < 0 && magnitude > 0;
-  return static_cast<std::uint8_t>(magnitude | (is_negative ? 0x80 : 0));
+  if (!is_signed && x > 0) magnitude = std::max(magnitude, 1);
+  magnitude = std::max(magnitude - facts.first, 0);
+  return magnitude | (x < 0 && magnitude > 0 ? facts.sign : 0);
 }
 
 }  // namespace keras_mp

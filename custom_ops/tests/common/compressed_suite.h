@@ -37,10 +37,15 @@ class CompressedSuite {
     TestShortMastersStay(masters);
     TestShortMasterByHand();
     TestShortMastersAreUnbiased();
-    TestEveryCodeStays();
+    for (int bits : {8, 4}) {
+      for (SlotCode code : {SlotCode::kSigned, SlotCode::kUnsigned}) {
+        TestEveryCodeStays(code, bits);
+        TestCodesAreUnbiased(code, bits);
+      }
+      TestSecondMomentsNeverVanish(bits);
+    }
     TestEncodeByHand();
-    TestSecondMomentsNeverVanish();
-    TestCodesAreUnbiased();
+    TestPairsByHand();
     TestErrors();
   }
 
@@ -69,8 +74,32 @@ class CompressedSuite {
         values.emplace_back(size, Skipped(random));
         codes.emplace_back(size, Skipped(random));
         exponents.emplace_back(SlotGroupsOf(size), Skipped(random));
+        pairs.emplace_back(SlotPairsOf(size), Skipped(random));
       }
     }
+
+    // The code of an element of a slot.
+    int CodeOf(int k, std::int64_t i) const {
+      if (bits == 8) return codes[k][i];
+      const std::uint8_t both = pairs[k][PairOf(i)];
+      return IsLow(i) ? both & 15 : both >> 4;
+    }
+
+    void SetCode(int k, std::int64_t i, int code) {
+      if (bits == 8) {
+        codes[k][i] = static_cast<std::uint8_t>(code);
+        return;
+      }
+      std::uint8_t& both = pairs[k][PairOf(i)];
+      both = static_cast<std::uint8_t>(IsLow(i) ? (both & 0xf0) | code
+                                                : (both & 15) | code << 4);
+    }
+
+    static std::int64_t PairOf(std::int64_t i) {
+      return i / kSlotGroup * (kSlotGroup / 2) + i % (kSlotGroup / 2);
+    }
+
+    static bool IsLow(std::int64_t i) { return i % kSlotGroup < kSlotGroup / 2; }
 
     static std::size_t Skipped(std::mt19937& random) {
       return random() % 2 * random() % 4;
@@ -90,7 +119,9 @@ class CompressedSuite {
       if (form == Form::kShortRemainder) pair.short_remainder = short_remainder.data();
       for (int k = 0; k < SlotsOf(rule); ++k) {
         if (is_coded[k]) {
-          parameter.slots[k] = {nullptr, codes[k].data(), exponents[k].data()};
+          (bits == 8 ? parameter.slots[k].codes : parameter.slots[k].pairs) =
+              bits == 8 ? codes[k].data() : pairs[k].data();
+          parameter.slots[k].exponents = exponents[k].data();
         } else {
           parameter.slots[k].values = values[k].data();
         }
@@ -104,18 +135,20 @@ class CompressedSuite {
              whole(short_remainder) &&
              std::all_of(values.begin(), values.end(), whole) &&
              std::all_of(codes.begin(), codes.end(), whole) &&
+             std::all_of(pairs.begin(), pairs.end(), whole) &&
              std::all_of(exponents.begin(), exponents.end(), whole);
     }
 
     Form form;
     DataType type;
     bool is_coded[kMostSlots];
+    int bits = 8;  // of each code
     Array<float> gradient, master;
     Array<std::uint16_t> weight;
     Array<std::int16_t> remainder;
     Array<std::int8_t> short_remainder;
     std::vector<Array<float>> values;
-    std::vector<Array<std::uint8_t>> codes, exponents;
+    std::vector<Array<std::uint8_t>> codes, exponents, pairs;
   };
 
   using Variables = std::vector<Variable>;
@@ -128,7 +161,11 @@ class CompressedSuite {
     const auto number = [&](float usual, const auto& special) {
       return random() % 8 == 0 ? special[random() % std::size(special)] : usual;
     };
+    variable.bits = random() % 2 ? 8 : 4;
     for (int k = 0; k < SlotsOf(rule); ++k) {
+      for (std::int64_t i = 0; i < variable.pairs[k].size(); ++i) {
+        variable.pairs[k][i] = static_cast<std::uint8_t>(random());
+      }
       variable.is_coded[k] =
           SlotCodeOf(rule, k) != SlotCode::kNone && random() % 3 != 0;
       for (std::int64_t i = 0; i < variable.exponents[k].size(); ++i) {
@@ -202,7 +239,8 @@ class CompressedSuite {
       }
       for (int k = 0; k < kMostSlots; ++k) {
         expanded[k] = variable.is_coded[k]
-                          ? Decoded(SlotCodeOf(rule, k), variable.codes[k][i],
+                          ? Decoded(SlotCodeOf(rule, k), variable.bits,
+                                    variable.CodeOf(k, i),
                                     variable.exponents[k][i / kSlotGroup])
                           : variable.values[k][i];
       }
@@ -233,12 +271,15 @@ class CompressedSuite {
 
   static void Encode(SlotCode code, const UpdateHyperparameters& u, int k,
                      const std::vector<float>& x, Variable& variable) {
+    const int bits = variable.bits;
+    if (bits == 4) std::fill_n(variable.pairs[k].data(), variable.pairs[k].size(), 0);
     for (std::int64_t i = 0; i < variable.size(); ++i) {
       const std::int64_t group = i / kSlotGroup, begin = group * kSlotGroup;
       const std::int64_t count = std::min(kSlotGroup, variable.size() - begin);
-      variable.exponents[k][group] = GroupExponent(&x[begin], count);
-      variable.codes[k][i] =
-          Encoded(code, x[i], variable.exponents[k][group], RandomBits(u, i, k));
+      variable.exponents[k][group] = GroupExponent(code, bits, &x[begin], count);
+      variable.SetCode(k, i,
+                       Encoded(code, bits, x[i], variable.exponents[k][group],
+                               RandomBits(u, i, k)));
     }
   }
 
@@ -270,6 +311,13 @@ class CompressedSuite {
         EXPECT(after.exponents[k][group] == expected.exponents[k][group],
                "%s rule %d: slot %d: exponent %d, expected %d", name, number, k,
                after.exponents[k][group], expected.exponents[k][group]);
+        // Behind the last element, too.
+        for (std::int64_t j = 0; j < SlotPairsOf(i + 1); ++j) {
+          if (i + 1 < after.size()) break;
+          EXPECT(after.pairs[k][j] == expected.pairs[k][j],
+                 "%s rule %d: slot %d: pair %ld is %02x, expected %02x", name, number, k,
+                 j, after.pairs[k][j], expected.pairs[k][j]);
+        }
       }
     }
   }
@@ -492,13 +540,14 @@ class CompressedSuite {
 
   // Encodes numbers as the first slot: of kMomentum, which is -gradient for the learning
   // rate 1, or the squares as that of kRmsprop.
-  Variable EncodeSlot(SlotCode code, const std::vector<float>& numbers,
+  Variable EncodeSlot(SlotCode code, int bits, const std::vector<float>& numbers,
                       const UpdateHyperparameters& noise = {}) {
     std::mt19937 random(15);
     const auto size = static_cast<std::int64_t>(numbers.size());
     Variables variables = {Variable(Form::kMaster, DataType::kHalf, size, random)};
     Variable& variable = variables[0];
     variable.is_coded[0] = true;
+    variable.bits = bits;
     const bool is_signed = code == SlotCode::kSigned;
     for (std::int64_t i = 0; i < size; ++i) {
       variable.gradient[i] = is_signed ? -numbers[i] : numbers[i];
@@ -511,45 +560,45 @@ class CompressedSuite {
   }
 
   static float ElementOf(SlotCode code, const Variable& variable, std::int64_t i) {
-    return Decoded(code, variable.codes[0][i], variable.exponents[0][i / kSlotGroup]);
+    return Decoded(code, variable.bits, variable.CodeOf(0, i),
+                   variable.exponents[0][i / kSlotGroup]);
   }
 
   // Numbers that have a code are not rounded: every code, with every exponent for which
   // it is a normal number, comes back from a step that changes nothing.
-  void TestEveryCodeStays() {
+  void TestEveryCodeStays(SlotCode code, int bits) {
     std::mt19937 random(16);
-    for (SlotCode code : {SlotCode::kSigned, SlotCode::kUnsigned}) {
-      const bool is_signed = code == SlotCode::kSigned;
-      const int largest = is_signed ? 127 : 255;
-      constexpr std::int64_t kExponents = 253 - 40 + 1;
-      constexpr std::int64_t kGroupsOfEach = 256 / (kSlotGroup - 1) + 1;
-      Variables variables = {Variable(Form::kMaster, DataType::kHalf,
-                                      kExponents * kGroupsOfEach * kSlotGroup, random)};
-      Variable& variable = variables[0];
-      variable.is_coded[0] = true;
-      int next = 0;
-      for (std::int64_t i = 0; i < variable.size(); ++i) {
-        const std::int64_t group = i / kSlotGroup;
-        variable.exponents[0][group] =
-            static_cast<std::uint8_t>(40 + group / kGroupsOfEach);
-        // The largest code keeps the exponent of the group. -0 becomes 0.
-        const bool is_first = i % kSlotGroup == 0;
-        if (!is_first && is_signed && next == 0x80) ++next;
-        variable.codes[0][i] = static_cast<std::uint8_t>(is_first ? largest : next);
-        if (!is_first) next = (next + 1) % 256;
-      }
-      UpdateHyperparameters u = WithNoise({}, random);
-      u.momentum = u.beta_2 = 1;
-      const Variable before = variable;
-      ExpectOk(Run(is_signed ? UpdateRule::kMomentum : UpdateRule::kRmsprop, u,
-                   variables));
-      for (std::int64_t i = 0; i < before.size(); ++i) {
-        EXPECT(variable.codes[0][i] == before.codes[0][i], "%s: code %02x became %02x",
-               device_.Name(), before.codes[0][i], variable.codes[0][i]);
-        EXPECT(variable.exponents[0][i / kSlotGroup] ==
-                   before.exponents[0][i / kSlotGroup],
-               "%s: exponent", device_.Name());
-      }
+    const bool is_signed = code == SlotCode::kSigned;
+    const int codes = 1 << bits, largest = (is_signed ? codes / 2 : codes) - 1;
+    constexpr std::int64_t kExponents = 253 - 40 + 1;
+    constexpr std::int64_t kGroupsOfEach = 256 / (kSlotGroup - 1) + 1;
+    Variables variables = {Variable(Form::kMaster, DataType::kHalf,
+                                    kExponents * kGroupsOfEach * kSlotGroup, random)};
+    Variable& variable = variables[0];
+    variable.is_coded[0] = true;
+    variable.bits = bits;
+    int next = 0;
+    for (std::int64_t i = 0; i < variable.size(); ++i) {
+      const std::int64_t group = i / kSlotGroup;
+      variable.exponents[0][group] =
+          static_cast<std::uint8_t>(40 + group / kGroupsOfEach);
+      // The largest code keeps the exponent of the group. -0 becomes 0.
+      const bool is_first = i % kSlotGroup == 0;
+      if (!is_first && is_signed && next == codes / 2) ++next;
+      variable.SetCode(0, i, is_first ? largest : next);
+      if (!is_first) next = (next + 1) % codes;
+    }
+    UpdateHyperparameters u = WithNoise({}, random);
+    u.momentum = u.beta_2 = 1;
+    const Variable before = variable;
+    ExpectOk(Run(is_signed ? UpdateRule::kMomentum : UpdateRule::kRmsprop, u,
+                 variables));
+    for (std::int64_t i = 0; i < before.size(); ++i) {
+      EXPECT(variable.CodeOf(0, i) == before.CodeOf(0, i), "%s: code %02x became %02x",
+             device_.Name(), before.CodeOf(0, i), variable.CodeOf(0, i));
+      EXPECT(variable.exponents[0][i / kSlotGroup] ==
+                 before.exponents[0][i / kSlotGroup],
+             "%s: exponent", device_.Name());
     }
   }
 
@@ -571,7 +620,7 @@ class CompressedSuite {
         {{0x1p-127f, -0x1p-149f}, {0, 0}},  // nothing but subnormal numbers
     };
     for (const EncodeCase& one : kCases) {
-      const Variable encoded = EncodeSlot(SlotCode::kSigned, one.numbers);
+      const Variable encoded = EncodeSlot(SlotCode::kSigned, 8, one.numbers);
       for (std::size_t i = 0; i < one.numbers.size(); ++i) {
         const float found = ElementOf(SlotCode::kSigned, encoded, i);
         // Beside inf and NaN, 1 is less than a code: it is 0, or the smallest code.
@@ -583,15 +632,45 @@ class CompressedSuite {
     }
   }
 
+  void TestPairsByHand() {
+    const std::vector<float> numbers = {1,     0.75f,  0.5f,    0.375f, 0.25f,
+                                        0.125f, 0, -0.0f, -0.125f, -1.5f};
+    const int codes[] = {6, 5, 4, 3, 2, 1, 0, 0, 9, 15};
+    std::vector<float> group(20);  // an element in the high bits, and none behind it
+    std::copy(numbers.begin(), numbers.end(), group.begin());
+    group[16] = -0.5f;
+    const Variable encoded = EncodeSlot(SlotCode::kSigned, 4, group);
+    for (int i = 0; i < 16; ++i) {
+      const int low = i < 10 ? codes[i] : 0, high = i == 0 ? 12 : 0;
+      EXPECT(encoded.pairs[0][i] == (low | high << 4), "%s: pair %d is %02x",
+             device_.Name(), i, encoded.pairs[0][i]);
+    }
+    EXPECT(encoded.exponents[0][0] == 127, "%s", device_.Name());
+    // Roots of second moments. There is no 0, but in a group of zeros.
+    const EncodeCase kCases[] = {
+        {{1, 0.5f, 0.0625f, 0x1p-30f, 0}, {1, 0.25f, 0x1p-8f, 0x1p-8f, 0x1p-8f}},
+        {{0, 0, 0}, {0, 0, 0}},
+        {{kInf, kNaN, 0}, {0x1p126f, 0x1p126f, 0x1p118f}},
+    };
+    for (const EncodeCase& one : kCases) {
+      const Variable found = EncodeSlot(SlotCode::kUnsigned, 4, one.numbers);
+      for (std::size_t i = 0; i < one.numbers.size(); ++i) {
+        EXPECT(ElementOf(SlotCode::kUnsigned, found, i) == one.expected[i],
+               "%s: the square of %.9g became %.9g", device_.Name(), one.numbers[i],
+               ElementOf(SlotCode::kUnsigned, found, i));
+      }
+    }
+  }
+
   // Roots of second moments from 1 down to 2^-63, beside each other.
-  void TestSecondMomentsNeverVanish() {
+  void TestSecondMomentsNeverVanish(int bits) {
     std::mt19937 random(17);
     std::vector<float> roots;
     for (int i = 0; i < 64; ++i) roots.push_back(std::ldexp(1.0f, -i));
     std::shuffle(roots.begin(), roots.end(), random);
     for (int trial = 0; trial < 100; ++trial) {
       const Variable encoded =
-          EncodeSlot(SlotCode::kUnsigned, roots, WithNoise({}, random));
+          EncodeSlot(SlotCode::kUnsigned, bits, roots, WithNoise({}, random));
       for (int i = 0; i < 64; ++i) {
         EXPECT(ElementOf(SlotCode::kUnsigned, encoded, i) > 0, "%s: %.9g became 0",
                device_.Name(), roots[i] * roots[i]);
@@ -602,40 +681,43 @@ class CompressedSuite {
   // The mean over random numbers is the number, within five standard errors. A number at
   // the distance p of the gap between two codes has a standard deviation of
   // sqrt(p (1 - p)) gaps.
-  void TestCodesAreUnbiased() {
+  void TestCodesAreUnbiased(SlotCode code, int bits) {
     constexpr int kTrials = 400;
     std::mt19937 random(18);
     std::uniform_real_distribution<float> uniform(-1.3f, 1.3f);
-    for (SlotCode code : {SlotCode::kSigned, SlotCode::kUnsigned}) {
-      // A 1 in each group.
-      std::vector<float> numbers;
-      while (numbers.size() < 96) {
-        numbers.push_back(numbers.size() % kSlotGroup == 0
-                              ? 1
-                              : std::ldexp(uniform(random), -int(random() % 9)));
-      }
-      std::vector<double> sums(numbers.size()), squares(numbers.size());
-      for (int trial = 0; trial < kTrials; ++trial) {
-        const Variable encoded = EncodeSlot(code, numbers, WithNoise({}, random));
-        for (std::size_t i = 0; i < numbers.size(); ++i) {
-          const double found = ElementOf(code, encoded, i);
-          sums[i] += found;
-          squares[i] += found * found;
-        }
-      }
+    // A 1 in each group. Unsigned codes are not unbiased below their smallest number, of
+    // a group of up to 2.
+    const float least = code == SlotCode::kSigned ? 0 : bits == 8 ? 0x1p-32f : 0x1p-6f;
+    std::vector<float> numbers;
+    while (numbers.size() < 96) {
+      const float number = std::ldexp(uniform(random), -int(random() % 9));
+      const bool is_possible = number * number > least;
+      const bool is_first = numbers.size() % kSlotGroup == 0;
+      if (is_first || is_possible) numbers.push_back(is_first ? 1 : number);
+    }
+    std::vector<double> sums(numbers.size()), squares(numbers.size());
+    for (int trial = 0; trial < kTrials; ++trial) {
+      const Variable encoded = EncodeSlot(code, bits, numbers, WithNoise({}, random));
       for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const float root = numbers[i];
-        const double number = code == SlotCode::kSigned ? root : root * root;
-        const double mean = sums[i] / kTrials;
-        const double variance = squares[i] / kTrials - mean * mean;
-        // Where a code is rare, all trials may have missed it: a chance of one in a
-        // million has p kTrials < 14, and p gaps are at most 14 / 400 of 1/8 of it.
-        const double missed = 14.0 / kTrials / 8 * number;
-        const double most =
-            5 * std::sqrt(std::max(variance, 0.0) / kTrials) + std::abs(missed);
-        EXPECT(std::abs(mean - number) <= most, "%s: %.9g has the mean %.9g, within %.9g",
-               device_.Name(), number, mean, most);
+        const double found = ElementOf(code, encoded, i);
+        sums[i] += found;
+        squares[i] += found * found;
       }
+    }
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const float root = numbers[i];
+      const double number = code == SlotCode::kSigned ? root : root * root;
+      const double mean = sums[i] / kTrials;
+      const double variance = squares[i] / kTrials - mean * mean;
+      // Where a code is rare, all trials may have missed it: a chance of one in a
+      // million has p kTrials < 14, and p gaps are at most 14 / 400 of the gap: 1/8 of
+      // the number, or in 4 bits a half, or 1/4 next to a 1.
+      const double gap =
+          bits == 8 ? std::abs(number) / 8 : std::max(std::abs(number) / 2, 0.25);
+      const double missed = 14.0 / kTrials * gap;
+      const double most = 5 * std::sqrt(std::max(variance, 0.0) / kTrials) + missed;
+      EXPECT(std::abs(mean - number) <= most, "%s: %.9g has the mean %.9g, within %.9g",
+             device_.Name(), number, mean, most);
     }
   }
 
@@ -670,6 +752,10 @@ class CompressedSuite {
     const auto without_exponents = [](Parameter& parameter, Variable&) {
       parameter.slots[0].exponents = nullptr;
     };
+    const auto with_pairs = [](Parameter& parameter, Variable& variable) {
+      parameter.slots[0].pairs = variable.pairs[0].data();
+    };
+    EXPECT(fails(UpdateRule::kMomentum, with_pairs), "%s", device_.Name());
     EXPECT(!fails(UpdateRule::kMomentum, nothing), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, with_master), "%s", device_.Name());
     EXPECT(fails(UpdateRule::kMomentum, with_two_remainders), "%s", device_.Name());

@@ -1,7 +1,6 @@
 """The known step of the self-test: a device gives the bits of the CPU."""
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +43,11 @@ Tensors = Sequence[Any]
 
 @dataclass(frozen=True)
 class Codes:
-    """A slot in 8 bits."""
+    """A slot stored as codes."""
 
     codes: tf.Variable
     exponents: tf.Variable
+    bits: int
 
 
 def update_problem(device: str) -> str:
@@ -127,33 +127,38 @@ def _step(rule: str, slots: int) -> Callable[[Any], Tensors]:
     return run
 
 
-def _compressed_step(random: Any) -> Tensors:
-    """A step of Adam with masters as remainders of both sizes and slots of 8 bits."""
-    weights = _variables(_numbers(random), "float16")
-    remainders = [
-        tf.Variable(random.integers(-9, 9, size).astype(dtype))
-        for size, dtype in zip(SIZES, ("int8", "int16"), strict=True)
-    ]
-    slots = [
-        Codes(
-            tf.Variable(random.integers(0, 100, size).astype("uint8")),
-            tf.Variable(np.full(-(-size // 32), 125, "uint8")),
+def _compressed_step(bits: int) -> Callable[[Any], Tensors]:
+    """A step of Adam with masters as remainders of both sizes and coded slots."""
+
+    def run(random: Any) -> Tensors:
+        weights = _variables(_numbers(random), "float16")
+        remainders = [
+            tf.Variable(random.integers(-9, 9, size).astype(dtype))
+            for size, dtype in zip(SIZES, ("int8", "int16"), strict=True)
+        ]
+        slots = [_coded_slot(random, size, bits) for size in (*SIZES, *SIZES)]
+        update.update_variables(
+            tf.constant(True),
+            _gradients(random),
+            remainders,
+            slots,
+            weights,
+            [],
+            [False, False],
+            rule="adam",
+            hyperparameters=HYPERPARAMETERS,
         )
-        for _, size in itertools.product(range(2), SIZES)
-    ]
-    update.update_variables(
-        tf.constant(True),
-        _gradients(random),
-        remainders,
-        slots,
-        weights,
-        [],
-        [False, False],
-        rule="adam",
-        hyperparameters=HYPERPARAMETERS,
-    )
-    of_slots = [x for slot in slots for x in (slot.codes, slot.exponents)]
-    return [*weights, *remainders, *of_slots]
+        of_slots = [x for slot in slots for x in (slot.codes, slot.exponents)]
+        return [*weights, *remainders, *of_slots]
+
+    return run
+
+
+def _coded_slot(random: Any, size: int, bits: int) -> Codes:
+    groups = -(-size // 32)
+    codes = random.integers(0, 100, size if bits == 8 else 16 * groups)
+    exponents = np.full(groups, 125, "uint8")
+    return Codes(tf.Variable(codes.astype("uint8")), tf.Variable(exponents), bits)
 
 
 @functools.cache
@@ -167,5 +172,6 @@ def cases() -> dict[str, Callable[[Any], Tensors]]:
             for name, rule in native.update_rules().items()
             if not rule.needs_norms
         },
-        "masters and slots in fewer bytes": _compressed_step,
+        "masters and slots in fewer bytes": _compressed_step(8),
+        "slots in 4 bits": _compressed_step(4),
     }

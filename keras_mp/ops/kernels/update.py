@@ -178,8 +178,9 @@ def update_variables(
         masters: list of variables, one for each gradient: the float32 masters, int16
             or int8 remainders, or 16-bit weights that have none of these.
         slots: list of float32 variables, or of what has the uint8 variables `codes` and
-            `exponents`: the first slot of each master, then the second slot of each, as
-            many as the rule has. What it has no use for may be any variable.
+            `exponents`, with 8 or 4 `bits` a code, the same in all: the first slot of
+            each master, then the second slot of each, as many as the rule has. What it
+            has no use for may be any variable.
         weights: list of 16-bit variables, or None if the master is the weight.
         uniforms: as for `cast_masters`, for the weights that are not None.
         apply_weight_decay: list of bool, one for each master.
@@ -191,7 +192,8 @@ def update_variables(
             if `takes_magnitudes`. If there are any, `takes_powers` is true.
     """
     weight_of = [i for i, weight in enumerate(weights) if weight is not None]
-    exponents = [slot.exponents for slot in slots if _is_in_eight_bits(slot)]
+    coded = [i for i, slot in enumerate(slots) if hasattr(slot, "codes")]
+    bits = {slots[i].bits for i in coded} or {8}
     power_of = [i for i, power in enumerate(powers) if power is not None]
     values = {**native.update_hyperparameters(), **hyperparameters}.values()
     native.library().keras_mp_update_variables(
@@ -199,21 +201,18 @@ def update_variables(
         hyperparameters=tf.stack([tf.cast(x, tf.float32) for x in values]),
         gradients=list(gradients),
         masters=_handles(masters),
-        slots=_handles([s.codes if _is_in_eight_bits(s) else s for s in slots]),
+        slots=_handles([getattr(slot, "codes", slot) for slot in slots]),
         weights=_handles([weights[i] for i in weight_of]),
         uniforms=list(uniforms),
         powers=[powers[i] for i in power_of],
         power_of=power_of,
-        exponents=_handles(exponents),
-        exponent_of=[i for i, slot in enumerate(slots) if _is_in_eight_bits(slot)],
+        exponents=_handles([slots[i].exponents for i in coded]),
+        exponent_of=coded,
+        code_bits=bits.pop(),
         weight_of=weight_of,
         apply_weight_decay=list(apply_weight_decay),
         rule=rule,
     )
-
-
-def _is_in_eight_bits(slot: Any) -> bool:
-    return hasattr(slot, "codes")
 
 
 def _device_type(variables: Sequence[Any]) -> str:

@@ -48,11 +48,12 @@ struct UpdateKernel {
                       std::uint32_t first, const UpdateHyperparameters& hyperparameters,
                       std::uint16_t* weight, std::int8_t* remainder);
   // Expands and compresses slots, from the index `first` on, a multiple of kSlotGroup.
-  void (*decode)(SlotCode code, const std::uint8_t* codes, const std::uint8_t* exponents,
-                 std::int64_t n, float* to);
-  void (*encode)(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
-                 const UpdateHyperparameters& hyperparameters, int slot,
-                 std::uint8_t* codes, std::uint8_t* exponents);
+  // `codes` are those of 8 bits, or the pairs of 4.
+  void (*decode)(SlotCode code, int bits, const std::uint8_t* codes,
+                 const std::uint8_t* exponents, std::int64_t n, float* to);
+  void (*encode)(SlotCode code, int bits, const float* x, std::int64_t n,
+                 std::uint32_t first, const UpdateHyperparameters& hyperparameters,
+                 int slot, std::uint8_t* codes, std::uint8_t* exponents);
   // Clips the un-scaled gradients g, and updates masters and slots by them, and by
   // `powers`, if that is not null.
   void (*step)(UpdateRule rule, const UpdateHyperparameters& hyperparameters,

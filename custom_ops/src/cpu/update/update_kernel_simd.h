@@ -278,8 +278,6 @@ struct UpdateOf {
   using SingleBlock = UpdateBlock<Simd, Single<Simd>>;
   using HalfRemainders = RemainderBlock<Simd, Half<Simd>>;
   using BfloatRemainders = RemainderBlock<Simd, Bfloat16<Simd>>;
-  using SignedSlot = SlotBlock<Simd, SlotCode::kSigned>;
-  using UnsignedSlot = SlotBlock<Simd, SlotCode::kUnsigned>;
 
   static std::int32_t Unscale(const void* x, DataType type, std::int64_t n, float scale,
                               float* to) {
@@ -352,18 +350,30 @@ struct UpdateOf {
         : BfloatRemainders::SplitShort(master, n, first, noise, weight, remainder);
   }
 
-  static void Decode(SlotCode code, const std::uint8_t* codes,
-                     const std::uint8_t* exponents, std::int64_t n, float* to) {
-    code == SlotCode::kSigned ? SignedSlot::Decode(codes, exponents, n, to)
-                              : UnsignedSlot::Decode(codes, exponents, n, to);
+  // Calls work(SlotBlock{}) for the kind of code.
+  template <class Work>
+  static void WithBlock(SlotCode code, int bits, const Work& work) {
+    if (code == SlotCode::kSigned) {
+      bits == 8 ? work(SlotBlock<Simd, SlotCode::kSigned, 8>{})
+                : work(SlotBlock<Simd, SlotCode::kSigned, 4>{});
+    } else {
+      bits == 8 ? work(SlotBlock<Simd, SlotCode::kUnsigned, 8>{})
+                : work(SlotBlock<Simd, SlotCode::kUnsigned, 4>{});
+    }
   }
 
-  static void Encode(SlotCode code, const float* x, std::int64_t n, std::uint32_t first,
-                     const UpdateHyperparameters& u, int slot, std::uint8_t* codes,
-                     std::uint8_t* exponents) {
+  static void Decode(SlotCode code, int bits, const std::uint8_t* codes,
+                     const std::uint8_t* exponents, std::int64_t n, float* to) {
+    WithBlock(code, bits, [&](auto block) { block.Decode(codes, exponents, n, to); });
+  }
+
+  static void Encode(SlotCode code, int bits, const float* x, std::int64_t n,
+                     std::uint32_t first, const UpdateHyperparameters& u, int slot,
+                     std::uint8_t* codes, std::uint8_t* exponents) {
     const Noise<VectorMachine<Simd>> noise(u, slot);
-    code == SlotCode::kSigned ? SignedSlot::Encode(x, n, first, noise, codes, exponents)
-                              : UnsignedSlot::Encode(x, n, first, noise, codes, exponents);
+    WithBlock(code, bits, [&](auto block) {
+      block.Encode(x, n, first, noise, codes, exponents);
+    });
   }
 
   static void Step(UpdateRule rule, const UpdateHyperparameters& hyperparameters,

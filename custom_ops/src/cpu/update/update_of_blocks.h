@@ -74,17 +74,24 @@ class UpdateOfBlocks {
  private:
   float* ReadSlot(int k, std::int64_t at, std::int64_t n, float* buffer) const {
     const Slot& slot = parameter_.slots[k];
-    if (!slot.codes) return Offset(slot.values, at);
-    kernel_.decode(SlotCodeOf(update_.rule, k), slot.codes + at,
+    if (!slot.exponents) return Offset(slot.values, at);
+    kernel_.decode(SlotCodeOf(update_.rule, k), BitsOf(slot), CodesOf(slot, at),
                    slot.exponents + at / kSlotGroup, n, buffer);
     return buffer;
   }
 
   void WriteSlot(int k, std::int64_t at, std::int64_t n, const float* values) const {
     const Slot& slot = parameter_.slots[k];
-    if (!slot.codes) return;
-    kernel_.encode(SlotCodeOf(update_.rule, k), values, n, Low(at), u_, k,
-                   slot.codes + at, slot.exponents + at / kSlotGroup);
+    if (!slot.exponents) return;
+    kernel_.encode(SlotCodeOf(update_.rule, k), BitsOf(slot), values, n, Low(at), u_, k,
+                   CodesOf(slot, at), slot.exponents + at / kSlotGroup);
+  }
+
+  static int BitsOf(const Slot& slot) { return slot.codes ? 8 : 4; }
+
+  // `at`: a multiple of kSlotGroup.
+  static std::uint8_t* CodesOf(const Slot& slot, std::int64_t at) {
+    return slot.codes ? slot.codes + at : slot.pairs + SlotPairsOf(at);
   }
 
   static std::uint32_t Low(std::int64_t index) {

@@ -100,18 +100,60 @@ __device__ __forceinline__ void WriteMaster(const MasterPair& pair, Span span,
   }
 }
 
-template <SlotCode kCode>
+// The pairs of the codes of a thread, which are in the low bits of the first four threads
+// of a group, and in the high bits of the others.
+__device__ __forceinline__ bool HasLowBits(Span span) {
+  return span.at % kSlotGroup < kSlotGroup / 2;
+}
+
+__device__ __forceinline__ Span PairsOf(Span span, bool any) {
+  const Index group = span.at / kSlotGroup;
+  return {group * (kSlotGroup / 2) + span.at % (kSlotGroup / 2), any ? kFour : 0};
+}
+
+__device__ __forceinline__ void ReadPairs(const unsigned char* pairs, Span span,
+                                          unsigned char (&codes)[kFour]) {
+  Read(pairs, PairsOf(span, span.count > 0), codes);
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    codes[i] = HasLowBits(span) ? codes[i] & 15 : codes[i] >> 4;
+  }
+}
+
+// A group that is not full has all pairs. All lanes of the warp have to call it.
+__device__ __forceinline__ void WritePairs(unsigned char* pairs, Span span,
+                                           const unsigned char (&codes)[kFour]) {
+  unsigned own = 0;
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    own |= (i < span.count ? unsigned{codes[i]} : 0u) << 8 * i;
+  }
+  const unsigned others = BitsOf(ShuffleXor(keras_mp::FromBits(own), 4));
+  unsigned char both[kFour];
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    both[i] = static_cast<unsigned char>((own | others << 4) >> 8 * i);
+  }
+  const bool has_group = LargestOfEight(span.count > 0 ? 1 : 0) > 0;
+  if (HasLowBits(span)) Write(pairs, PairsOf(span, has_group), both);
+}
+
+template <SlotCode kCode, int kBits>
 __device__ __forceinline__ void DecodeFour(const Slot& slot, Span span,
                                            float (&to)[kFour]) {
   unsigned char codes[kFour];
-  Read(static_cast<const unsigned char*>(slot.codes), span, codes);
-  const SlotFormulas<ThreadMachine, kCode> formulas(
+  if constexpr (kBits == 8) {
+    Read(static_cast<const unsigned char*>(slot.codes), span, codes);
+  } else {
+    ReadPairs(slot.pairs, span, codes);
+  }
+  const SlotFormulas<ThreadMachine, kCode, kBits> formulas(
       span.count > 0 ? slot.exponents[span.at / kSlotGroup] : 0);
 #pragma unroll
   for (int i = 0; i < kFour; ++i) to[i] = formulas.Decode(codes[i]);
 }
 
-template <SlotCode kCode>
+template <SlotCode kCode, int kBits>
 __device__ __forceinline__ void EncodeFour(const Slot& slot, Span span,
                                            const Noise<ThreadMachine>& noise,
                                            const float (&x)[kFour]) {
@@ -121,15 +163,20 @@ __device__ __forceinline__ void EncodeFour(const Slot& slot, Span span,
     const unsigned magnitude = i < span.count ? BitsOf(x[i]) & 0x7fffffffu : 0;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const unsigned exponent = ExponentOfGroup(LargestOfEight(largest));
-  const SlotFormulas<ThreadMachine, kCode> formulas(exponent);
+  using Formulas = SlotFormulas<ThreadMachine, kCode, kBits>;
+  const unsigned exponent = Formulas::ExponentOf(LargestOfEight(largest));
+  const Formulas formulas(exponent);
   unsigned char codes[kFour];
 #pragma unroll
   for (int i = 0; i < kFour; ++i) {
     const unsigned random = noise.Bits(static_cast<unsigned>(span.at + i));
     codes[i] = static_cast<unsigned char>(formulas.Encode(x[i], random));
   }
-  Write(static_cast<unsigned char*>(slot.codes), span, codes);
+  if constexpr (kBits == 8) {
+    Write(static_cast<unsigned char*>(slot.codes), span, codes);
+  } else {
+    WritePairs(slot.pairs, span, codes);
+  }
   if (span.count > 0 && span.at % kSlotGroup == 0) {
     slot.exponents[span.at / kSlotGroup] = static_cast<unsigned char>(exponent);
   }
@@ -142,7 +189,11 @@ __device__ __forceinline__ void ReadSlot(const Parameter& parameter, Span span,
   const Slot& slot = parameter.slots[kSlot];
   if constexpr (kCode != SlotCode::kNone) {
     if (slot.codes != nullptr) {
-      DecodeFour<kCode>(slot, span, slots[kSlot]);
+      DecodeFour<kCode, 8>(slot, span, slots[kSlot]);
+      return;
+    }
+    if (slot.pairs != nullptr) {
+      DecodeFour<kCode, 4>(slot, span, slots[kSlot]);
       return;
     }
   }
@@ -156,9 +207,13 @@ __device__ __forceinline__ void WriteSlot(const Parameter& parameter, Span span,
   constexpr SlotCode kCode = kSlotCodeOf<kRule, kSlot>;
   const Slot& slot = parameter.slots[kSlot];
   if constexpr (kCode != SlotCode::kNone) {
+    const Noise<ThreadMachine> noise(hyperparameters, kSlot);
     if (slot.codes != nullptr) {
-      EncodeFour<kCode>(slot, span, Noise<ThreadMachine>(hyperparameters, kSlot),
-                        slots[kSlot]);
+      EncodeFour<kCode, 8>(slot, span, noise, slots[kSlot]);
+      return;
+    }
+    if (slot.pairs != nullptr) {
+      EncodeFour<kCode, 4>(slot, span, noise, slots[kSlot]);
       return;
     }
   }
