@@ -348,7 +348,7 @@ def graphs_inside(operation: Any) -> dict[str, Any]:
         elif attribute.type == "list(func)":
             found |= {f"{attribute.name}{i}": f.name for i, f in enumerate(value)}
     functions = {k: operation.graph._get_function(name) for k, name in found.items()}
-    return {k: f.graph for k, f in functions.items() if hasattr(f, "graph")}
+    return {k: function.graph for k, function in functions.items()}
 
 
 def traced_assignments(variables: Sequence[Any], start: int) -> list[int]:

@@ -447,6 +447,39 @@ def test_graph_around(construct):
     assert keras_internals.graph_around(None) is None
 
 
+FUNCTIONS_OF_CONSTRUCTS = {
+    "cond": (
+        lambda x: tf.cond(x > 0, lambda: x, lambda: -x),
+        {"then_branch", "else_branch"},
+    ),
+    "case": (
+        lambda x: tf.switch_case(tf.constant(0), [lambda: x, lambda: -x]),
+        {"branches0", "branches1"},
+    ),
+    "while": (
+        lambda x: tf.while_loop(lambda y: y < 8, lambda y: (2 * y,), [x]),
+        {"cond", "body"},
+    ),
+    "call": (lambda x: tf.function(lambda y: 2 * y)(x), {"f"}),
+}
+
+
+@pytest.mark.parametrize("construct", FUNCTIONS_OF_CONSTRUCTS)
+@contract(keras_internals.graphs_inside)
+def test_graphs_inside(construct):
+    compute, expected = FUNCTIONS_OF_CONSTRUCTS[construct]
+
+    @tf.function(autograph=False)
+    def traced(x):
+        return compute(x)
+
+    graph = traced.get_concrete_function(tf.TensorSpec((), "float32")).graph
+    found = [keras_internals.graphs_inside(each) for each in graph.get_operations()]
+    [graphs] = [each for each in found if each]
+    assert graphs.keys() == expected
+    assert all(each.outputs for each in graphs.values())
+
+
 @contract(keras_internals.traced_assignments)
 def test_traced_assignments(variables):
     first, second = (variable.value for variable in variables)
