@@ -244,8 +244,9 @@ class LiveBytes:
         self, traced: Any, made: list[str], read: list[str], call: Operation
     ) -> None:
         """Adds the operations of a branch or function, as part of the graph."""
-        branches = keras_internals.graphs_inside(traced).values()
-        graph = max(branches, key=lambda branch: LiveBytes(branch).most())
+        graph, *others = keras_internals.graphs_inside(traced).values()
+        if others:
+            graph = max((graph, *others), key=lambda branch: LiveBytes(branch).most())
         # The input before those of a branch says which one it is.
         which, values = read[: -len(graph.inputs)], read[-len(graph.inputs) :]
         after = call.after | self._makers_of(which)

@@ -47,7 +47,9 @@ def of_its_shape(x):
 
 
 def larger_branch(x):
-    large = lambda: tf.atan(tf.concat([x, x], 0))[: KIB // 4]  # noqa: E731
+    def large():
+        return tf.atan(tf.concat([x, x], 0))[: KIB // 4]
+
     return tf.cond(tf.reduce_sum(x) > 0, large, lambda: tf.atan(x))
 
 
