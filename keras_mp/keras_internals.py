@@ -242,10 +242,11 @@ def clip_by_norm(optimizer: Any, gradient: Any) -> Any:
 def slots(optimizer: Any, *names: str) -> list[list[Any]]:
     """Returns lists of the slots of a built optimizer, in the order of its variables.
 
-    `Adam._velocities` for `"velocities"`, and so on: `optimizer.variables` has all of
-    them in one list, told apart only by their paths.
+    `SGD.momentums` for `"momentums"`, `Adam._velocities` for `"velocities"`, and so on:
+    `optimizer.variables` has all of them in one list, told apart only by their paths.
     """
-    return [getattr(optimizer, f"_{name}") for name in names]
+    own = vars(optimizer)
+    return [getattr(optimizer, n if n in own else f"_{n}") for n in names]
 
 
 def nadam_momentum_product(optimizer: keras.optimizers.Nadam) -> Any:

@@ -10,7 +10,7 @@ import keras
 from keras_mp import keras_internals
 from keras_mp.arguments import short_repr, whole_number
 from keras_mp.diagnostics.live_bytes import LiveBytes
-from keras_mp.optimizer.masters import create_master
+from keras_mp.optimizer.masters import variable_like
 from keras_mp.optimizer.properties import masters_and_state, total_bytes
 from keras_mp.optimizer.sharding import sharded_dimension
 from keras_mp.precision.batch import check_model
@@ -143,7 +143,7 @@ def estimate_memory(
     weights = model.trainable_variables
     with keras.device("cpu"):
         copy = type(optimizer).from_config(optimizer.get_config())
-        stand_ins = [create_master(weight, weight.dtype) for weight in weights]
+        stand_ins = [variable_like(weight, weight.dtype) for weight in weights]
         copy.build(stand_ins)
     masters, state = masters_and_state(copy)
     if not getattr(optimizer, "shard_state", False):

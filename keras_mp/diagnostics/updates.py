@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.optimizer.masters import create_master
+from keras_mp.optimizer.masters import variable_like
 from keras_mp.precision.model_index import numbered
 
 # What rounds to infinity.
@@ -120,7 +120,7 @@ def updates_of(
     # The update is that of this batch, not that of several at every n-th step.
     config = {**inner.get_config(), "gradient_accumulation_steps": None}
     copy = type(inner).from_config(config)
-    masters = [create_master(weight) for weight in weights]
+    masters = [variable_like(weight, "float32") for weight in weights]
     for master, value in zip(masters, values, strict=True):
         master.assign(value)
     copy.build(masters)

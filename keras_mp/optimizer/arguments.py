@@ -11,10 +11,11 @@ from keras_mp.arguments import short_repr, whole_number
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import ROUNDING_MODES
 from keras_mp.optimizer.inner_optimizer import leaves
-from keras_mp.optimizer.masters import REMAINDERS, path_of
+from keras_mp.optimizer.masters import FORMS, path_of
 from keras_mp.optimizer.rules import (
     OPTIONS_AROUND_A_RULE,
-    slot_kinds,
+    names_of_optimizers,
+    rule_of,
     unsupported_options,
 )
 
@@ -263,9 +264,6 @@ def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None
         )
 
 
-_MASTERS = ("float32", *REMAINDERS, None)
-
-
 def check_state(
     optimizer: Any, masters: Any, state: Any, rounding: str
 ) -> CompressedState | None:
@@ -284,13 +282,13 @@ def check_state(
         TypeError: `state` is of the wrong type.
         ValueError: a form is unknown, or the optimizer or rounding does not allow it.
     """
-    if masters not in _MASTERS:
+    if masters not in FORMS:
         raise ValueError(
             '`masters` must be "float32", "remainders", "int8_remainders" or None. '
             f'Received: masters={short_repr(masters)}. "remainders" holds the same '
             "masters in two thirds of the bytes."
         )
-    if masters in REMAINDERS and rounding == "stochastic":
+    if masters not in ("float32", None) and rounding == "stochastic":
         raise ValueError(
             "A remainder is what rounding to nearest drops. Received: "
             f'masters={masters!r} with rounding="stochastic". Leave rounding at '
@@ -326,14 +324,13 @@ def _check_rule(optimizer: Any, compressed: CompressedState | None) -> None:
     missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
     if missing:
         raise ValueError(
-            "Compressed optimizer state is for the optimizers that have a kernel: SGD, "
-            "Adam, AdamW, Nadam, Adamax, Lion, Adagrad, Adadelta, Ftrl, RMSprop, Lamb "
-            "and Adafactor, with the options of all of Keras's optimizers and their "
-            "own. "
-            f"Received: {missing}. Leave out what was received, or choose "
-            'masters="float32" and state="float32".'
+            "Compressed optimizer state is for the optimizers that have a kernel: "
+            f"{names_of_optimizers()}, with the options of all of Keras's optimizers "
+            f"and their own. Received: {missing}. Leave out what was received, or "
+            'choose masters="float32" and state="float32".'
         )
-    if compressed is not None and slot_kinds(optimizer) is None:
+    rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
+    if compressed is not None and rule is not None and not rule.has_codes:
         raise ValueError(
             f"State in {compressed.bits} bits is for optimizers that can bear its "
             "rounding: not for Ftrl, Lamb, Adafactor, amsgrad=True and centered=True. "

@@ -25,15 +25,14 @@ from keras_mp.loss_scale import as_loss_scale
 from keras_mp.optimizer.arguments import CompressedState
 from keras_mp.optimizer.compression import differs
 from keras_mp.optimizer.loss_scaler import LossScaler
-from keras_mp.optimizer.master_weights import MasterWeights, create_kept
-from keras_mp.optimizer.masters import (
-    CodedSlot,
-    StoredMaster,
-    needs_master,
-    reference_of,
+from keras_mp.optimizer.master_weights import (
+    MasterWeights,
+    averages_and_accumulators,
 )
+from keras_mp.optimizer.masters import CompressedMaster, needs_master
 from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
+from keras_mp.optimizer.slot_codes import CodedSlot
 from keras_mp.serialization import deserialize, serialize_optimizer
 
 
@@ -47,7 +46,7 @@ def serialize_arguments(optimizer: OptimizerProperties) -> dict[str, Any]:
         "inner_optimizer": serialize_optimizer(optimizer.inner_optimizer),
         "loss_scale": serialize_scaler(optimizer._scaler),
         "rounding": optimizer.rounding,
-        "seed": optimizer._master_weights.seed.get_config()["seed"],
+        "seed": optimizer._master_weights.rounding.seed.get_config()["seed"],
         "all_reduce_dtype": optimizer.all_reduce_dtype,
         "name": optimizer.name,
         **_forms(optimizer),
@@ -265,20 +264,18 @@ def saved_state(
     of_masters = {id(variable) for variable in master_weights.own_variables}
     scaling = [_of(each) for each in own if id(each) not in of_masters]
     masters, masters_of_halves = [], []
-    weights = {id(master): weight for weight, master in master_weights.pairs}
-    for master in {id(master): master for master in master_weights.all}.values():
-        weight = weights.get(id(master), master)
-        if isinstance(master, StoredMaster):
+    for master in master_weights.distinct:
+        if isinstance(master, CompressedMaster):
             masters_of_halves.append(_of_master(master))
-        elif needs_master(weight):
-            masters_of_halves.append(_of(master))
+        elif needs_master(master.weight):
+            masters_of_halves.append(_of(master.variable))
         else:
-            masters.append(_of_weight(weight, master_weights.rounding))
+            masters.append(_of_weight(master.weight, master_weights.rounding.mode))
             continue
         masters.append(masters_of_halves[-1])
     if not masters_of_halves:
         masters = []
-    if master_weights.slots:
+    if master_weights.slot_variables:
         inner = _of_inner(optimizer, master_weights)
     else:
         inner = [_of(each) for each in optimizer.variables]
@@ -324,7 +321,7 @@ def _of_weight(weight: Any, rounding: str) -> Saved:
     return _of(weight)._replace(assign=assign)
 
 
-def _of_master(master: StoredMaster) -> Saved:
+def _of_master(master: CompressedMaster) -> Saved:
     return _of(master)._replace(read=lambda: master.value, assign=master.load)
 
 
@@ -343,23 +340,23 @@ def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:
     probe = type(optimizer).from_config(optimizer.get_config())
     masters = master_weights.all
     probe.build([keras.Variable(0.0, name=f"v{i}") for i in range(len(masters))])
-    kept = master_weights.kept.variables
+    own = [*master_weights.averages, *master_weights.accumulators]
+    averages, accumulators = averages_and_accumulators(probe)
     of_probe = {
-        id(each): _of(own)
-        for each, own in zip(
-            create_kept(probe, masters, ()).variables, kept, strict=True
-        )
+        id(each): _of(variable)
+        for each, variable in zip((*averages, *accumulators), own, strict=True)
     }
-    own_slots = _rule(optimizer).slots
-    for number, of_all in enumerate(_rule(probe).slots):
+    rule = _rule(optimizer)
+    own_slots = rule.slots_of(optimizer)
+    for number, of_all in enumerate(rule.slots_of(probe)):
         for each, master in zip(of_all, masters, strict=True):
-            if id(master) in master_weights.slots:
-                slot = _of_slot(master_weights.slots[id(master)][number])
+            if master.slots:
+                slot = _of_slot(master.slots[number])
             else:
-                index = keras_internals.variable_index(optimizer, reference_of(master))
+                index = keras_internals.variable_index(optimizer, master.reference)
                 slot = _of(own_slots[number][index])
             of_probe[id(each)] = slot
-    known = {id(v) for v in (*kept, *(slot for of_all in own_slots for slot in of_all))}
+    known = {id(v) for v in (*own, *(slot for of_all in own_slots for slot in of_all))}
     counters = iter(v for v in optimizer.variables if id(v) not in known)
     return [
         of_probe[id(each)] if id(each) in of_probe else _of(next(counters))

@@ -11,8 +11,8 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import CheckOptions, GradientCheck, sum_of_squares_of
-from keras_mp.optimizer.master_weights import Kept, MasterWeights
-from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
+from keras_mp.optimizer.master_weights import MasterWeights
+from keras_mp.optimizer.masters import Master, are_distinct, path_of
 from keras_mp.optimizer.reference import apply_formula, decayed, squares_gradients
 from keras_mp.optimizer.rules import (
     OPTIONS_AROUND_A_RULE,
@@ -58,17 +58,16 @@ def plan_compressed(step: Step) -> list[Update]:
         )
     step = step.without_missing_gradients()
     for master in step.masters:
-        if keras_internals.is_replaced_by_gradient(optimizer, reference_of(master)):
+        if keras_internals.is_replaced_by_gradient(optimizer, master.reference):
             raise ValueError(
                 "Compressed optimizer state is for variables that an optimizer moves. "
-                f"Received: {reference_of(master).path}, which its gradient replaces "
+                f"Received: {path_of(master.weight)}, which its gradient replaces "
                 "(`overwrite_with_gradient`, as in FP8 training). Choose "
                 'masters="float32" and state="float32".'
             )
     if has_options_around(optimizer) or clips_rows(optimizer, step.gradients):
-        kept = step.weights.kept
-        check_what_is_kept(optimizer, kept)
-        return [UpdateWithOptions(step, rule, kept)]
+        check_made_at_build(optimizer, step.weights)
+        return [UpdateWithOptions(step, rule)]
     step = replace(step, gradients=with_dense_rows(optimizer, rule, step.gradients))
 
     def by_reference(others: Step) -> ReferenceUpdate:
@@ -92,10 +91,11 @@ def plan_options(step: Step) -> list[Update]:
     rule = rule_of(step.optimizer, OPTIONS_AROUND_A_RULE)
     if rule is None or len(kernel_part(step, rule)) < len(step.given):
         return []
-    kept = Kept.of(step.optimizer)
-    if any(variable is None for variable in kept.variables):
+    check_made_at_build(step.optimizer, step.weights)
+    made = (*step.weights.averages, *step.weights.accumulators)
+    if any(variable is None for variable in made):
         return []
-    return [UpdateWithOptions(step.without_missing_gradients(), rule, kept)]
+    return [UpdateWithOptions(step.without_missing_gradients(), rule)]
 
 
 @dataclass
@@ -149,8 +149,8 @@ class ReferenceUpdate(UnscaledUpdate):
             # All decays come before the first update, as in Keras. Of a variable that
             # is listed once, both are done in one step.
             for master in compress(step.masters, decaying):
-                value = read_master(step.weights, master)
-                self._store(master, decayed(_in_dtype_of(value, numbers), value))
+                value = master.value
+                master.store(decayed(_in_dtype_of(value, numbers), value), self._noise)
             decaying = [False] * len(step.masters)
         for gradient, master, decays in zip(
             gradients, step.masters, decaying, strict=True
@@ -162,14 +162,13 @@ class ReferenceUpdate(UnscaledUpdate):
         """Applies the constraints of the variables that have one."""
         for master in self.step.masters:
             if master.constraint is not None:
-                value = read_master(self.step.weights, master)
-                self._store(master, master.constraint(value))
+                master.store(master.constraint(master.value), self._noise)
 
     def _update_one(
-        self, gradient: Any, master: Any, decays: bool, numbers: dict[str, Any]
+        self, gradient: Any, master: Master, decays: bool, numbers: dict[str, Any]
     ) -> None:
         slots = self.step.slots(self.rule, master)
-        value = read_master(self.step.weights, master)
+        value = master.value
         dtype = keras.backend.standardize_dtype(value.dtype)
         value, new_slots = apply_formula(
             self.rule.name,
@@ -179,19 +178,16 @@ class ReferenceUpdate(UnscaledUpdate):
             value,
             [ops.cast(ops.convert_to_tensor(slot.value), dtype) for slot in slots],
         )
-        self._store(master, value)
+        master.store(value, self._noise)
         for slot, new in zip(slots, new_slots, strict=True):
             if isinstance(slot, keras.Variable):
                 slot.assign(new)
             else:
                 slot.store(ops.cast(new, "float32"), self._noise)
 
-    def _store(self, master: Any, value: Any) -> None:
-        store_master(self.step.weights, master, value, self._noise)
-
     @property
     def _noise(self) -> Any:
-        return self.step.weights.noise(self.step.optimizer.iterations)
+        return self.step.weights.rounding.noise(self.step.optimizer.iterations)
 
 
 @dataclass
@@ -202,11 +198,9 @@ class UpdateWithOptions(UnscaledUpdate):
 
     Attributes:
         rule: the `Rule` of the optimizer.
-        kept: `Kept` of all masters.
     """
 
     rule: Rule
-    kept: Kept
 
     def _update(self, gradients: Sequence[Any]) -> None:
         optimizer = self.step.optimizer
@@ -223,8 +217,9 @@ class UpdateWithOptions(UnscaledUpdate):
         steps = self.step.optimizer.gradient_accumulation_steps
         calls = keras_internals.applied_steps(self.step.optimizer) + 1
         is_last = ops.equal(calls % steps, 0)
-        sums = self.kept.sums
-        own = [sums[self.step.weights.index(master)] for master in self.step.masters]
+        weights = self.step.weights
+        sums = weights.accumulators
+        own = [sums[weights.index(master)] for master in self.step.masters]
         gradients = [
             ops.cast(gradient, total.dtype)
             for gradient, total in zip(gradients, own, strict=True)
@@ -277,23 +272,22 @@ class UpdateWithOptions(UnscaledUpdate):
         momentum = is_later * optimizer.ema_momentum
         for master, average in self._masters_and_averages:
             with self.step.replicas.device(master):
-                value = read_master(self.step.weights, master)
-                average.assign(momentum * average + (1 - momentum) * value)
+                average.assign(momentum * average + (1 - momentum) * master.value)
         if optimizer.ema_overwrite_frequency:
             updates = optimizer.iterations + 1
             is_time = ops.equal(updates % optimizer.ema_overwrite_frequency, 0)
             backend.cond(is_time, self._overwrite_with_averages, self.variables)
 
     def _overwrite_with_averages(self) -> None:
-        weights = self.step.weights
-        noise = weights.noise(self.step.optimizer.iterations)
+        noise = self.step.weights.rounding.noise(self.step.optimizer.iterations)
         for master, average in self._masters_and_averages:
             # On JAX one buffer cannot be donated twice.
-            store_master(weights, master, ops.copy(average), noise)
+            master.store(ops.copy(average), noise)
 
     @property
-    def _masters_and_averages(self) -> list[tuple[Any, Any]]:
-        return list(zip(self.step.weights.all, self.kept.averages, strict=True))
+    def _masters_and_averages(self) -> list[tuple[Master, keras.Variable]]:
+        weights = self.step.weights
+        return list(zip(weights.all, weights.averages, strict=True))
 
 
 def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> list[Any]:
@@ -326,36 +320,6 @@ def _in_dtype_of(value: Any, numbers: dict[str, Any]) -> dict[str, Any]:
     return {name: ops.cast(x, dtype) for name, x in numbers.items()}
 
 
-def read_master(master_weights: MasterWeights, master: Any) -> Any:
-    """Returns the value of a master, however it is stored: float32, or float64."""
-    if isinstance(master, StoredMaster):
-        return master.value
-    master, weight = master_weights.kernel_arguments(master)
-    if weight is None:
-        return ops.convert_to_tensor(master)
-    return master_weights.read(master, weight)
-
-
-def store_master(
-    master_weights: MasterWeights, master: Any, value: Any, noise: Any
-) -> None:
-    """Stores the new value of a master, and rounds it into its weight.
-
-    Args:
-        master_weights: `MasterWeights`.
-        master: variable or `StoredMaster`.
-        value: tensor.
-        noise: what `MasterWeights.noise` returned.
-    """
-    if isinstance(master, StoredMaster):
-        master.store(value, noise)
-        return
-    master, weight = master_weights.kernel_arguments(master)
-    master.assign(value)
-    if weight is not None:
-        weight.assign(master_weights.rounded(weight, value))
-
-
 def has_options_around(optimizer: Any) -> bool:
     """Tells whether an optimizer uses an option that Keras implements around a rule."""
     return bool(
@@ -369,13 +333,16 @@ def clips_rows(optimizer: Any, gradients: Sequence[Any]) -> bool:
     return bool(clips) and any(backend.is_sparse(gradient) for gradient in gradients)
 
 
-def check_what_is_kept(optimizer: Any, kept: Kept) -> None:
+def check_made_at_build(optimizer: keras.Optimizer, weights: MasterWeights) -> None:
     """Refuses an option that was set after the optimizer was built.
 
     Raises:
         ValueError: there is no average, or no sum of gradients, to update.
     """
-    needed = {"use_ema": kept.averages, "gradient_accumulation_steps": kept.sums}
+    needed = {
+        "use_ema": weights.averages,
+        "gradient_accumulation_steps": weights.accumulators,
+    }
     for name, variables in needed.items():
         if getattr(optimizer, name) and not variables:
             raise ValueError(

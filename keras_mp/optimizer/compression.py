@@ -1,4 +1,4 @@
-"""How weights and masters are stored in 16 bits and in 24: pure functions of tensors.
+"""How weights and masters are stored in 16 bits and in 24.
 
 Weights are rounded masters. Two modes, as in the paper's Appendix A: to nearest even,
 and stochastic. Both saturate at the largest finite value, so a weight is never inf.
@@ -25,13 +25,15 @@ a code is missing there. What is rounded to it moves to a neighbour on either si
 random. So the error is less than the spacing, or than twice that next to such a place.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops, random
 
 from keras_mp import keras_internals
-from keras_mp.random_bits import uniforms_of
+from keras_mp.random_bits import noise_of_step, uniforms_of
 
 ROUNDING_MODES = ("nearest", "stochastic")
 
@@ -103,6 +105,42 @@ def _round_by(x: Any, number_format: tuple[float, int, int], uniforms: Any) -> A
 def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
     """Returns random numbers, uniform in [0, 1): float32, of the shape of `x`."""
     return random.uniform(ops.shape(x), dtype="float32", seed=seed)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How masters become weights.
+
+    Attributes:
+        mode: `"nearest"` or `"stochastic"`.
+        seed: `keras.random.SeedGenerator`, of all stochastic rounding.
+    """
+
+    mode: str
+    seed: random.SeedGenerator
+
+    def round(self, master: Any, dtype: str) -> Any:
+        """Returns a float32 tensor in float16 or bfloat16."""
+        if self.mode == "stochastic":
+            return round_stochastic(master, dtype, self.seed)
+        return round_nearest(master, dtype)
+
+    def uniforms(self, weights: Sequence[Any]) -> list[Any]:
+        """Returns random numbers for stochastic rounding, a tensor for each weight.
+
+        An empty list where the rounding is to nearest.
+        """
+        if self.mode == "nearest":
+            return []
+        return [draw_uniforms(weight, self.seed) for weight in weights]
+
+    def noise(self, step: Any) -> Any:
+        """Returns the noise that a step rounds compressed state with.
+
+        Args:
+            step: scalar int tensor, the number of the step.
+        """
+        return noise_of_step(self.seed.get_config()["seed"], step)
 
 
 def differs(weight: Any, master: Any, rounding: str) -> Any:

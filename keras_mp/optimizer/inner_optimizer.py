@@ -24,7 +24,7 @@ from keras_mp.optimizer.backend_tf import (
     creating_for_all_replicas,
     run_on_first_replica,
 )
-from keras_mp.optimizer.masters import needs_master, reference_of
+from keras_mp.optimizer.masters import Master, needs_master
 from keras_mp.optimizer.sharding_tf import Owners
 
 # Options with which a row whose gradient is zero keeps its value, so that only the rows
@@ -101,27 +101,27 @@ def _defaults(constructors: tuple[Callable[..., Any], ...]) -> dict[str, Any]:
 
 
 def exclude_masters_from_weight_decay(
-    optimizer: Any, pairs: list[tuple[Any, Any]]
+    optimizer: keras.Optimizer, masters: Sequence[Master]
 ) -> None:
     """Excludes the masters of weights that are excluded from weight decay.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        pairs: list of (weight, master).
+        masters: list of `Master`.
     """
     for leaf in leaves(optimizer):
-        for weight, master in pairs:
-            if not keras_internals.uses_weight_decay(leaf, weight):
-                keras_internals.add_to_weight_decay_exclusions(leaf, master)
+        for master in masters:
+            if not keras_internals.uses_weight_decay(leaf, master.weight):
+                keras_internals.add_to_weight_decay_exclusions(leaf, master.reference)
 
 
-def touched_rows(optimizer: Any, gradient: Any, master: Any) -> Any:
+def touched_rows(optimizer: Any, gradient: Any, master: Master) -> Any:
     """Returns the rows of `master` that a step of `optimizer` can change.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
         gradient: tensor, `tf.IndexedSlices` or None.
-        master: `keras.Variable`.
+        master: `Master`.
 
     Returns:
         int tensor of row numbers, or None if any row may change.
@@ -167,11 +167,11 @@ class Replicas:
     creation: Callable[[], AbstractContextManager[None]] = nullcontext
     owners: Owners | None = None
 
-    def runner(self, masters: Sequence[Any]) -> Runner:
+    def runner(self, masters: Sequence[Master]) -> Runner:
         """Returns the `Runner` of an update of some masters."""
         if self.owners is None:
             return self.run
-        references = [reference_of(master) for master in masters]
+        references = [master.reference for master in masters]
         return functools.partial(self.owners.run, references)
 
     def sums(self, unscaled: list[Any]) -> list[Any]:
@@ -183,11 +183,11 @@ class Replicas:
             return unscaled
         return sum_gradients(unscaled, "float32")
 
-    def device(self, master: Any) -> AbstractContextManager[Any]:
+    def device(self, master: Master) -> AbstractContextManager[Any]:
         """Returns a context that computes where the state of a master is."""
         if self.owners is None:
             return nullcontext()
-        return self.owners.device(reference_of(master))
+        return self.owners.device(master.reference)
 
     def check_may_unscale(self, all_reduce_dtype: str) -> None:
         """Checks that gradients may be unscaled before they are summed.

@@ -1,352 +1,224 @@
-"""FP32 masters of 16-bit weights, and how the two are kept in agreement.
+"""The masters of an optimizer, and how they and their weights are kept in agreement.
 
 A master holds the true value, unless other code than the optimizer wrote to the weight:
 there the weight is no rounding of its master any more, and the master takes its value.
 """
 
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
-from keras import ops, random
+from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend
-from keras_mp.optimizer.compression import (
-    differs,
-    draw_uniforms,
-    round_nearest,
-    round_stochastic,
-)
+from keras_mp.optimizer.compression import Rounding
 from keras_mp.optimizer.inner_optimizer import leaves
-from keras_mp.optimizer.masters import (
-    CodedSlot,
-    RemainderMaster,
-    StoredMaster,
-    WeightOnlyMaster,
-    create_slot,
-    needs_master,
-    path_of,
-    reference_of,
-)
-from keras_mp.optimizer.rules import slot_kinds
-from keras_mp.random_bits import noise_of_step
+from keras_mp.optimizer.masters import FP32Master, Master, needs_master, path_of
 
-
-@dataclass(frozen=True)
-class Kept:
-    """Averages of masters and sums of gradients, in the order of the masters.
-
-    Attributes:
-        averages: list of float32 variables; empty without `use_ema`.
-        sums: list of float32 variables; empty without `gradient_accumulation_steps`.
-    """
-
-    averages: list[Any] = field(default_factory=list)
-    sums: list[Any] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, optimizer: Any) -> "Kept":
-        """Returns what an optimizer that was built on all masters has made itself."""
-        averages, sums = [], []
-        if optimizer.use_ema:
-            averages = list(keras_internals.moving_averages(optimizer))
-        if optimizer.gradient_accumulation_steps:
-            sums = list(keras_internals.accumulated_gradients(optimizer))
-        return cls(averages, sums)
-
-    @property
-    def variables(self) -> list[Any]:
-        """All of them."""
-        return [*self.averages, *self.sums]
-
-
-def create_kept(optimizer: Any, masters: Sequence[Any], coded: Container[int]) -> Kept:
-    """Returns what an optimizer keeps of each master.
-
-    It has made the variables for those that it was built on. For the others, with slots
-    stored as codes, they are made here.
-
-    Args:
-        optimizer: the inner `keras.optimizers.Optimizer`, built.
-        masters: list of all masters.
-        coded: the `id`s of those that it was not built on.
-    """
-
-    def of_each(name: str, made: Iterable[Any]) -> list[Any]:
-        others = iter(made)
-        return [
-            optimizer.add_variable_from_reference(reference_of(master), name)
-            if id(master) in coded
-            else next(others)
-            for master in masters
-        ]
-
-    kept = Kept()
-    if optimizer.use_ema:
-        made = keras_internals.moving_averages(optimizer)
-        kept.averages.extend(of_each("average", made))
-    if optimizer.gradient_accumulation_steps:
-        made = keras_internals.accumulated_gradients(optimizer)
-        kept.sums.extend(of_each("gradient_accumulator", made))
-    return kept
+# Which masters have only some rows that can differ from their weights: int tensors, by
+# the `id` of a master. All rows of the others can.
+Rows = Mapping[int, Any]
 
 
 class MasterWeights:
-    """The masters of an optimizer, and the weights that they are the masters of.
+    """The masters of an optimizer.
 
     Args:
-        variables: list of all trainable variables.
-        masters: list of the master of each: itself, unless it is stored in 16 bits.
-        rounding: `"nearest"` or `"stochastic"`.
-        seed: `keras.random.SeedGenerator` of stochastic rounding.
+        masters: list of the `Master` of each trainable variable.
+        rounding: `Rounding`.
         strategy: what `backend.strategy_of` returned for the optimizer.
-        slots: dict from the `id` of a master to the list of its slots, if they are
-            stored as codes. Defaults to none.
 
     Attributes:
         all: list of the masters of all variables.
-        pairs: list of (weight, master), of each weight that has a variable as master:
-            stored in 16 bits, or in FP32 where replicas share the state out.
-        stored: list of the other masters of weights stored in 16 bits.
-        slots: as the argument.
-        kept: `Kept`, where masters or slots are compressed.
+        distinct: list of the same, each once.
+        are_compressed: bool, whether a master or a slot is stored in another form than
+            in FP32.
+        averages: list of the moving average of each master, or None for one that its
+            gradient replaces; empty without `use_ema`, and for an optimizer without a
+            rule.
+        accumulators: the same of sums of gradients, with `gradient_accumulation_steps`.
     """
 
     def __init__(
-        self,
-        variables: list[Any],
-        masters: list[Any],
-        rounding: str,
-        seed: random.SeedGenerator,
-        strategy: Any,
-        slots: Mapping[int, list[CodedSlot]] | None = None,
+        self, masters: Sequence[Master], rounding: Rounding, strategy: Any
     ) -> None:
-        self.all = masters
-        self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
-        both = zip(variables, masters, strict=True)
-        others = {id(w): (w, m) for w, m in both if w is not m}.values()
-        self.pairs = [(w, m) for w, m in others if not isinstance(m, StoredMaster)]
-        self.stored = [m for _, m in others if isinstance(m, StoredMaster)]
-        self._weight_of = {id(master): weight for weight, master in self.pairs}
-        self.slots = slots or {}
-        self.kept = Kept()
+        self.all = list(masters)
+        self.distinct = _distinct(masters)
+        self.are_compressed = any(m.is_compressed or m.slots for m in self.distinct)
+        self.averages: list[Any] = []
+        self.accumulators: list[Any] = []
         self.rounding = rounding
-        self.seed = seed
         self.strategy = strategy
+        self._positions = {id(m): i for i, m in reversed(list(enumerate(masters)))}
         self._has_values = False
 
     @property
-    def variables(self) -> list[Any]:
-        """All variables that a change of weights and masters may change."""
-        weights = [weight for weight, _ in self.pairs]
-        weights += [master.weight for master in self.stored]
-        fp32 = [m for m in self.all if not isinstance(m, StoredMaster)]
-        themselves = [m for m in fp32 if id(m) not in self._weight_of]
-        return [*themselves, *weights, *self.own_variables, self.seed.state]
+    def separate(self) -> list[Master]:
+        """The masters that are something else than their weights."""
+        return [master for master in self.distinct if master.is_separate]
 
     @property
-    def references(self) -> list[tuple[Any, Any]]:
-        """Weights stored in 16 bits, and what the inner optimizer knows each by."""
-        return [*self.pairs, *((m.weight, m.reference) for m in self.stored)]
+    def own_variables(self) -> list[keras.Variable]:
+        """The variables made for masters and for slots stored as codes: its state."""
+        of_masters = [v for master in self.distinct for v in master.own_variables]
+        return [*of_masters, *self.slot_variables]
 
     @property
-    def own_variables(self) -> list[Any]:
-        """The variables made for masters, remainders and codes of slots: its state."""
-        remainders = [
-            m.remainder for m in self.stored if isinstance(m, RemainderMaster)
-        ]
-        # That of an FP32 weight equals it after each step, and is in no file.
-        masters = [master for weight, master in self.pairs if needs_master(weight)]
-        return [*masters, *remainders, *self.slot_variables]
-
-    @property
-    def slot_variables(self) -> list[Any]:
+    def slot_variables(self) -> list[keras.Variable]:
         """The variables of the slots that are stored as codes."""
-        return [v for s in self.coded_slots for v in (s.codes, s.exponents)]
+        slots = [slot for master in self.distinct for slot in master.slots]
+        return [v for slot in slots for v in (slot.codes, slot.exponents)]
 
     @property
-    def coded_slots(self) -> list[CodedSlot]:
-        """The slots of all variables that are stored as codes."""
-        return [slot for slots in self.slots.values() for slot in slots]
-
-    @property
-    def are_compressed(self) -> bool:
-        """Whether a master or a slot is stored in another form than in FP32."""
-        return bool(self.stored or self.slots)
+    def variables(self) -> list[Any]:
+        """All variables that an update of masters may change."""
+        variables = [v for m in self.distinct for v in (m.weight, *m.variables)]
+        variables += [*self.slot_variables, self.rounding.seed.state]
+        return list({id(variable): variable for variable in variables}.values())
 
     @property
     def draws_uniforms(self) -> bool:
         """Whether an update draws random numbers for the rounding of FP32 masters."""
-        return self.rounding == "stochastic" and bool(self.pairs)
+        has_fp32 = any(not master.is_compressed for master in self.separate)
+        return self.rounding.mode == "stochastic" and has_fp32
 
-    def noise(self, step: Any) -> Any:
-        """Returns the noise that a step rounds compressed state with.
-
-        Args:
-            step: scalar int tensor, the number of the step.
-        """
-        return noise_of_step(self.seed.get_config()["seed"], step)
-
-    def kernel_arguments(self, master: Any) -> tuple[Any, Any]:
-        """Returns the two variables of a master that the kernel takes.
-
-        The FP32 master or the remainder, and the 16-bit weight; or the weight and None
-        where it has neither.
-        """
-        if isinstance(master, RemainderMaster):
-            return master.remainder, master.weight
-        if isinstance(master, WeightOnlyMaster):
-            return master.weight, None
-        return master, self._weight_of.get(id(master))
-
-    def index(self, master: Any) -> int:
+    def index(self, master: Master) -> int:
         """Returns the index of a master in `all`."""
         return self._positions[id(master)]
 
-    def subset(self, masters: Sequence[Any]) -> "MasterWeights":
-        """Returns the part of these with masters among `masters`."""
-        given = {id(master) for master in masters}
-        pairs = [(w, m) for w, m in self.pairs if id(m) in given]
-        weights, chosen = ([pair[i] for pair in pairs] for i in (0, 1))
-        return MasterWeights(weights, chosen, self.rounding, self.seed, self.strategy)
+    def create_averages_and_accumulators(self, optimizer: keras.Optimizer) -> None:
+        """Lists the averages and sums of gradients that an optimizer needs.
 
-    def exchanged(
-        self, variables: list[Any], new: Mapping[int, Any]
-    ) -> "MasterWeights":
-        """Returns the same with FP32 variables instead of some masters.
+        It has made them for the masters that it was built on. For the others, which
+        have slots stored as codes, they are made here.
 
         Args:
-            variables: list of all trainable variables, these among them.
-            new: dict from the `id` of a master to the variable.
+            optimizer: the inner `keras.optimizers.Optimizer`, built.
         """
-        masters = [new.get(id(master), master) for master in self.all]
-        slots = {
-            id(new[key]) if key in new else key: of_one
-            for key, of_one in self.slots.items()
-        }
-        fixed = (self.rounding, self.seed, self.strategy)
-        changed = MasterWeights(variables, masters, *fixed, slots)
-        changed.kept, changed._has_values = self.kept, self._has_values
+
+        def of_each(name: str, made: Iterable[Any]) -> list[Any]:
+            others = iter(made)
+            return [
+                optimizer.add_variable_from_reference(master.reference, name)
+                if master.slots
+                else next(others)
+                for master in self.all
+            ]
+
+        averages, accumulators = averages_and_accumulators(optimizer)
+        if optimizer.use_ema:
+            self.averages = of_each("average", averages)
+        if optimizer.gradient_accumulation_steps:
+            self.accumulators = of_each("gradient_accumulator", accumulators)
+
+    def exchanged(self, new: Mapping[int, keras.Variable]) -> "MasterWeights":
+        """Returns the same with FP32 variables, which are their own masters.
+
+        Args:
+            new: dict from the `id` of a master to the variable that takes its place.
+        """
+        masters: dict[int, Master] = {id(master): master for master in self.distinct}
+        for key, variable in new.items():
+            exchanged = FP32Master(variable, variable, self.rounding)
+            exchanged.slots = masters[key].slots
+            masters[key] = exchanged
+        changed = MasterWeights(
+            [masters[id(master)] for master in self.all], self.rounding, self.strategy
+        )
+        changed.averages, changed.accumulators = self.averages, self.accumulators
+        changed._has_values = self._has_values
         return changed
 
     def initialize(self) -> None:
         """Copies the weights into the masters, once, when the weights have values."""
-        weights = [weight for weight, _ in self.pairs]
-        if not self._has_values and backend.have_values(weights):
+        if self._has_values:
+            return
+        if backend.have_values(
+            [m.weight for m in self.separate if not m.is_compressed]
+        ):
             self._has_values = True
             backend.run_eagerly(self.sync_masters_from_weights)
 
-    def sync_masters_from_weights(self, rows: Mapping[int, Any] | None = None) -> None:
+    def values(self) -> dict[int, Any]:
+        """Returns the float32 value of every weight, by the weight's `id`."""
+        return {id(master.weight): master.value for master in self.separate}
+
+    def sync_masters_from_weights(
+        self, masters: Sequence[Master] | None = None, rows: Rows | None = None
+    ) -> None:
         """Overwrites masters where other code has written to their weights.
 
         Args:
-            rows: int tensors, by the `id` of a master: its only rows that can differ.
-                Defaults to None: all rows of all masters.
+            masters: list of `Master`. Defaults to all.
+            rows: `Rows`. Defaults to None: all rows of all masters.
         """
         rows = rows or {}
-        whole = self._update_whole(rows)
+        whole, others = self._in_one_call(masters, rows)
         if whole:
             from keras_mp.ops.kernels import update
 
-            weights, masters = zip(*whole, strict=True)
-            update.sync_masters_from_weights(masters, weights, self.rounding)
-        for weight, master in self._one_by_one(whole):
-            self._assign(master, self._follow_weight, weight, rows.get(id(master)))
+            update.sync_masters_from_weights(
+                [m.variable for m in whole],
+                [m.weight for m in whole],
+                self.rounding.mode,
+            )
+        for m in others:
+            self._assign(m.variable, m.follow, m.weight, rows.get(id(m)))
 
-    def values(self) -> dict[int, Any]:
-        """Returns the float32 value of every weight, by the weight's `id`."""
-        values = {id(w): self.read(m, w) for w, m in self.pairs}
-        return values | {id(master.weight): master.value for master in self.stored}
-
-    def read(self, master: Any, weight: Any) -> Any:
-        """Returns the float32 value of a master, with what was written to its weight.
-
-        Args:
-            master: float32 variable.
-            weight: its 16-bit weight.
-        """
-        read = ops.convert_to_tensor
-        return self._follow_weight(read(master), read(weight))
-
-    def _follow_weight(self, master: Any, weight: Any) -> Any:
-        if not needs_master(weight):
-            return weight
-        changed = differs(weight, master, self.rounding)
-        return ops.where(changed, ops.cast(weight, "float32"), master)
-
-    def sync_weights_from_masters(self, rows: Mapping[int, Any] | None = None) -> None:
+    def sync_weights_from_masters(
+        self, masters: Sequence[Master] | None = None, rows: Rows | None = None
+    ) -> None:
         """Rounds masters into their weights.
 
         Args:
+            masters: as for `sync_masters_from_weights`.
             rows: as for `sync_masters_from_weights`.
         """
         rows = rows or {}
-        whole = self._update_whole(rows)
+        whole, others = self._in_one_call(masters, rows)
         if whole:
             from keras_mp.ops.kernels import update
 
-            weights, masters = zip(*whole, strict=True)
-            update.cast_masters(masters, weights, self.uniforms(weights))
+            weights = [m.weight for m in whole]
+            update.cast_masters(
+                [m.variable for m in whole], weights, self.rounding.uniforms(weights)
+            )
+        for m in others:
+            self._assign(m.weight, m.rounded, m.variable, rows.get(id(m)))
 
-        for weight, master in self._one_by_one(whole):
-            self._assign(weight, self.rounded, master, rows.get(id(master)))
-
-    def rounded(self, weight: Any, master: Any) -> Any:
-        """Returns a tensor rounded to the dtype of `weight`."""
-        if not needs_master(weight):
-            return master
-        dtype = keras.backend.standardize_dtype(weight.dtype)
-        if self.rounding == "stochastic":
-            return round_stochastic(master, dtype, self.seed)
-        return round_nearest(master, dtype)
-
-    def uniforms(self, weights: Sequence[Any]) -> list[Any]:
-        """Returns random numbers for stochastic rounding, a tensor for each weight.
-
-        An empty list where the rounding is to nearest.
-        """
-        if self.rounding == "nearest":
-            return []
-        return [draw_uniforms(weight, self.seed) for weight in weights]
-
-    def _update_whole(self, rows: Mapping[int, Any]) -> list[tuple[Any, Any]]:
-        """Returns the pairs that one call of a native op can update: of all rows."""
-        whole = [(w, m) for w, m in self.pairs if id(m) not in rows]
-        fits = whole and backend.can_update(
-            [variable for pair in whole for variable in pair]
-        )
-        return whole if fits else []
-
-    def _one_by_one(self, whole: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        done = {id(master) for _, master in whole}
-        return [(w, m) for w, m in self.pairs if id(m) not in done]
+    def _in_one_call(
+        self, masters: Sequence[Master] | None, rows: Rows
+    ) -> tuple[list[FP32Master], list[FP32Master]]:
+        """Divides FP32 masters beside weights: one call of an op takes the first."""
+        chosen = self.distinct if masters is None else _distinct(masters)
+        fp32 = [m for m in chosen if isinstance(m, FP32Master) and m.is_separate]
+        whole = [m for m in fp32 if id(m) not in rows]
+        variables = [v for m in whole for v in (m.weight, m.variable)]
+        if not whole or not backend.can_update(variables):
+            return [], fp32
+        return whole, [m for m in fp32 if id(m) in rows]
 
     def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
 
 
-def create_slots(
-    optimizer: Any, masters: Iterable[Any], bits: int
-) -> dict[int, list[CodedSlot]]:
-    """Returns new slots stored as codes, by the `id` of their master.
+def averages_and_accumulators(
+    optimizer: keras.Optimizer,
+) -> tuple[list[Any], list[Any]]:
+    """Returns the averages and sums of gradients that an optimizer has made itself."""
+    averages, accumulators = [], []
+    if optimizer.use_ema:
+        averages = list(keras_internals.moving_averages(optimizer))
+    if optimizer.gradient_accumulation_steps:
+        accumulators = list(keras_internals.accumulated_gradients(optimizer))
+    return averages, accumulators
 
-    Args:
-        optimizer: the inner `keras.optimizers.Optimizer`.
-        masters: the masters that get them.
-        bits: int, 8 or 4, of each code.
-    """
-    kinds = slot_kinds(optimizer) or ()
-    return {
-        id(master): [
-            create_slot(optimizer, master, kind, bits, stream)
-            for stream, kind in enumerate(kinds)
-        ]
-        for master in masters
-    }
+
+def _distinct(masters: Sequence[Master]) -> list[Master]:
+    return list({id(master): master for master in masters}.values())
 
 
 def keeps_average(optimizer: Any) -> bool:
@@ -355,7 +227,7 @@ def keeps_average(optimizer: Any) -> bool:
 
 
 def overwrite_with_average(
-    optimizer: Any, master_weights: MasterWeights, masters: Sequence[Any]
+    optimizer: Any, master_weights: MasterWeights, masters: Sequence[Master]
 ) -> None:
     """Overwrites masters with their moving averages.
 
@@ -364,18 +236,18 @@ def overwrite_with_average(
         master_weights: `MasterWeights`.
         masters: list of those to overwrite.
     """
+    variables = [master.variable for master in masters]
     if master_weights.are_compressed:
-        averages = master_weights.kept.averages
-        for master in masters:
-            average = averages[master_weights.index(master)]
-            master.assign(ops.copy(average))
+        for master, variable in zip(masters, variables, strict=True):
+            average = master_weights.averages[master_weights.index(master)]
+            variable.assign(ops.copy(average))
         return
-    optimizer.finalize_variable_values(masters)
+    optimizer.finalize_variable_values(variables)
     if keras.backend.backend() == "jax":
         # Keras has made a master and its average one buffer, and the next `fit`
         # cannot donate a buffer twice.
-        for master in masters:
-            master.assign(ops.copy(master))
+        for variable in variables:
+            variable.assign(ops.copy(variable))
 
 
 class OutsideWrites:

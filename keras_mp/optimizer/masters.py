@@ -1,13 +1,6 @@
-"""Masters and slots, in every form in which an optimizer stores them.
+"""Masters, in every form in which an optimizer stores them."""
 
-A master is the FP32 value of a weight: an FP32 variable with the name and path of the
-weight, or what a `StoredMaster` computes from fewer bits. A weight stored in FP32 is
-its own master. Slots are the FP32 variables that Keras makes, or `CodedSlot`s.
-"""
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,23 +9,18 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
-from keras_mp.optimizer import slot_codes
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import (
+    Rounding,
+    differs,
     join,
     round_by,
     round_nearest,
     round_to_24_bits,
     split,
 )
-from keras_mp.optimizer.sharding import layout_of_vector
-from keras_mp.optimizer.slot_codes import SlotCode
-from keras_mp.random_bits import (
-    STREAM_OF_WEIGHTS,
-    noise_of_step,
-    random_bits,
-    uniforms,
-)
+from keras_mp.optimizer.slot_codes import CodedSlot
+from keras_mp.random_bits import STREAM_OF_WEIGHTS, random_bits, uniforms
 
 
 def needs_master(variable: Any) -> bool:
@@ -47,7 +35,134 @@ def are_distinct(variables: Sequence[Any]) -> bool:
 
 def path_of(variable: Any) -> str:
     """Returns the path of a `keras.Variable`, or the name of a `tf.Variable`."""
-    return getattr(variable, "path", variable.name)
+    return getattr(variable, "path", variable.name.split(":")[0])
+
+
+class Master:
+    """The FP32 value of a weight, and what an optimizer stores for it.
+
+    Attributes:
+        weight: the variable of the model.
+        reference: what the inner optimizer makes its own variables for, and finds them
+            by.
+        variables: list of the variables that the value is stored in.
+        own_variables: list of the variables that were made for it, and are saved.
+        kernel_arguments: the two variables that the kernel of the update takes: the
+            FP32 master or the remainder, and the 16-bit weight; or the weight and None.
+        is_compressed: bool, whether it is stored in another form than in FP32.
+        slots: list of `CodedSlot`; empty if the inner optimizer has the slots.
+    """
+
+    weight: Any
+    reference: Any
+    variables: list[Any]
+    own_variables: list[Any]
+    kernel_arguments: tuple[Any, Any]
+    is_compressed: bool
+    slots: list[CodedSlot]
+
+    @property
+    def variable(self) -> Any:
+        """What users see, and what an optimizer of Keras updates."""
+        raise NotImplementedError
+
+    @property
+    def value(self) -> Any:
+        """The master, with what was written to its weight: a float32 tensor.
+
+        A float64 tensor where the weight is float64.
+        """
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape)
+
+    @property
+    def constraint(self) -> Any:
+        """What the values of the master are constrained to, or None."""
+        return getattr(self.variables[0], "constraint", None)
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether the master is something else than its weight."""
+        return self.variable is not self.weight
+
+    def store(self, value: Any, noise: Any) -> None:
+        """Stores a new value, and rounds it into the weight.
+
+        Args:
+            value: tensor of the dtype of `value`.
+            noise: what `Rounding.noise` returned.
+        """
+        raise NotImplementedError
+
+
+class FP32Master(Master):
+    """A master that is a variable: the weight itself, or one beside it.
+
+    One beside a 16-bit weight holds the true value, unless other code wrote to the
+    weight: then that is no rounding of it. One beside an FP32 weight is a copy on the
+    replica that owns its state.
+
+    Args:
+        weight: `keras.Variable` or `tf.Variable`.
+        variable: the same, or a `keras.Variable` of the same shape.
+        rounding: `Rounding`.
+    """
+
+    is_compressed = False
+
+    def __init__(self, weight: Any, variable: Any, rounding: Rounding) -> None:
+        self.weight = weight
+        self._variable = self.reference = variable
+        self.rounding = rounding
+        self.variables = [variable]
+        self.slots = []
+        # A copy of an FP32 weight equals it after each step, and is in no file.
+        is_saved = self.is_separate and needs_master(weight)
+        self.own_variables = [variable] if is_saved else []
+        self.kernel_arguments = (variable, weight if self.is_separate else None)
+
+    @property
+    def variable(self) -> Any:
+        return self._variable
+
+    @property
+    def value(self) -> Any:
+        value = ops.convert_to_tensor(self.variable)
+        if not self.is_separate:
+            return value
+        return self.follow(value, ops.convert_to_tensor(self.weight))
+
+    def follow(self, master: Any, weight: Any) -> Any:
+        """Returns the weight, widened, where it is no rounding of its master.
+
+        Args:
+            master: float32 tensor.
+            weight: tensor of the same elements of the weight.
+        """
+        if not needs_master(weight):
+            return weight
+        changed = differs(weight, master, self.rounding.mode)
+        return ops.where(changed, ops.cast(weight, "float32"), master)
+
+    def rounded(self, weight: Any, master: Any) -> Any:
+        """Returns a master rounded to the dtype of its weight.
+
+        Args:
+            weight: tensor or variable of that dtype.
+            master: float32 tensor.
+        """
+        if not needs_master(weight):
+            return master
+        dtype = keras.backend.standardize_dtype(weight.dtype)
+        return self.rounding.round(master, dtype)
+
+    def store(self, value: Any, noise: Any) -> None:
+        self.variable.assign(value)
+        if self.is_separate:
+            self.weight.assign(self.rounded(self.weight, value))
 
 
 class SlotTemplate(keras.Variable):
@@ -83,7 +198,7 @@ class SlotTemplate(keras.Variable):
 
     @property
     def path(self) -> str:
-        return getattr(self._weight, "path", self._weight.name.split(":")[0])
+        return path_of(self._weight)
 
     @property
     def name(self) -> str:
@@ -98,27 +213,27 @@ class SlotTemplate(keras.Variable):
         self._weight.assign(value)
 
 
-class StoredMaster(keras.Variable):
-    """The master of a weight, computed from what is stored: an FP32 variable to users.
+class CompressedMaster(Master, keras.Variable):
+    """A master computed from what is stored: an FP32 variable to users.
 
     Args:
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
     """
 
+    is_compressed = True
+
     def __init__(self, weight: Any) -> None:
-        # Not that of the base class, which would create a variable.
+        # Not that of `keras.Variable`, which would create one.
         self.weight = weight
         self.reference = SlotTemplate(weight)
-        self.constraint = getattr(weight, "constraint", None)
+        self.variables = [weight]
+        self.own_variables = []
+        self.kernel_arguments = (weight, None)
+        self.slots = []
 
     @property
-    def variables(self) -> list[Any]:
-        """The variables that it is stored in, the weight first."""
-        return [self.weight]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.weight.shape)
+    def variable(self) -> "CompressedMaster":
+        return self
 
     @property
     def dtype(self) -> str:
@@ -131,20 +246,6 @@ class StoredMaster(keras.Variable):
     @property
     def name(self) -> str:
         return self.weight.name
-
-    @property
-    def value(self) -> Any:
-        """The master: a float32 tensor."""
-        raise NotImplementedError
-
-    def store(self, value: Any, noise: Any) -> None:
-        """Rounds a new master into the weight, and stores the rest.
-
-        Args:
-            value: float32 tensor.
-            noise: what `noise_of_step` returned.
-        """
-        raise NotImplementedError
 
     def load(self, value: Any) -> None:
         """Takes over a saved master, and leaves its weight, which is saved elsewhere.
@@ -177,7 +278,7 @@ class StoredMaster(keras.Variable):
         return str(keras.backend.standardize_dtype(self.weight.dtype))
 
 
-class RemainderMaster(StoredMaster):
+class RemainderMaster(CompressedMaster):
     """A master that is its weight and a remainder, `compression.join` of both.
 
     Other code may write to the weight: the remainder stays, so that the master is
@@ -191,10 +292,9 @@ class RemainderMaster(StoredMaster):
     def __init__(self, weight: Any, remainder: Any) -> None:
         super().__init__(weight)
         self.remainder = remainder
-
-    @property
-    def variables(self) -> list[Any]:
-        return [self.weight, self.remainder]
+        self.variables = [weight, remainder]
+        self.own_variables = [remainder]
+        self.kernel_arguments = (remainder, weight)
 
     @property
     def value(self) -> Any:
@@ -231,7 +331,7 @@ class Int8RemainderMaster(RemainderMaster):
         self._store_both(*round_to_24_bits(value, self._half, bits))
 
 
-class WeightOnlyMaster(StoredMaster):
+class WeightOnlyMaster(CompressedMaster):
     """A weight without a master: each update rounds it stochastically."""
 
     @property
@@ -250,50 +350,51 @@ class WeightOnlyMaster(StoredMaster):
         self.weight.assign(round_nearest(value, self._half))
 
 
-def reference_of(master: Any) -> Any:
-    """Returns what the inner optimizer knows a master by: a variable is itself."""
-    return master.reference if isinstance(master, StoredMaster) else master
-
-
 def create_masters(
-    variables: Sequence[Any], form: str | None, of_all: bool = False
-) -> list[Any]:
+    variables: Sequence[Any], form: str | None, rounding: Rounding, of_all: bool = False
+) -> list[Master]:
     """Returns the master of each variable: itself, unless it is stored in 16 bits.
+
+    A variable that is listed twice has one master, listed twice.
 
     Args:
         variables: list of the trainable variables.
         form: as `masters` for `wrap`.
+        rounding: `Rounding`.
         of_all: bool, whether other variables too get one, of their own dtype. Defaults
             to False.
     """
 
-    def master_of(variable: Any) -> Any:
-        if needs_master(variable):
-            return _new_master(variable, form)
+    def master_of(weight: Any) -> Master:
+        if needs_master(weight):
+            return _FORMS[form](weight, rounding)
         if of_all:
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            return create_master(variable, dtype)
-        return variable
+            dtype = keras.backend.standardize_dtype(weight.dtype)
+            return FP32Master(weight, variable_like(weight, dtype), rounding)
+        return FP32Master(weight, weight, rounding)
 
     masters = {id(variable): master_of(variable) for variable in variables}
     return [masters[id(variable)] for variable in variables]
 
 
-# Of each form: the class of a master, and the dtype of its remainder.
-REMAINDERS: dict[str | None, tuple[type[RemainderMaster], str]] = {
-    "remainders": (RemainderMaster, "int16"),
-    "int8_remainders": (Int8RemainderMaster, "int8"),
+# What a weight stored in 16 bits gets, by the argument `masters` of `wrap`.
+_FORMS: dict[str | None, Callable[[Any, Rounding], Master]] = {
+    "float32": lambda weight, rounding: FP32Master(
+        weight, variable_like(weight, "float32"), rounding
+    ),
+    "remainders": lambda weight, rounding: RemainderMaster(
+        weight, variable_like(weight, "int16")
+    ),
+    "int8_remainders": lambda weight, rounding: Int8RemainderMaster(
+        weight, variable_like(weight, "int8")
+    ),
+    None: lambda weight, rounding: WeightOnlyMaster(weight),
 }
+# The values of that argument.
+FORMS = tuple(_FORMS)
 
 
-def _new_master(weight: Any, form: str | None) -> Any:
-    if form in REMAINDERS:
-        of_form, dtype = REMAINDERS[form]
-        return of_form(weight, create_master(weight, dtype))
-    return WeightOnlyMaster(weight) if form is None else create_master(weight)
-
-
-def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
+def variable_like(weight: Any, dtype: str) -> keras.Variable:
     """Returns a variable of zeros with the name, path and hooks of `weight`.
 
     `MasterWeights.initialize` gives it its value: a weight that a traced function
@@ -301,13 +402,12 @@ def create_master(weight: Any, dtype: str = "float32") -> keras.Variable:
 
     Args:
         weight: `keras.Variable` or `tf.Variable`.
-        dtype: str. Defaults to `"float32"`.
+        dtype: str.
 
     Returns:
         `keras.Variable`, not trainable.
     """
-    path = getattr(weight, "path", weight.name.split(":")[0])
-    parent, _, name = path.rpartition("/")
+    parent, _, name = path_of(weight).rpartition("/")
     grandparent, _, scope = parent.rpartition("/")
     with (
         keras.name_scope(scope, override_parent=grandparent),
@@ -332,134 +432,3 @@ def _aggregation(variable: Any) -> str:
     if isinstance(variable, keras.Variable):
         return variable.aggregation
     return variable.aggregation.name.lower()
-
-
-@dataclass(frozen=True)
-class SlotKind:
-    """What a rule keeps in a slot.
-
-    Attributes:
-        name: str, as in Keras, such as `"momentum"`.
-        is_signed: bool, False for what is never negative.
-        initial_value: float.
-    """
-
-    name: str
-    is_signed: bool
-    initial_value: float = 0.0
-
-
-@dataclass(frozen=True)
-class CodedSlot:
-    """One slot of one variable: codes, and the exponents of groups of 32.
-
-    Attributes:
-        codes: uint8 `keras.Variable` of shape `code.shape(shape)`.
-        exponents: uint8 `keras.Variable` of shape `[groups_in(size)]`.
-        code: `SlotCode`.
-        shape: tuple of ints, of the variable.
-        stream: int, the number of the slot, of the noise that it is rounded with.
-    """
-
-    codes: Any
-    exponents: Any
-    code: SlotCode
-    shape: tuple[int, ...]
-    stream: int
-
-    @property
-    def bits(self) -> int:
-        """The bits of a code."""
-        return self.code.bits
-
-    @property
-    def value(self) -> Any:
-        """What is stored: a float32 tensor."""
-        read = ops.convert_to_tensor
-        return slot_codes.decode(
-            read(self.codes), read(self.exponents), self.code, self.shape
-        )
-
-    def store(self, value: Any, noise: Any) -> None:
-        """Rounds a new value.
-
-        Args:
-            value: float32 tensor.
-            noise: what `noise_of_step` returned.
-        """
-        codes, exponents = slot_codes.encode(value, self.code, noise, self.stream)
-        self.codes.assign(codes)
-        self.exponents.assign(exponents)
-
-    def assign(self, value: Any) -> None:
-        """Rounds a value, by the same noise each time.
-
-        What was read from such a slot is stored again unchanged.
-
-        Args:
-            value: float32 tensor or array.
-        """
-        self.store(ops.convert_to_tensor(value, "float32"), noise_of_step(0, 0))
-
-
-def create_slot(
-    optimizer: Any, master: Any, kind: SlotKind, bits: int, stream: int
-) -> CodedSlot:
-    """Returns a new slot with the initial value of its kind, rounded to nearest.
-
-    Args:
-        optimizer: the inner `keras.optimizers.Optimizer`. The slot bears its name.
-        master: the variable or `StoredMaster` that it is a slot of.
-        kind: `SlotKind`.
-        bits: int, 8 or 4, of each element.
-        stream: int, the number of the slot.
-    """
-    code = SlotCode(bits, kind.is_signed)
-    group = ops.full((slot_codes.GROUP,), kind.initial_value)
-    nearest = ops.full((slot_codes.GROUP,), slot_codes.TO_NEAREST, "int32")
-    codes, exponent = (
-        int(ops.convert_to_numpy(each)[0])
-        for each in slot_codes.encode_by(group, code, nearest)
-    )
-    shape = tuple(master.shape)
-    layout = keras_internals.layout_argument(reference_of(master))
-
-    def create(
-        name: str, shape: tuple[int, ...], value: int, **layout: Any
-    ) -> keras.Variable:
-        with (
-            keras.name_scope(optimizer.name, caller=optimizer),
-            backend.colocated_with(reference_of(master)),
-        ):
-            return keras.Variable(
-                keras.initializers.Constant(value),
-                shape=shape,
-                dtype="uint8",
-                trainable=False,
-                name=name,
-                **layout,
-            )
-
-    name = f"{master.path.replace('/', '_')}_{kind.name}"
-    groups = slot_codes.groups_in(math.prod(shape))
-    of_codes = code.shape(shape)
-    in_pairs = {} if bits == 8 else _of_vector(math.prod(of_codes), **layout)
-    return CodedSlot(
-        create(name, of_codes, codes, **{**layout, **in_pairs}),
-        create(
-            f"{name}_exponents", (groups,), exponent, **_of_vector(groups, **layout)
-        ),
-        code,
-        shape,
-        stream,
-    )
-
-
-def _of_vector(size: int, layout: Any = None) -> dict[str, Any]:
-    """Returns the layout argument of a vector that belongs to a weight with a layout.
-
-    Else a `LayoutMap` would split it as the weight, by a path that contains that.
-    """
-    if not isinstance(layout, keras.distribution.TensorLayout):
-        return {}
-    return {"layout": layout_of_vector(layout, size)}

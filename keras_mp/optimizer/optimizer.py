@@ -29,6 +29,7 @@ from keras_mp.optimizer.checkpoint import (
     warn_that_a_pickle_does_not_share,
 )
 from keras_mp.optimizer.compressed_step import plan_compressed, plan_options
+from keras_mp.optimizer.compression import Rounding
 from keras_mp.optimizer.gradients import (
     CheckOptions,
     GradientNorm,
@@ -44,16 +45,13 @@ from keras_mp.optimizer.inner_optimizer import (
     replicas_for,
 )
 from keras_mp.optimizer.loss_scaler import LossScaler, add_scalar
-from keras_mp.optimizer.master_weights import (
-    MasterWeights,
-    OutsideWrites,
-    create_kept,
-    create_slots,
-)
-from keras_mp.optimizer.masters import create_masters, reference_of
+from keras_mp.optimizer.master_weights import MasterWeights, OutsideWrites
+from keras_mp.optimizer.masters import Master, create_masters, path_of
 from keras_mp.optimizer.properties import OptimizerProperties
+from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
 from keras_mp.optimizer.sharding import sharded_state, to_numpy
 from keras_mp.optimizer.sharding_tf import Owners
+from keras_mp.optimizer.slot_codes import create_coded_slots
 from keras_mp.optimizer.step import Step, plan
 from keras_mp.regularizers import regularize_weights
 
@@ -130,9 +128,8 @@ class FP32MasterOptimizer(OptimizerProperties):
         self._seed_generator = keras.random.SeedGenerator(int(seed))
         track(self._seed_generator.state)
         self._scaling_state = scaling_state()
-        self._master_weights = MasterWeights(
-            [], [], rounding, self._seed_generator, None
-        )
+        self._rounding = Rounding(rounding, self._seed_generator)
+        self._master_weights = MasterWeights([], self._rounding, None)
         self._outside_writes = OutsideWrites()
         self._replicas = Replicas()
         self._norm = GradientNorm()
@@ -173,33 +170,25 @@ class FP32MasterOptimizer(OptimizerProperties):
         check_values_to_copy(self.inner_optimizer, variables)
         # Compressed state is updated by code that assigns to an FP32 weight everywhere.
         of_all = self._replicas.owners is not None and not self._is_compressed
-        masters = create_masters(variables, self.masters, of_all)
-        coded = self._coded(masters)
-        self._master_weights = MasterWeights(
-            variables,
-            masters,
-            self.rounding,
-            self._seed_generator,
-            strategy,
-            create_slots(self.inner_optimizer, coded.values(), self._bits),
-        )
+        masters = create_masters(variables, self.masters, self._rounding, of_all)
+        rule = rule_of(self.inner_optimizer, OPTIONS_AROUND_A_RULE)
+        if rule is not None:
+            self._create_coded_slots(masters, rule)
+        self._master_weights = MasterWeights(masters, self._rounding, strategy)
         for variable in self._master_weights.own_variables:
             keras_internals.add_to_variables(self, variable)
         regularize_weights(variables)
         self._master_weights.initialize()
         exclude_masters_from_weight_decay(
-            self.inner_optimizer, self._master_weights.references
+            self.inner_optimizer, self._master_weights.separate
         )
-        others = [m for m in masters if id(m) not in coded]
-        self.inner_optimizer.build([reference_of(master) for master in others])
+        self.inner_optimizer.build([m.reference for m in masters if not m.slots])
         if of_all:
             # A file does not depend on whether FP32 weights have masters.
             for leaf in leaves(self.inner_optimizer):
                 keras_internals.hide_trainable_variables(leaf)
-        if self._master_weights.are_compressed:
-            self._master_weights.kept = create_kept(
-                self.inner_optimizer, masters, coded
-            )
+        if rule is not None:
+            self._master_weights.create_averages_and_accumulators(self.inner_optimizer)
         # Past the parent, whose `build` would make the inner slots from the weights.
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
@@ -211,23 +200,28 @@ class FP32MasterOptimizer(OptimizerProperties):
         """Returns who owns the state of each variable; None if all replicas do."""
         if not self.shard_state or backend.replicas_in(strategy) == 1:
             return None
-        coded = self._coded(variables)
-        sizes = [
-            (self._bits if id(v) in coded else 32) * math.prod(v.shape)
-            for v in variables
-        ]
+        sizes = [self._bits_of_slots(v) * math.prod(v.shape) for v in variables]
         return Owners(strategy, variables, sizes, not self._is_compressed)
 
-    @property
-    def _bits(self) -> int:
-        """The bits of an element of a slot that is not FP32."""
-        return self._compressed_state.bits if self._compressed_state else 32
+    def _create_coded_slots(self, masters: Sequence[Master], rule: Rule) -> None:
+        """Gives masters the slots that are not FP32."""
+        for master in masters:
+            bits = self._bits_of_slots(master.weight)
+            if bits < 32 and not master.slots:
+                master.slots = create_coded_slots(
+                    self.inner_optimizer,
+                    master.reference,
+                    path_of(master.weight),
+                    rule.slots,
+                    bits,
+                )
 
-    def _coded(self, masters: Sequence[Any]) -> dict[int, Any]:
-        """Returns the masters with slots stored as codes, by their `id`."""
-        if self._compressed_state is None:
-            return {}
-        return {id(m): m for m in masters if self._compressed_state.applies_to(m)}
+    def _bits_of_slots(self, weight: Any) -> int:
+        """Returns the bits of each element of the slots of a weight."""
+        compressed = self._compressed_state
+        if compressed is None or not compressed.applies_to(weight):
+            return 32
+        return compressed.bits
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the current scale, in FP32.

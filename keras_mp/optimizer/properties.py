@@ -26,7 +26,7 @@ from keras_mp.optimizer.master_weights import (
     keeps_average,
     overwrite_with_average,
 )
-from keras_mp.optimizer.masters import needs_master, path_of, reference_of
+from keras_mp.optimizer.masters import Master, needs_master, path_of
 
 
 class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
@@ -217,16 +217,11 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
             RuntimeError: masters are on one replica each, and all of them ask.
         """
         self._check_can_read()
-        return list(self._masters)
+        return [master.variable for master in self._master_weights.all]
 
-    @property
-    def _masters(self) -> list[Any]:
-        # A property, since Keras would save the variables in a list that is an
-        # attribute, and some of these are the model's.
-        return self._master_weights.all
-
-    def _masters_of(self, weights: Sequence[Any]) -> list[Any]:
-        return [self._masters[keras_internals.variable_index(self, w)] for w in weights]
+    def _masters_of(self, weights: Sequence[Any]) -> list[Master]:
+        masters = self._master_weights.all
+        return [masters[keras_internals.variable_index(self, w)] for w in weights]
 
     def current_masters(self) -> dict[int, Any]:
         """Returns the FP32 value of every weight that has a master of its own.
@@ -305,7 +300,8 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
             variables = known
         elif isinstance(variables, keras.Layer):
             variables = variables.weights
-        masters = {id(w): m for w, m in zip(known, self._masters, strict=True)}
+        both = zip(known, self._master_weights.all, strict=True)
+        masters = {id(weight): master.variable for weight, master in both}
         for variable in variables:
             if id(variable) not in masters and needs_master(variable):
                 raise ValueError(
@@ -345,7 +341,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         exclude_masters_from_weight_decay(
-            self.inner_optimizer, self._master_weights.references
+            self.inner_optimizer, self._master_weights.separate
         )
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
@@ -358,7 +354,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         Returns:
             Scalar bool tensor.
         """
-        given = zip(grads, self._masters, strict=True)
+        given = zip(grads, self._master_weights.all, strict=True)
         positions = [i for i, (gradient, _) in enumerate(given) if gradient is not None]
         return find_nonfinite(nonfinite_of(grads), positions)[0]
 
@@ -463,9 +459,8 @@ def exchange_weights(
         variable.assign(values[id(weight)])
         keras_internals.exchange_variable(optimizer, weight, variable)
         for leaf in leaves(optimizer.inner_optimizer):
-            keras_internals.exchange_variable(leaf, reference_of(master), variable)
-    variables = list(keras_internals.trainable_variables(optimizer))
-    optimizer._master_weights = masters.exchanged(variables, of_masters)
+            keras_internals.exchange_variable(leaf, master.reference, variable)
+    optimizer._master_weights = masters.exchanged(of_masters)
     kept = {id(variable) for variable in optimizer._master_weights.own_variables}
     for variable in masters.own_variables:
         if id(variable) not in kept:

@@ -14,10 +14,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp import keras_internals
 from keras_mp.arguments import short_repr
-from keras_mp.keras_internals import KERAS, nadam_momentum_product, slots
+from keras_mp.keras_internals import KERAS, nadam_momentum_product
 from keras_mp.optimizer.inner_optimizer import class_of, options_in_use
-from keras_mp.optimizer.masters import SlotKind
+from keras_mp.optimizer.masters import Master
+from keras_mp.optimizer.slot_codes import Slot
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Rule:
     """How the kernel of the update step implements an optimizer.
 
     Attributes:
-        name: str, as `keras_mp.ops.kernels.update.update_variables` takes it.
-        slots: list of lists of slots, each as long as the optimizer's variables.
+        name: str, in `update_rules.def` and in `reference.py`.
+        slots: tuple of `Slot`, in the order of the kernel.
         hyperparameters: function of the optimizer that returns the rule's
             hyperparameters by name, without those that all rules have.
         weight_decay: str, the name of the optimizer's option for it.
@@ -34,10 +36,25 @@ class Rule:
     """
 
     name: str
-    slots: list[list[Any]]
+    slots: tuple[Slot, ...]
     hyperparameters: Callable[[Any], dict[str, Any]]
     weight_decay: str = "weight_decay"
-    takes: Callable[[Any], bool] = lambda master: True
+    takes: Callable[[Master], bool] = lambda master: True
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether all of its slots can be stored as codes."""
+        return all(slot.is_signed is not None for slot in self.slots)
+
+    def slots_of(self, optimizer: keras.Optimizer) -> list[list[Any]]:
+        """Returns, for each slot, the variables that a built optimizer has made.
+
+        In the order of the optimizer's variables; None for one that it updates by
+        another rule.
+        """
+        return keras_internals.slots(
+            optimizer, *(slot.attribute for slot in self.slots)
+        )
 
 
 def of_sgd(optimizer: Any) -> dict[str, Any]:
@@ -196,164 +213,91 @@ def _powers(optimizer: Any, *betas: float) -> list[Any]:
     return [ops.power(ops.cast(beta, "float32"), step) for beta in betas]
 
 
-def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> Rule | None:
-    """Returns the rule of an optimizer, None if the kernel lacks one of its options.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`, built.
-        besides: set of names of options that the caller implements.
-    """
-    if unsupported_options(optimizer, besides):
-        return None
-    return _KNOWN[class_of(optimizer)][1](optimizer)
+_MOMENTUMS = Slot("momentums", "momentum", is_signed=True)
+_VELOCITIES = Slot("velocities", "velocity", is_signed=False)
+_MOMENTS = (_MOMENTUMS, _VELOCITIES)
 
 
-def partial_rule_of(optimizer: Any) -> Rule | None:
-    """Returns the rule of an optimizer, though it may be for some variables only.
-
-    The other variables have None for a slot.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`, built.
-    """
-    known = {**_KNOWN, **_KNOWN_FOR_SOME}
-    if _unsupported(optimizer, known, frozenset()):
-        return None
-    return known[class_of(optimizer)][1](optimizer)
-
-
-def unsupported_options(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
-    """Names what the kernel lacks of an optimizer: its class, or options in use.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`, which need not be built.
-        besides: set of names of options that the caller implements.
-
-    Returns:
-        str, or None if the kernel implements all of it.
-    """
-    return _unsupported(optimizer, _KNOWN, besides)
-
-
-def _unsupported(
-    optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
-) -> str | None:
-    # Not isinstance: a subclass may override anything, and an instance `update_step`.
-    known = rules.get(class_of(optimizer))
-    if known is None or "update_step" in vars(optimizer):
-        return type(optimizer).__name__
-    used = options_in_use(optimizer, {*_OF_ALL, *known[0], *besides})
-    numbers = {name: getattr(optimizer, name, None) for name in _NUMBERS}
-    used |= {name: x for name, x in numbers.items() if not _is_number(x)}
-    return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
-
-
-def count_step(optimizer: Any, finite: Any) -> None:
-    """Advances the variables that count the steps of an optimizer, if `finite` is true.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer` that has a rule.
-        finite: scalar bool tensor.
-    """
-    count_update(optimizer, finite)
-    iterations = optimizer.iterations
-    iterations.assign_add(ops.cast(finite, iterations.dtype))
-
-
-def count_update(optimizer: Any, finite: Any) -> None:
-    """Advances what counts the updates besides `iterations`, if `finite` is true.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer` that has a rule.
-        finite: scalar bool tensor.
-    """
-    if class_of(optimizer) is keras.optimizers.Nadam:
-        product = nadam_momentum_product(optimizer)
-        following = _next_product(optimizer)
-        before = ops.convert_to_tensor(product)
-        product.assign(ops.where(finite, following, before))
-
-
-def _is_number(option: Any) -> bool:
-    return option is None or isinstance(option, int | float)
-
-
-def _sgd(optimizer: Any) -> Rule:
-    if not optimizer.momentum:
-        return Rule("sgd", [], of_sgd)
-    name = "nesterov" if optimizer.nesterov else "momentum"
-    return Rule(name, [optimizer.momentums], of_momentum)
-
-
-def _adam(optimizer: Any) -> Rule:
-    names = ["momentums", "velocities"]
-    if optimizer.amsgrad:
-        names.append("velocity_hats")
-    name = "amsgrad" if optimizer.amsgrad else "adam"
-    return Rule(name, slots(optimizer, *names), of_adam)
-
-
-def _lamb(optimizer: Any) -> Rule:
-    names = ("momentums", "velocities")
-    return Rule("lamb", slots(optimizer, *names), of_lamb)
+def _in_fp32(*attributes: str) -> tuple[Slot, ...]:
+    return tuple(Slot(attribute) for attribute in attributes)
 
 
 # The kernel takes the matrices of a variable one by one, which is slow if it has many.
 _MOST_MATRICES = 4096
 
 
-def _adafactor(optimizer: Any) -> Rule:
-    return Rule(
-        "adafactor",
-        slots(optimizer, *"vrc"),
-        of_adafactor,
-        takes=lambda master: math.prod(master.shape[:-2]) <= _MOST_MATRICES,
-    )
+def _has_few_matrices(master: Master) -> bool:
+    return math.prod(master.shape[:-2]) <= _MOST_MATRICES
 
 
-def _muon(optimizer: Any) -> Rule:
-    """Returns the rule of the variables that Muon leaves to Adam."""
-    own = [optimizer.momentums, optimizer.adam_velocities]
-    return Rule("adam", own, of_muon, "adam_weight_decay")
+# A slot is in FP32 only where 8 bits do not do, nor 4: FTRL computes the weight from
+# its slots, AMSGrad keeps the largest rounding, the centered RMSprop subtracts nearly
+# equal numbers, Lamb reads its slots twice in a step, and Adafactor keeps means of rows
+# and columns.
+_SGD = Rule("sgd", (), of_sgd)
+_MOMENTUM = Rule("momentum", (_MOMENTUMS,), of_momentum)
+_NESTEROV = Rule("nesterov", (_MOMENTUMS,), of_momentum)
+_ADAM = Rule("adam", _MOMENTS, of_adam)
+_AMSGRAD = Rule(
+    "amsgrad", _in_fp32("momentums", "velocities", "velocity_hats"), of_adam
+)
+_NADAM = Rule("nadam", _MOMENTS, of_nadam)
+_ADAMAX = Rule(
+    "adamax", (Slot("m", "momentum", True), Slot("u", "norm", False)), of_adamax
+)
+_LION = Rule("lion", (_MOMENTUMS,), of_lion)
+_ADAGRAD = Rule(
+    "adagrad",
+    (Slot("accumulators", "accumulator", False, "initial_accumulator_value"),),
+    of_adagrad,
+)
+_ADADELTA = Rule(
+    "adadelta",
+    (
+        Slot("accumulated_grads", "accumulated_grad", False),
+        Slot("accumulated_delta_vars", "accumulated_delta_var", False),
+    ),
+    of_adadelta,
+)
+_FTRL = Rule("ftrl", _in_fp32("accumulators", "linears"), of_ftrl)
+_RMSPROP = Rule("rmsprop", (_VELOCITIES,), of_rmsprop)
+_RMSPROP_MOMENTUM = Rule("rmsprop_momentum", (_VELOCITIES, _MOMENTUMS), of_rmsprop)
+_CENTERED_RMSPROP = Rule(
+    "centered_rmsprop", _in_fp32("velocities", "average_gradients"), of_rmsprop
+)
+_CENTERED_RMSPROP_MOMENTUM = Rule(
+    "centered_rmsprop_momentum",
+    _in_fp32("velocities", "average_gradients", "momentums"),
+    of_rmsprop,
+)
+_LAMB = Rule("lamb", _in_fp32("momentums", "velocities"), of_lamb)
+_ADAFACTOR = Rule(
+    "adafactor", _in_fp32("v", "r", "c"), of_adafactor, takes=_has_few_matrices
+)
+# Of the variables that Muon leaves to Adam: the others have no velocities.
+_ADAM_OF_MUON = Rule(
+    "adam", _in_fp32("momentums", "adam_velocities"), of_muon, "adam_weight_decay"
+)
 
 
-def _nadam(optimizer: Any) -> Rule:
-    names = ("momentums", "velocities")
-    return Rule("nadam", slots(optimizer, *names), of_nadam)
+def _sgd(optimizer: Any) -> Rule:
+    if not optimizer.momentum:
+        return _SGD
+    return _NESTEROV if optimizer.nesterov else _MOMENTUM
 
 
-def _adamax(optimizer: Any) -> Rule:
-    return Rule("adamax", slots(optimizer, "m", "u"), of_adamax)
-
-
-def _lion(optimizer: Any) -> Rule:
-    return Rule("lion", slots(optimizer, "momentums"), of_lion)
-
-
-def _adagrad(optimizer: Any) -> Rule:
-    accumulators = slots(optimizer, "accumulators")
-    return Rule("adagrad", accumulators, of_adagrad)
-
-
-def _adadelta(optimizer: Any) -> Rule:
-    names = ("accumulated_grads", "accumulated_delta_vars")
-    return Rule("adadelta", slots(optimizer, *names), of_adadelta)
-
-
-def _ftrl(optimizer: Any) -> Rule:
-    names = ("accumulators", "linears")
-    return Rule("ftrl", slots(optimizer, *names), of_ftrl)
+def _adam(optimizer: Any) -> Rule:
+    return _AMSGRAD if optimizer.amsgrad else _ADAM
 
 
 def _rmsprop(optimizer: Any) -> Rule:
-    name, names = "rmsprop", ["velocities"]
-    if optimizer.centered:
-        name = "centered_rmsprop"
-        names.append("average_gradients")
     if optimizer.momentum > 0:
-        name += "_momentum"
-        names.append("momentums")
-    return Rule(name, slots(optimizer, *names), of_rmsprop)
+        return _CENTERED_RMSPROP_MOMENTUM if optimizer.centered else _RMSPROP_MOMENTUM
+    return _CENTERED_RMSPROP if optimizer.centered else _RMSPROP
+
+
+def _always(rule: Rule) -> Callable[[Any], Rule]:
+    return lambda optimizer: rule
 
 
 # Options of every optimizer that the kernel or its caller implements.
@@ -417,50 +361,108 @@ _KNOWN: dict[type, tuple[set[str], _RuleOf]] = {
     keras.optimizers.SGD: ({"momentum", "nesterov"}, _sgd),
     keras.optimizers.Adam: ({*_BETAS, "amsgrad"}, _adam),
     keras.optimizers.AdamW: ({*_BETAS, "amsgrad"}, _adam),
-    keras.optimizers.Nadam: (_BETAS, _nadam),
-    keras.optimizers.Adamax: (_BETAS, _adamax),
-    keras.optimizers.Lion: ({"beta_1", "beta_2"}, _lion),
-    keras.optimizers.Adagrad: ({"initial_accumulator_value", "epsilon"}, _adagrad),
-    keras.optimizers.Adadelta: ({"rho", "epsilon"}, _adadelta),
-    keras.optimizers.Ftrl: (_OF_FTRL, _ftrl),
+    keras.optimizers.Nadam: (_BETAS, _always(_NADAM)),
+    keras.optimizers.Adamax: (_BETAS, _always(_ADAMAX)),
+    keras.optimizers.Lion: ({"beta_1", "beta_2"}, _always(_LION)),
+    keras.optimizers.Adagrad: (
+        {"initial_accumulator_value", "epsilon"},
+        _always(_ADAGRAD),
+    ),
+    keras.optimizers.Adadelta: ({"rho", "epsilon"}, _always(_ADADELTA)),
+    keras.optimizers.Ftrl: (_OF_FTRL, _always(_FTRL)),
     keras.optimizers.RMSprop: ({"rho", "momentum", "epsilon", "centered"}, _rmsprop),
-    keras.optimizers.Lamb: (_BETAS, _lamb),
-    keras.optimizers.Adafactor: (_OF_ADAFACTOR, _adafactor),
+    keras.optimizers.Lamb: (_BETAS, _always(_LAMB)),
+    keras.optimizers.Adafactor: (_OF_ADAFACTOR, _always(_ADAFACTOR)),
 }
 # Those of some variables. Muon has a step of its own for matrices.
 _KNOWN_FOR_SOME: dict[type, tuple[set[str], _RuleOf]] = {}
 if KERAS >= (3, 13):  # before, it has other slots, or there is none
-    _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _muon)
+    _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _always(_ADAM_OF_MUON))
 
 
-_MOMENTUM = SlotKind("momentum", is_signed=True)
-_VELOCITY = SlotKind("velocity", is_signed=False)
+def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> Rule | None:
+    """Returns the rule of an optimizer, None if the kernel lacks one of its options.
 
-
-def slot_kinds(optimizer: Any) -> tuple[SlotKind, ...] | None:
-    """Returns the kinds of the slots of an optimizer that has a rule, in its order.
-
-    None if 8 bits do not do, nor 4: FTRL computes the weight from its slots, AMSGrad
-    keeps the largest rounding, the centered RMSprop subtracts nearly equal numbers,
-    Lamb reads its slots twice in a step, and Adafactor keeps means of rows and columns.
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        besides: set of names of options that the caller implements.
     """
-    match optimizer:
-        case keras.optimizers.SGD():
-            return (_MOMENTUM,) if optimizer.momentum else ()
-        case keras.optimizers.Adam():  # and AdamW
-            return None if optimizer.amsgrad else (_MOMENTUM, _VELOCITY)
-        case keras.optimizers.Nadam():
-            return _MOMENTUM, _VELOCITY
-        case keras.optimizers.Adamax():
-            return _MOMENTUM, SlotKind("norm", is_signed=False)
-        case keras.optimizers.Lion():
-            return (_MOMENTUM,)
-        case keras.optimizers.Adagrad():
-            initial_value = optimizer.initial_accumulator_value
-            return (SlotKind("accumulator", False, initial_value),)
-        case keras.optimizers.Adadelta():
-            names = ("accumulated_grad", "accumulated_delta_var")
-            return tuple(SlotKind(name, is_signed=False) for name in names)
-        case keras.optimizers.RMSprop() if not optimizer.centered:
-            return (_VELOCITY, _MOMENTUM) if optimizer.momentum > 0 else (_VELOCITY,)
-    return None
+    if unsupported_options(optimizer, besides):
+        return None
+    return _KNOWN[class_of(optimizer)][1](optimizer)
+
+
+def partial_rule_of(optimizer: Any) -> Rule | None:
+    """Returns the rule of an optimizer, though it may be for some variables only.
+
+    The other variables have None for a slot.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, built.
+    """
+    known = {**_KNOWN, **_KNOWN_FOR_SOME}
+    if _unsupported(optimizer, known, frozenset()):
+        return None
+    return known[class_of(optimizer)][1](optimizer)
+
+
+def names_of_optimizers() -> str:
+    """Returns the classes that have a rule, as in `"SGD, Adam and Lion"`."""
+    *names, last = (known.__name__ for known in _KNOWN)
+    return f"{', '.join(names)} and {last}"
+
+
+def unsupported_options(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
+    """Names what the kernel lacks of an optimizer: its class, or options in use.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, which need not be built.
+        besides: set of names of options that the caller implements.
+
+    Returns:
+        str, or None if the kernel implements all of it.
+    """
+    return _unsupported(optimizer, _KNOWN, besides)
+
+
+def _unsupported(
+    optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
+) -> str | None:
+    # Not isinstance: a subclass may override anything, and an instance `update_step`.
+    known = rules.get(class_of(optimizer))
+    if known is None or "update_step" in vars(optimizer):
+        return type(optimizer).__name__
+    used = options_in_use(optimizer, {*_OF_ALL, *known[0], *besides})
+    numbers = {name: getattr(optimizer, name, None) for name in _NUMBERS}
+    used |= {name: x for name, x in numbers.items() if not _is_number(x)}
+    return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
+
+
+def count_step(optimizer: Any, finite: Any) -> None:
+    """Advances the variables that count the steps of an optimizer, if `finite` is true.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has a rule.
+        finite: scalar bool tensor.
+    """
+    count_update(optimizer, finite)
+    iterations = optimizer.iterations
+    iterations.assign_add(ops.cast(finite, iterations.dtype))
+
+
+def count_update(optimizer: Any, finite: Any) -> None:
+    """Advances what counts the updates besides `iterations`, if `finite` is true.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that has a rule.
+        finite: scalar bool tensor.
+    """
+    if class_of(optimizer) is keras.optimizers.Nadam:
+        product = nadam_momentum_product(optimizer)
+        following = _next_product(optimizer)
+        before = ops.convert_to_tensor(product)
+        product.assign(ops.where(finite, following, before))
+
+
+def _is_number(option: Any) -> bool:
+    return option is None or isinstance(option, int | float)

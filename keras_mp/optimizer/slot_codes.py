@@ -1,4 +1,4 @@
-"""How slots are stored in 8 bits an element, and in 4: pure functions of tensors.
+"""Slots stored in 8 bits an element, and in 4.
 
 Beside its codes each group of 32 elements has the exponent of its largest. It has eight
 bits as in FP32, so it cannot underflow where FP32 does not. An element is a
@@ -23,10 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 from keras import ops
 
+from keras_mp import keras_internals
+from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import bits_of
-from keras_mp.random_bits import int32, random_bits, shift_right
+from keras_mp.optimizer.sharding import layout_of_vector
+from keras_mp.random_bits import int32, noise_of_step, random_bits, shift_right
 
 GROUP = 32
 # 254 would need a subnormal inverse, which processors flush to zero.
@@ -224,3 +228,157 @@ def _power_of_two(exponent: Any) -> Any:
 def _bits(power_of_two: float) -> int:
     """Returns the bits of a power of two as FP32."""
     return (int(math.log2(power_of_two)) + 127) * 2**23
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a rule keeps of each element of a variable.
+
+    Attributes:
+        attribute: str, of Keras's optimizer: `"velocities"` for `Adam._velocities`.
+        name: str, of one of these variables, such as `"velocity"`; empty where
+            `is_signed` is None.
+        is_signed: bool, False for what is never negative; None for a slot that codes
+            cannot store.
+        initial_value: str, the optimizer's option for it. Defaults to None: 0.
+    """
+
+    attribute: str
+    name: str = ""
+    is_signed: bool | None = None
+    initial_value: str | None = None
+
+
+@dataclass(frozen=True)
+class CodedSlot:
+    """One slot of one variable: codes, and the exponents of groups of 32.
+
+    Attributes:
+        codes: uint8 `keras.Variable` of shape `code.shape(shape)`.
+        exponents: uint8 `keras.Variable` of shape `[groups_in(size)]`.
+        code: `SlotCode`.
+        shape: tuple of ints, of the variable.
+        stream: int, the number of the slot, of the noise that it is rounded with.
+    """
+
+    codes: keras.Variable
+    exponents: keras.Variable
+    code: SlotCode
+    shape: tuple[int, ...]
+    stream: int
+
+    @property
+    def bits(self) -> int:
+        """The bits of a code."""
+        return self.code.bits
+
+    @property
+    def value(self) -> Any:
+        """What is stored: a float32 tensor."""
+        read = ops.convert_to_tensor
+        return decode(read(self.codes), read(self.exponents), self.code, self.shape)
+
+    def store(self, value: Any, noise: Any) -> None:
+        """Rounds a new value.
+
+        Args:
+            value: float32 tensor.
+            noise: what `noise_of_step` returned.
+        """
+        codes, exponents = encode(value, self.code, noise, self.stream)
+        self.codes.assign(codes)
+        self.exponents.assign(exponents)
+
+    def assign(self, value: Any) -> None:
+        """Rounds a value, by the same noise each time.
+
+        What was read from such a slot is stored again unchanged.
+
+        Args:
+            value: float32 tensor or array.
+        """
+        self.store(ops.convert_to_tensor(value, "float32"), noise_of_step(0, 0))
+
+
+def create_coded_slots(
+    optimizer: keras.Optimizer,
+    reference: Any,
+    path: str,
+    slots: Sequence[Slot],
+    bits: int,
+) -> list[CodedSlot]:
+    """Returns the slots of a variable, each with the code of its initial value.
+
+    Args:
+        optimizer: the inner `keras.optimizers.Optimizer`. The slots bear its name.
+        reference: variable, of which the slots have shape and layout.
+        path: str, of that variable.
+        slots: list of `Slot` with a code.
+        bits: int, 8 or 4, of each element.
+    """
+    return [
+        _create(optimizer, reference, path, slot, bits, stream)
+        for stream, slot in enumerate(slots)
+    ]
+
+
+def _create(
+    optimizer: keras.Optimizer,
+    reference: Any,
+    path: str,
+    slot: Slot,
+    bits: int,
+    stream: int,
+) -> CodedSlot:
+    code = SlotCode(bits, bool(slot.is_signed))
+    option = slot.initial_value
+    initial = ops.full((GROUP,), getattr(optimizer, option) if option else 0.0)
+    nearest = ops.full((GROUP,), TO_NEAREST, "int32")
+    first_code, first_exponent = (
+        int(ops.convert_to_numpy(each)[0]) for each in encode_by(initial, code, nearest)
+    )
+    shape = tuple(reference.shape)
+    layout = keras_internals.layout_argument(reference)
+
+    def create(
+        name: str, shape: tuple[int, ...], value: int, **layout: Any
+    ) -> keras.Variable:
+        with (
+            keras.name_scope(optimizer.name, caller=optimizer),
+            backend.colocated_with(reference),
+        ):
+            return keras.Variable(
+                keras.initializers.Constant(value),
+                shape=shape,
+                dtype="uint8",
+                trainable=False,
+                name=name,
+                **layout,
+            )
+
+    name = f"{path.replace('/', '_')}_{slot.name}"
+    groups = groups_in(math.prod(shape))
+    of_codes = code.shape(shape)
+    in_pairs = {} if bits == 8 else _of_vector(math.prod(of_codes), **layout)
+    return CodedSlot(
+        create(name, of_codes, first_code, **{**layout, **in_pairs}),
+        create(
+            f"{name}_exponents",
+            (groups,),
+            first_exponent,
+            **_of_vector(groups, **layout),
+        ),
+        code,
+        shape,
+        stream,
+    )
+
+
+def _of_vector(size: int, layout: Any = None) -> dict[str, Any]:
+    """Returns the layout argument of a vector that belongs to a weight with a layout.
+
+    Else a `LayoutMap` would split it as the weight, by a path that contains that.
+    """
+    if not isinstance(layout, keras.distribution.TensorLayout):
+        return {}
+    return {"layout": layout_of_vector(layout, size)}

@@ -17,16 +17,10 @@ from keras_mp.optimizer.gradients import (
 )
 from keras_mp.optimizer.inner_optimizer import Replicas, touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights
-from keras_mp.optimizer.masters import StoredMaster, are_distinct, reference_of
+from keras_mp.optimizer.masters import Master, are_distinct
 from keras_mp.optimizer.reference import Gradient
 from keras_mp.optimizer.rules import Rule, count_step, partial_rule_of
 from keras_mp.random_bits import halves_of
-
-
-def variables_of(masters: Sequence[Any]) -> list[Any]:
-    """Returns the variables that masters are stored in."""
-    stored = [m.variables if isinstance(m, StoredMaster) else [m] for m in masters]
-    return [variable for each in stored for variable in each]
 
 
 @dataclass(frozen=True)
@@ -36,22 +30,22 @@ class Step:
     Attributes:
         optimizer: the inner `keras.optimizers.Optimizer`.
         weights: `MasterWeights`, of all variables.
-        masters: list of the masters of the variables of this step.
+        masters: list of the `Master` of each variable of this step.
         gradients: list of a tensor, `tf.IndexedSlices` or None for each of them, of the
             scaled loss.
         scale: scalar float32 tensor that they are divided by, or None.
         replicas: `Replicas`.
     """
 
-    optimizer: Any
+    optimizer: keras.Optimizer
     weights: MasterWeights
-    masters: Sequence[Any]
+    masters: Sequence[Master]
     gradients: Sequence[Any]
     scale: Any
     replicas: Replicas
 
     @property
-    def given(self) -> list[Any]:
+    def given(self) -> list[Master]:
         """The masters that have a gradient."""
         pairs = zip(self.gradients, self.masters, strict=True)
         return [master for gradient, master in pairs if gradient is not None]
@@ -69,23 +63,29 @@ class Step:
 
     def without_missing_gradients(self) -> "Step":
         """Returns the step of the masters `given`, and warns of the others."""
-        gradients, masters = keras_internals.without_missing_gradients(
-            self.optimizer, self.gradients, self.masters
+        variables = [master.variable for master in self.masters]
+        gradients, _ = keras_internals.without_missing_gradients(
+            self.optimizer, self.gradients, variables
         )
-        return replace(self, masters=masters, gradients=gradients)
+        return replace(self, masters=self.given, gradients=gradients)
 
-    def slots(self, rule: Rule, master: Any) -> list[Any]:
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that the masters are stored in."""
+        return [variable for master in self.masters for variable in master.variables]
+
+    def slots(self, rule: Rule, master: Master) -> list[Any]:
         """Returns the slots of a master: FP32 variables, or `CodedSlot`s."""
-        if id(master) in self.weights.slots:
-            return self.weights.slots[id(master)]
-        index = keras_internals.variable_index(self.optimizer, reference_of(master))
-        return [of_all[index] for of_all in rule.slots]
+        if master.slots:
+            return list(master.slots)
+        index = keras_internals.variable_index(self.optimizer, master.reference)
+        return [of_all[index] for of_all in rule.slots_of(self.optimizer)]
 
-    def applies_weight_decay(self, rule: Rule, master: Any) -> bool:
+    def applies_weight_decay(self, rule: Rule, master: Master) -> bool:
         """Tells whether the weight decay of a rule is for a master."""
         return bool(
             getattr(self.optimizer, rule.weight_decay)
-        ) and keras_internals.uses_weight_decay(self.optimizer, reference_of(master))
+        ) and keras_internals.uses_weight_decay(self.optimizer, master.reference)
 
 
 class Update(Protocol):
@@ -125,8 +125,9 @@ def plan(step: Step) -> list[Update]:
         fitting = list(range(len(step.gradients)))
 
     def by_keras(others: Step) -> KerasUpdate:
-        weights = step.weights.subset(others.masters) if fitting else step.weights
-        return KerasUpdate(replace(others, weights=weights))
+        # Without a kernel's part it may change all, as averages overwrite them.
+        changed = others.masters if fitting else step.weights.all
+        return KerasUpdate(others, changed)
 
     return divide(step, rule, fitting, by_keras)
 
@@ -180,7 +181,7 @@ class UnscaledUpdate:
         self._unscaled, check = unscale(
             self.step.optimizer,
             self.step.gradients,
-            [variables_of([master])[0] for master in self.step.masters],
+            [master.variables[0] for master in self.step.masters],
             self.step.scale,
             options,
             self.step.replicas.count,
@@ -202,21 +203,30 @@ class UnscaledUpdate:
         raise NotImplementedError
 
 
+@dataclass
 class KerasUpdate(UnscaledUpdate):
-    """Applies any optimizer to unscaled FP32 gradients and the masters."""
+    """Applies any optimizer to unscaled FP32 gradients and the masters.
+
+    Attributes:
+        step: `Step`.
+        changed: list of the masters that it may change.
+    """
+
+    changed: Sequence[Master]
 
     def _update(self, gradients: Sequence[Any]) -> None:
         step, rows = self.step, self._touched_rows(gradients)
-        step.weights.sync_masters_from_weights(rows)
-        step.optimizer.apply(list(gradients), list(step.masters))
-        step.weights.sync_weights_from_masters(rows)
+        step.weights.sync_masters_from_weights(self.changed, rows)
+        variables = [master.variable for master in step.masters]
+        step.optimizer.apply(list(gradients), variables)
+        step.weights.sync_weights_from_masters(self.changed, rows)
 
     def _touched_rows(self, gradients: Sequence[Any]) -> dict[int, Any]:
         """Returns, by the `id` of a master, the only rows of it that can change."""
         step = self.step
         if (
             step.replicas.count > 1
-            or step.weights.rounding == "stochastic"
+            or step.weights.rounding.mode == "stochastic"
             or not are_distinct(step.masters)
         ):
             return {}
@@ -237,7 +247,8 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
     # A variable that is listed twice must be updated twice; the kernel does so once.
     if rule is None or not are_distinct(step.masters):
         return []
-    written = _variables_written(step, rule)
+    slots = {id(master): step.slots(rule, master) for master in step.masters}
+    written = _variables_written(step.masters, slots)
     if not backend.can_update(written):
         return []
     from keras_mp.ops.kernels import update
@@ -255,28 +266,30 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
         and (takes_rows or not backend.is_sparse(gradient))
         and _fits(step.optimizer, gradient, master)
         and rule.takes(master)
-        and all(slot is not None for slot in step.slots(rule, master))
+        and all(slot is not None for slot in slots[id(master)])
     ]
     # The norm of all gradients cannot be computed from a part of them.
     is_part = len(fitting) < len(step.given)
     return [] if is_part and step.optimizer.global_clipnorm else fitting
 
 
-def _variables_written(step: Step, rule: Rule) -> list[Any]:
-    slots = [slot for slots in rule.slots for slot in slots if slot is not None]
-    codes = [slot.codes for slot in step.weights.coded_slots]
-    weights = [weight for weight, _ in step.weights.pairs]
-    return [*variables_of(step.masters), *weights, *slots, *codes]
+def _variables_written(
+    masters: Sequence[Master], slots: Mapping[int, Sequence[Any]]
+) -> list[Any]:
+    variables = [v for master in masters for v in master.kernel_arguments]
+    of_slots = [getattr(s, "codes", s) for each in slots.values() for s in each]
+    return [v for v in (*variables, *of_slots) if v is not None]
 
 
-def _fits(optimizer: Any, gradient: Any, master: Any) -> bool:
+def _fits(optimizer: keras.Optimizer, gradient: Any, master: Master) -> bool:
     from keras_mp.ops.kernels import update
 
+    variable = master.variable
     return (
         update.supports(gradient)
-        and keras.backend.standardize_dtype(master.dtype) == "float32"
-        and getattr(master, "constraint", None) is None
-        and not keras_internals.is_replaced_by_gradient(optimizer, master)
+        and keras.backend.standardize_dtype(variable.dtype) == "float32"
+        and master.constraint is None
+        and not keras_internals.is_replaced_by_gradient(optimizer, variable)
     )
 
 
@@ -340,7 +353,7 @@ class KernelUpdate:
 
         step = self.step
         clips = bool(step.optimizer.global_clipnorm)
-        with update.device_of(variables_of(step.masters)):
+        with update.device_of(step.variables):
             largest, sum_of_squares = update.check_gradients(
                 step.gradients, step.scale, clips or options.sum_of_squares
             )
@@ -367,7 +380,7 @@ class KernelUpdate:
         from keras_mp.ops.kernels import update
 
         step, rule = self.step, self.rule
-        pairs = [step.weights.kernel_arguments(master) for master in step.masters]
+        pairs = [master.kernel_arguments for master in step.masters]
         weights = [weight for _, weight in pairs]
         own = [weight for weight in weights if weight is not None]
         slots = [step.slots(rule, master) for master in step.masters]
@@ -377,7 +390,7 @@ class KernelUpdate:
             [master for master, _ in pairs],
             [slot for of_all in zip(*slots, strict=True) for slot in of_all],
             weights,
-            step.weights.uniforms(own),
+            step.weights.rounding.uniforms(own),
             [step.applies_weight_decay(rule, master) for master in step.masters],
             powers=[self._powers(gradient) for gradient in step.gradients],
             rule=rule.name,
@@ -401,5 +414,6 @@ class KernelUpdate:
         weights = self.step.weights
         if not weights.are_compressed:
             return {}
-        low, high = halves_of(weights.noise(self.step.optimizer.iterations))
+        noise = weights.rounding.noise(self.step.optimizer.iterations)
+        low, high = halves_of(noise)
         return {"noise_low": low, "noise_high": high}

@@ -246,7 +246,8 @@ def test_the_kernel_rounds_as_the_formulas_do(dtype):
         optimizer = keras_mp.wrap(inner, loss_scale=1, masters="int8_remainders")
         optimizer.scale_loss(0.0)
         optimizer.apply([tf.constant(-masters)], weights)
-        return [oracle.value(v) for v in (weights[0], optimizer._masters[0].remainder)]
+        remainder = optimizer.master_weights[0].remainder
+        return [oracle.value(v) for v in (weights[0], remainder)]
 
     kernel, formulas = stepped(None), stepped(lambda weight: weight)
     oracle.assert_same_bits(kernel[0], formulas[0], "weight")

@@ -6,7 +6,7 @@ from keras import optimizers
 from stored_forms import RULES
 
 from keras_mp.ops.kernels import native
-from keras_mp.optimizer.rules import rule_of, slot_kinds
+from keras_mp.optimizer.rules import rule_of
 
 OPTIMIZERS = {
     **RULES,
@@ -20,22 +20,29 @@ def built(name):
     return optimizer
 
 
-def letters(optimizer):
-    """The slots as in update_rules.def: signed, unsigned, or FP32 only."""
-    rule, kinds = rule_of(optimizer), slot_kinds(optimizer)
-    if kinds is None:
-        return "F" * len(rule.slots)
-    return "".join("S" if kind.is_signed else "U" for kind in kinds)
+# Of `Slot.is_signed`, in update_rules.def.
+LETTERS = {True: "S", False: "U", None: "F"}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_library_has_the_slots_of_the_rule(name):
+    rule = rule_of(OPTIMIZERS[name]())
+    letters = "".join(LETTERS[slot.is_signed] for slot in rule.slots)
+    assert native.update_rules()[rule.name].slots == letters
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_has_the_slots_of_the_rule(name):
     optimizer = built(name)
     rule = rule_of(optimizer)
-    assert native.update_rules()[rule.name].slots == letters(optimizer)
-    assert len(rule.slots) == len(letters(optimizer))
+    found = [slots[0] for slots in rule.slots_of(optimizer)]
+    assert {id(slot) for slot in found} <= {id(v) for v in optimizer.variables}
+    assert len(found) == len(rule.slots)
+    coded = [slot.name for slot in rule.slots if slot.is_signed is not None]
+    for variable, name in zip(found, coded, strict=False):
+        assert variable.path.endswith(name)
 
 
 def test_every_rule_of_the_library_has_an_optimizer():
-    names = {rule_of(built(name)).name for name in OPTIMIZERS}
+    names = {rule_of(make()).name for make in OPTIMIZERS.values()}
     assert names == set(native.update_rules())

@@ -129,7 +129,7 @@ def test_options_around_a_rule_leave_it_to_the_kernel(name):
     # Keras updates all variables, if the kernel does not take one of them.
     optimizer, weights = wrapped(AROUND[name])
     weights[0].constraint = keras.constraints.NonNeg()
-    optimizer._master_weights.all[0].constraint = weights[0].constraint
+    optimizer.master_weights[0].constraint = weights[0].constraint
     assert parts(optimizer, weights, ones_like(weights)) == {"inner"}
 
 

@@ -719,7 +719,7 @@ def test_averages_are_shown_and_masters_put_back(form):
     swap = keras_mp.SwapEMAWeights()
     swap.set_model(model)
     swap.on_test_begin()
-    averages = optimizer._master_weights.kept.averages
+    averages = optimizer._master_weights.averages
     for weight, average in zip(weights, averages, strict=True):
         distance = np.abs(oracle.value(weight) - oracle.value(average))
         assert np.max(distance, initial=0) <= 2.0**-10  # an ulp of FP16 below 2
