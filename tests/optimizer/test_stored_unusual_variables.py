@@ -134,7 +134,7 @@ def test_a_variable_that_its_gradient_replaces_is_refused(form):
     with pytest.raises(
         ValueError, match=r"optimizer moves\. Received: amax, which its"
     ):
-        wrapped(optimizers.SGD(0.5), form).apply(
+        wrapped(optimizers.SGD(0.5, momentum=0.9), form).apply(
             [tf.constant([7.0]), scaled([1.0])], [amax, weight]
         )
     assert amax.numpy().tolist() == [1.0]
