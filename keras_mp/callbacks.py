@@ -129,20 +129,24 @@ class LossScaleCallback(keras.callbacks.Callback):
         # On JAX it is reading `model` that gives its variables their values.
         return watched_optimizers(self.model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Resets the count of batches, and opens the log."""
         self._batches = 0
         self._warned = False
         if self.log_dir is not None:
             self._step_log = StepLog(self.log_dir, self._watched)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Keeps what names the layer in the error of a collapse."""
         # Here, since other callbacks may make the train function anew when they begin.
         if self.on_collapse == "raise" and keras.backend.backend() == "tensorflow":
             keras_internals.keep_iterator(self.model)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Logs the step, and checks for a collapse once in `patience` batches."""
         if self._step_log is not None:
             self._step_log.write()
@@ -150,7 +154,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         if self._batches % self.patience == 0:
             self._check_collapse()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the state of the scale into the logs and checks for a collapse."""
         if logs is not None:
             for prefix, optimizer in one_of_each_scale(self._watched):
@@ -159,7 +163,7 @@ class LossScaleCallback(keras.callbacks.Callback):
                 logs[f"{prefix}consecutive_skips"] = int(optimizer.consecutive_skips)
         self._check_collapse()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Lets go of what was kept, and closes the log."""
         keras_internals.forget_iterator(self.model)
         if self._step_log is not None:
@@ -229,48 +233,48 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         super().__init__(swap_on_epoch=swap_on_epoch)
         self._masters: list[np.ndarray] | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Swaps back what an interrupted evaluation has left."""
         if self._is_wrapped:
             self._put_masters_back()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Swaps back after an epoch, if asked to."""
         if not self._is_wrapped:
             super().on_epoch_begin(epoch, logs)
         elif self.swap_on_epoch:
             self._put_masters_back()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Swaps between epochs, if asked to."""
         if not self._is_wrapped:
             super().on_epoch_end(epoch, logs)
         elif self.swap_on_epoch:
             self._show_averages()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Forgets the masters: `fit` has made the averages the weights."""
         self._masters = None
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Swaps for an evaluation."""
         if self._is_wrapped:
             self._show_averages()
         else:
             super().on_test_begin(logs)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Swaps back."""
         if self._is_wrapped:
             self._put_masters_back()
         else:
             super().on_test_end(logs)
 
-    def on_predict_begin(self, logs: Any = None) -> None:
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Swaps for a prediction."""
         self.on_test_begin(logs)
 
-    def on_predict_end(self, logs: Any = None) -> None:
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         """Swaps back, which Keras 3.15 forgets after a prediction."""
         self.on_test_end(logs)
 

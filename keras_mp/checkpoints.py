@@ -68,7 +68,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.directory = Path(directory)
         self.keep = whole_number("keep", keep, "Try 2.")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, under the number of finished epochs."""
         self.save(epoch + 1, self.model)
 

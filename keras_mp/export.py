@@ -9,6 +9,7 @@ from keras_mp.dtypes import is_half
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.compression import round_nearest
 from keras_mp.optimizer.sharding import to_numpy
+from keras_mp.typing import Tensor
 
 
 def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarray]:
@@ -53,7 +54,7 @@ def export_weights(model: keras.Model, dtype: str = "float32") -> list[np.ndarra
     ]
 
 
-def _convert(value: Any, dtype: str) -> np.ndarray:
+def _convert(value: Tensor, dtype: str) -> np.ndarray:
     if not keras.backend.is_float_dtype(value.dtype):
         return np.asarray(value)
     if is_half(dtype):

@@ -66,7 +66,7 @@ def view(x: Any, dtype: str) -> Any:
 # Optimizers.
 
 
-def add_to_variables(optimizer: Any, variable: Any) -> None:
+def add_to_variables(optimizer: keras.Optimizer, variable: Any) -> None:
     """Appends a variable to `optimizer.variables`, which Keras saves.
 
     `Optimizer._track_variable`: the public `add_variable` only makes new variables.
@@ -74,7 +74,7 @@ def add_to_variables(optimizer: Any, variable: Any) -> None:
     optimizer._track_variable(variable)
 
 
-def remove_from_variables(optimizer: Any, variable: Any) -> None:
+def remove_from_variables(optimizer: keras.Optimizer, variable: Any) -> None:
     """Removes a variable from `optimizer.variables`, and so from files.
 
     `Optimizer._variables` and `_tracker`: a new list, since TensorFlow saves no
@@ -89,7 +89,7 @@ def remove_from_variables(optimizer: Any, variable: Any) -> None:
     tracker.stored_ids["variables"].discard(id(variable))
 
 
-def exchange_variable(optimizer: Any, old: Any, new: Any) -> None:
+def exchange_variable(optimizer: keras.Optimizer, old: Any, new: Any) -> None:
     """Has a built optimizer update another variable, with the slots of a known one.
 
     Does nothing if `old` is not known. The exclusion from weight decay moves along.
@@ -115,7 +115,7 @@ def exchange_variable(optimizer: Any, old: Any, new: Any) -> None:
 
 
 @contextmanager
-def untracked(optimizer: Any) -> Iterator[None]:
+def untracked(optimizer: keras.Optimizer) -> Iterator[None]:
     """Has Keras not take what an attribute is set to for state, in a `with` block.
 
     `Optimizer._tracker`.
@@ -127,7 +127,7 @@ def untracked(optimizer: Any) -> Iterator[None]:
         vars(optimizer)["_tracker"] = tracker
 
 
-def trainable_variables(optimizer: Any) -> list[Any]:
+def trainable_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built with, `[]` before that.
 
     `Optimizer._trainable_variables`: `optimizer.variables` has only the state.
@@ -135,7 +135,7 @@ def trainable_variables(optimizer: Any) -> list[Any]:
     return optimizer._trainable_variables
 
 
-def hide_trainable_variables(optimizer: Any) -> None:
+def hide_trainable_variables(optimizer: keras.Optimizer) -> None:
     """Has `tf.train.Checkpoint` not reach variables through a built optimizer.
 
     `Optimizer._trainable_variables`: what is set as an attribute is saved. A variable
@@ -146,7 +146,9 @@ def hide_trainable_variables(optimizer: Any) -> None:
     vars(optimizer)["_trainable_variables"] = variables
 
 
-def check_variables_are_known(optimizer: Any, variables: Sequence[Any]) -> None:
+def check_variables_are_known(
+    optimizer: keras.Optimizer, variables: Sequence[Any]
+) -> None:
     """Raises ValueError if an optimizer was not built with one of the variables.
 
     `Optimizer._check_variables_are_known`: `apply`, which is public, updates them too.
@@ -154,7 +156,7 @@ def check_variables_are_known(optimizer: Any, variables: Sequence[Any]) -> None:
     optimizer._check_variables_are_known(variables)
 
 
-def variable_index(optimizer: Any, variable: Any) -> int:
+def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     """Returns the position of a variable among those an optimizer was built with.
 
     `Optimizer._get_variable_index`: a `tf.Variable` and each replica's copy of it are
@@ -163,7 +165,7 @@ def variable_index(optimizer: Any, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
-def is_replaced_by_gradient(optimizer: Any, variable: Any) -> bool:
+def is_replaced_by_gradient(optimizer: keras.Optimizer, variable: Any) -> bool:
     """Tells whether the gradient of a variable is its new value, as in FP8 training.
 
     `Optimizer._overwrite_variable_with_gradient`: the attribute of the variable is
@@ -175,7 +177,7 @@ def is_replaced_by_gradient(optimizer: Any, variable: Any) -> bool:
 
 
 def without_missing_gradients(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Returns both lists without the gradients that are None, and warns of those.
 
@@ -184,7 +186,7 @@ def without_missing_gradients(
     return optimizer._filter_empty_gradients(gradients, variables)
 
 
-def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
+def uses_weight_decay(optimizer: keras.Optimizer, variable: Any) -> bool:
     """Tells whether an optimizer would decay a variable, if it decays any.
 
     `Optimizer._use_weight_decay`: `exclude_from_weight_decay` is public, its result can
@@ -196,7 +198,7 @@ def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
     return optimizer._use_weight_decay(variable)
 
 
-def add_to_weight_decay_exclusions(optimizer: Any, variable: Any) -> None:
+def add_to_weight_decay_exclusions(optimizer: keras.Optimizer, variable: Any) -> None:
     """Excludes one more variable from an optimizer that excludes some already.
 
     `Optimizer._exclude_from_weight_decay`, a set of `Optimizer._var_key`: the public
@@ -205,7 +207,7 @@ def add_to_weight_decay_exclusions(optimizer: Any, variable: Any) -> None:
     optimizer._exclude_from_weight_decay.add(optimizer._var_key(variable))
 
 
-def applied_steps(optimizer: Any) -> Any:
+def applied_steps(optimizer: keras.Optimizer) -> Any:
     """Returns the variable that counts the calls of `apply`.
 
     `iterations` leaves out those that only accumulate gradients.
@@ -213,7 +215,7 @@ def applied_steps(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
-def moving_averages(optimizer: Any) -> list[Any]:
+def moving_averages(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the moving averages of a built optimizer, in the order of its variables.
 
     `Optimizer._model_variables_moving_average`, which `use_ema` makes: the public
@@ -222,7 +224,7 @@ def moving_averages(optimizer: Any) -> list[Any]:
     return optimizer._model_variables_moving_average
 
 
-def accumulated_gradients(optimizer: Any) -> list[Any]:
+def accumulated_gradients(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the sums of gradients of a built optimizer, by the order of variables.
 
     `Optimizer._accumulated_gradients`, which `gradient_accumulation_steps` makes:
@@ -231,7 +233,7 @@ def accumulated_gradients(optimizer: Any) -> list[Any]:
     return optimizer._accumulated_gradients
 
 
-def clip_by_norm(optimizer: Any, gradient: Any) -> Any:
+def clip_by_norm(optimizer: keras.Optimizer, gradient: Any) -> Any:
     """Returns a gradient clipped to the norm `optimizer.clipnorm`.
 
     `Optimizer._clip_by_norm`: Keras has no public function for it.
@@ -239,7 +241,7 @@ def clip_by_norm(optimizer: Any, gradient: Any) -> Any:
     return optimizer._clip_by_norm(gradient)
 
 
-def slots(optimizer: Any, *names: str) -> list[list[Any]]:
+def slots(optimizer: keras.Optimizer, *names: str) -> list[list[Any]]:
     """Returns lists of the slots of a built optimizer, in the order of its variables.
 
     `SGD.momentums` for `"momentums"`, `Adam._velocities` for `"velocities"`, and so on:
@@ -291,7 +293,7 @@ def other_layouts(variables: Sequence[Any], layouts: Sequence[Any]) -> Iterator[
             variable._layout = layout
 
 
-def strategy(optimizer: Any) -> Any:
+def strategy(optimizer: keras.Optimizer) -> Any:
     """Returns the `tf.distribute.Strategy` that an optimizer was created in.
 
     `Optimizer._distribution_strategy`, of the TensorFlow backend: Keras itself enters
@@ -380,7 +382,7 @@ _ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 # Models and layers.
 
 
-def flatten_layers(layer: Any) -> list[Any]:
+def flatten_layers(layer: keras.Layer) -> list[Any]:
     """Returns a layer or model and all layers inside it, at any depth.
 
     `Layer._flatten_layers`: `model.layers` has only the outermost, and a layer that
@@ -518,7 +520,7 @@ OVERRIDDEN_HOOKS = {
 }
 
 
-def uses_flash_attention(layer: Any) -> bool:
+def uses_flash_attention(layer: keras.Layer) -> bool:
     """Tells whether a multi-head or grouped-query attention runs flash attention.
 
     `MultiHeadAttention._flash_attention`: the constructor argument, or else the global
@@ -527,7 +529,7 @@ def uses_flash_attention(layer: Any) -> bool:
     return bool(layer._flash_attention)
 
 
-def scores_equation(layer: Any) -> str:
+def scores_equation(layer: keras.Layer) -> str:
     """Returns the einsum by which an attention multiplies queries and keys.
 
     `MultiHeadAttention._dot_product_equation`: it depends on the attention axes, and a
@@ -536,7 +538,7 @@ def scores_equation(layer: Any) -> str:
     return layer._dot_product_equation
 
 
-def outputs_equation(layer: Any) -> str:
+def outputs_equation(layer: keras.Layer) -> str:
     """Returns the einsum by which an attention multiplies weights and values.
 
     `MultiHeadAttention._combine_equation`: as for `scores_equation`.
@@ -560,7 +562,9 @@ def grouped_query_scores_scale(layer: keras.layers.GroupQueryAttention) -> float
     return layer._inverse_sqrt_head_dim
 
 
-def drop_attention_weights(layer: Any, weights: Any, training: bool | None) -> Any:
+def drop_attention_weights(
+    layer: keras.Layer, weights: Any, training: bool | None
+) -> Any:
     """Applies the dropout of a multi-head or grouped-query attention.
 
     `MultiHeadAttention._dropout_layer`: its seed generator is part of the state that is
@@ -569,7 +573,7 @@ def drop_attention_weights(layer: Any, weights: Any, training: bool | None) -> A
     return layer._dropout_layer(weights, training=training)
 
 
-def attention_seeds(layer: Any) -> keras.random.SeedGenerator:
+def attention_seeds(layer: keras.Layer) -> keras.random.SeedGenerator:
     """Returns the seeds of that dropout; there are some where its rate is above 0."""
     return layer._dropout_layer.seed_generator
 
@@ -696,7 +700,7 @@ def attach_mask(tensor: Any, mask: Any) -> None:
 # Layers whose class `convert` changes.
 
 
-def direct_sublayers(layer: Any) -> list[Any]:
+def direct_sublayers(layer: keras.Layer) -> list[Any]:
     """Returns the layers directly inside a layer, in the order they were added.
 
     `Layer._flatten_layers`: `layers` is public, but only a model has it.
@@ -704,7 +708,7 @@ def direct_sublayers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def set_policy(layer: Any, policy: Any) -> None:
+def set_policy(layer: keras.Layer, policy: Any) -> None:
     """Gives a layer a dtype policy, and takes its `DTypePolicyMap` from it, if any.
 
     `Layer._dtype_policy`: the public `dtype_policy` writes into that map instead, which
@@ -730,7 +734,7 @@ def receivers(layer: keras.layers.InputLayer) -> list[Any]:
     return [node.operation for node in layer._outbound_nodes]
 
 
-def own_variables(layer: Any) -> list[tuple[Any, bool]]:
+def own_variables(layer: keras.Layer) -> list[tuple[Any, bool]]:
     """Returns the variables of a layer itself, each with True if listed as trainable.
 
     `Layer._trainable_variables` and `Layer._non_trainable_variables`: the public lists
@@ -742,7 +746,7 @@ def own_variables(layer: Any) -> list[tuple[Any, bool]]:
 
 
 @contextmanager
-def unlocked(layer: Any) -> Iterator[None]:
+def unlocked(layer: keras.Layer) -> Iterator[None]:
     """Lets the state of a built layer be replaced or extended inside a `with` block.
 
     `Layer._tracker`: `build` locks it, and nothing public unlocks it.
@@ -756,7 +760,7 @@ def unlocked(layer: Any) -> Iterator[None]:
             layer._tracker.lock()
 
 
-def add_variable(layer: Any, variable: Any) -> None:
+def add_variable(layer: keras.Layer, variable: Any) -> None:
     """Appends a variable to the variables of a layer.
 
     `Layer._track_variable`: setting an attribute would, but under one name each.
@@ -764,7 +768,7 @@ def add_variable(layer: Any, variable: Any) -> None:
     layer._track_variable(variable)
 
 
-def remove_variable(layer: Any, variable: Any) -> None:
+def remove_variable(layer: keras.Layer, variable: Any) -> None:
     """Removes a variable from the variables of a layer.
 
     `Layer._untrack_variable`: deleting the attribute would, but loses the attribute.

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers import linear_logits
+from keras_mp.typing import Tensor
 
 __all__ = ["CategoricalCrossentropy", "SparseCategoricalCrossentropy"]
 
@@ -15,7 +16,7 @@ __all__ = ["CategoricalCrossentropy", "SparseCategoricalCrossentropy"]
 class _Rows(keras.losses.Loss):
     """Masks, weights and reduces as Keras what was computed for each row."""
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         return y_pred
 
 
@@ -24,7 +25,9 @@ class _LinearLoss:
 
     _has_warned = False
 
-    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(
+        self: Any, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None
+    ) -> Any:
         found = linear_logits.behind(y_pred)
         if not self.from_logits:
             found = "from_logits is False"
@@ -111,7 +114,7 @@ class SparseCategoricalCrossentropy(
         # That of Keras leaves the axis out.
         return {**super().get_config(), "axis": self.axis}
 
-    def _rows(self, found: linear_logits.LinearLogits, y_true: Any) -> Any:
+    def _rows(self, found: linear_logits.LinearLogits, y_true: Tensor) -> Any:
         import tensorflow as tf
 
         from keras_mp.ops import linear_cross_entropy
@@ -178,7 +181,7 @@ class CategoricalCrossentropy(_LinearLoss, keras.losses.CategoricalCrossentropy)
     ) -> None:
         super().__init__(from_logits, label_smoothing, axis, reduction, name, dtype)
 
-    def _rows(self, found: linear_logits.LinearLogits, y_true: Any) -> Any:
+    def _rows(self, found: linear_logits.LinearLogits, y_true: Tensor) -> Any:
         from keras_mp.ops import linear_cross_entropy
 
         labels = ops.cast(y_true, self.dtype)

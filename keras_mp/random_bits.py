@@ -9,11 +9,13 @@ from typing import Any
 
 from keras import ops
 
+from keras_mp.typing import Tensor
+
 # 2**32 / golden ratio, by which streams of numbers are held apart.
 GOLDEN = 0x9E3779B9
 
 
-def mix(x: Any) -> Any:
+def mix(x: Tensor) -> Any:
     """Returns a hash of int32 numbers: a bijection with output bits that look random.
 
     The constants are from Chris Wellons' `lowbias32`.
@@ -23,7 +25,7 @@ def mix(x: Any) -> Any:
     return ops.bitwise_xor(x, shift_right(x, 16))
 
 
-def shift_right(x: Any, bits: int) -> Any:
+def shift_right(x: Tensor, bits: int) -> Tensor:
     """Shifts an int32 tensor and fills with zeros, whatever its sign."""
     return ops.bitwise_and(ops.right_shift(x, bits), 2 ** (32 - bits) - 1)
 
@@ -37,7 +39,7 @@ def int32(x: int) -> int:
 STREAM_OF_WEIGHTS = 3
 
 
-def noise_of_step(seed: int, step: Any) -> Any:
+def noise_of_step(seed: int, step: Tensor) -> Tensor:
     """Returns the noise of a step.
 
     Args:
@@ -50,7 +52,7 @@ def noise_of_step(seed: int, step: Any) -> Any:
     return mix(ops.cast(step, "int32") * int32(GOLDEN) + int32(seed))
 
 
-def random_bits(shape: Sequence[int], noise: Any, stream: int) -> Any:
+def random_bits(shape: Sequence[int], noise: Tensor, stream: int) -> Tensor:
     """Returns 32 random bits for each element: a hash of its position.
 
     Args:
@@ -65,7 +67,7 @@ def random_bits(shape: Sequence[int], noise: Any, stream: int) -> Any:
     return ops.reshape(mix(positions + noise + int32(stream * GOLDEN)), shape)
 
 
-def uniforms(shape: Sequence[int], noise: Any) -> Any:
+def uniforms(shape: Sequence[int], noise: Tensor) -> Tensor:
     """Returns multiples of 2**-24 from [0, 1) for the rounding of weights.
 
     Args:
@@ -78,7 +80,7 @@ def uniforms(shape: Sequence[int], noise: Any) -> Any:
     return uniforms_of(random_bits(shape, noise, STREAM_OF_WEIGHTS))
 
 
-def uniforms_of(bits: Any) -> Any:
+def uniforms_of(bits: Tensor) -> Tensor:
     """Returns multiples of 2**-24 from [0, 1), made of the upper 24 of 32 bits.
 
     Args:
@@ -90,7 +92,7 @@ def uniforms_of(bits: Any) -> Any:
     return ops.cast(shift_right(bits, 8), "float32") * 2.0**-24
 
 
-def halves_of(noise: Any) -> tuple[Any, Any]:
+def halves_of(noise: Tensor) -> tuple[Any, Any]:
     """Returns the low and the high 16 bits of noise, as float32 scalars."""
     low, high = ops.bitwise_and(noise, 0xFFFF), shift_right(noise, 16)
     return ops.cast(low, "float32"), ops.cast(high, "float32")

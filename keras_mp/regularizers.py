@@ -14,6 +14,7 @@ from keras_mp import keras_internals
 from keras_mp.arguments import short_repr
 from keras_mp.dtypes import is_half
 from keras_mp.serialization import deserialize
+from keras_mp.typing import Tensor, Variable
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -56,7 +57,7 @@ class FP32Regularizer(keras.regularizers.Regularizer):
             )
         self.regularizer = keras.regularizers.get(regularizer)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Tensor) -> Any:
         return self.regularizer(ops.cast(x, "float32"))
 
     def get_config(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def regularize_layers(layers: Iterable[keras.Layer]) -> None:
         regularize_weights(layer.weights)
 
 
-def regularize_weights(weights: Iterable[Any]) -> None:
+def regularize_weights(weights: Iterable[Variable]) -> None:
     """Puts `FP32Regularizer` around the regularizers of weights stored in 16 bits.
 
     Args:

@@ -11,7 +11,7 @@ from keras_mp.arguments import short_repr
 _MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError)
 
 
-def serialize_optimizer(optimizer: Any) -> dict[str, Any]:
+def serialize_optimizer(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the config of an optimizer, with classes that every backend has."""
     config: dict[str, Any] = _public(keras.saving.serialize_keras_object(optimizer))
     return config

@@ -161,7 +161,7 @@ def estimate_memory(
     )
 
 
-def _checked(model: Any, optimizer: Any) -> Any:
+def _checked(model: keras.Model, optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer, after a check of both."""
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -231,7 +231,7 @@ def _bytes_of_share(
 
 
 def _bytes_of_step(
-    model: Any, optimizer: Any, stand_ins: Sequence[Any], batch: Any
+    model: keras.Model, optimizer: keras.Optimizer, stand_ins: Sequence[Any], batch: Any
 ) -> tuple[int, int]:
     """Returns the bytes of activations, and of gradients and activations together.
 

@@ -143,7 +143,7 @@ def find_overflow(
     return overflow
 
 
-def in_forward_pass(model: Any, found: Trace) -> Overflow | None:
+def in_forward_pass(model: keras.Model, found: Trace) -> Overflow | None:
     """Returns the first overflow in the order of computation."""
     before: list[Any] = []
     for path, tensor in _in_order_of_computation(model, found.calls):
@@ -159,7 +159,7 @@ def in_forward_pass(model: Any, found: Trace) -> Overflow | None:
 
 
 def _in_order_of_computation(
-    model: Any, calls: list[CallRecord]
+    model: keras.Model, calls: list[CallRecord]
 ) -> list[tuple[str, Any]]:
     """Returns what layers are given and what they return, once, each with its origin.
 
@@ -186,7 +186,7 @@ def _is_masked(tensor: Any, loss: Any) -> bool:
     return _is_finite(loss) and _is_finite(numbers[numbers != -np.inf])
 
 
-def in_backward_pass(model: Any, found: Trace, scale: float) -> Overflow | None:
+def in_backward_pass(model: keras.Model, found: Trace, scale: float) -> Overflow | None:
     """Returns the first overflow in the order of backpropagation."""
     order = {id(call): index for index, call in enumerate(found.calls)}
     used_by: dict[int, int] = {}  # a variable: the first call that uses it

@@ -106,7 +106,10 @@ def inspect(
 
 
 def _run_in_fp16(
-    model: Any, batch: tuple[Any, Any, Any], scale: float, masters: dict[int, Any]
+    model: keras.Model,
+    batch: tuple[Any, Any, Any],
+    scale: float,
+    masters: dict[int, Any],
 ) -> Trace:
     """Runs the batch in FP16, and keeps none of the many activations.
 
@@ -128,7 +131,7 @@ def _run_in_fp16(
     return dataclasses.replace(found, calls=[])
 
 
-def _notes(model: Any, in_fp32: Trace, report: Numerics) -> Iterator[str]:
+def _notes(model: keras.Model, in_fp32: Trace, report: Numerics) -> Iterator[str]:
     """Yields what the report does not see, or sees otherwise than training does."""
     if overrides(model, "train_step"):
         yield "the model's own `train_step` is not run, only `compute_loss`"
@@ -177,7 +180,7 @@ def _activations(run: Trace) -> Iterator[Entry]:
 
 
 def _weights(
-    model: Any,
+    model: keras.Model,
     shown: Trace,
     in_fp32: Trace,
     in_fp16: Trace,

@@ -107,7 +107,7 @@ class NumericsCallback(keras.callbacks.Callback):
         self._step: int | None = None
         self._before: list[Any] | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks what it needs, and has the step traced with the counting in it."""
         optimizer = self._optimizer()
         probes = [
@@ -123,7 +123,9 @@ class NumericsCallback(keras.callbacks.Callback):
         # Another callback may restore the state of training after this one has begun.
         self._step, self._before = None, None
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Copies the weights before a step that is sampled."""
         self._announce()
         if self._step is None:
@@ -132,19 +134,21 @@ class NumericsCallback(keras.callbacks.Callback):
         if is_sampled and self.model.steps_per_execution == 1:
             self._before = self._weights()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Collects a sample, after a step or an execution that has one."""
         before = self._step or 0
         self._step = before + self.model.steps_per_execution
         if before // self.every < self._step // self.every:
             self._collect()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps again: the last execution may have had less."""
         if self._step is not None and self.model.steps_per_execution > 1:
             self._step = self._sampler.step
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Takes the counting out of the step, and draws the pictures."""
         self.model.make_train_function(force=True)
         self._close_writer()

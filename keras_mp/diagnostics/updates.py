@@ -106,7 +106,10 @@ def _in_fp16(x: Any) -> Any:
 
 
 def updates_of(
-    optimizer: Any, weights: list[Any], values: list[Any], gradients: list[Any]
+    optimizer: keras.Optimizer,
+    weights: list[Any],
+    values: list[Any],
+    gradients: list[Any],
 ) -> list[Update]:
     """Returns the update of each weight in one step of a copy of an optimizer.
 
@@ -136,7 +139,7 @@ def updates_of(
     return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]
 
 
-def _state_of(optimizer: Any) -> dict[str, Any]:
+def _state_of(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the variables of an optimizer by path, without the optimizer's name."""
     paths = [variable.path.partition("/")[2] for variable in optimizer.variables]
     return dict(zip(numbered(paths), optimizer.variables, strict=True))

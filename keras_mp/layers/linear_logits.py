@@ -11,6 +11,7 @@ import keras
 from keras import activations
 
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
+from keras_mp.typing import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class LinearLogits:
 
 
 def attach(
-    layer: Any,
-    logits: Any,
-    inputs: Any,
-    kernel: Any,
-    bias: Any = None,
+    layer: keras.Layer,
+    logits: Tensor,
+    inputs: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None = None,
     transpose: bool = False,
     soft_cap: float | None = None,
 ) -> Any:
@@ -94,7 +95,7 @@ def attach(
     return logits
 
 
-def behind(y_pred: Any) -> LinearLogits | str:
+def behind(y_pred: Tensor) -> LinearLogits | str:
     """Returns what a layer attached to its output, or why there is nothing.
 
     Args:

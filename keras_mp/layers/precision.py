@@ -11,6 +11,7 @@ from keras import activations, ops
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
+from keras_mp.typing import Tensor
 
 _FUSED = (
     (activations.relu, "relu"),
@@ -90,11 +91,11 @@ def _warn_of_backend(backend: str) -> None:
     )
 
 
-def _dtype(x: Any) -> str:
+def _dtype(x: Tensor) -> str:
     return keras.backend.standardize_dtype(x.dtype)
 
 
-def _is_dense(x: Any) -> bool:
+def _is_dense(x: Tensor) -> bool:
     import tensorflow as tf
 
     return not isinstance(x, tf.SparseTensor)
@@ -130,7 +131,7 @@ class _WithoutAutocast(keras.layers.Layer):
     def __init__(self) -> None:
         super().__init__(dtype="float32", autocast=False, name="read_without_autocast")
 
-    def call(self, read: Callable[[], Any]) -> Any:
+    def call(self, read: Callable[[], Any]) -> Tensor:
         value = read()
         return value.value if isinstance(value, keras.Variable) else value
 
@@ -168,14 +169,14 @@ class _InFP32(keras.layers.Layer):
         policy = Float16MatmulPolicy(variable_dtype="float16")
         super().__init__(dtype=policy, name="read_in_fp32")
 
-    def call(self, read: Callable[[], Any]) -> Any:
+    def call(self, read: Callable[[], Any]) -> Tensor:
         return read()
 
 
 _in_fp32 = _InFP32()
 
 
-def read_kernel(layer: Any) -> Any:
+def read_kernel(layer: keras.Layer) -> Tensor:
     """Reads the kernel of a layer in its storage dtype; with LoRA, the adapted one.
 
     LoRA's weights are FP32. A kernel of 16 bits is then also read in FP32: without
@@ -192,7 +193,7 @@ def read_kernel(layer: Any) -> Any:
     return read_without_autocast(lambda: layer.kernel)
 
 
-def reshape_for_broadcast(axes: list[int], inputs: Any, weight: Any) -> Any:
+def reshape_for_broadcast(axes: list[int], inputs: Tensor, weight: Any) -> Any:
     """Returns a weight in FP32, reshaped to broadcast against the inputs.
 
     The result has the rank of the inputs, the sizes of the weight along `axes`, and
@@ -230,7 +231,7 @@ def activates_after_rounding(activation: Any) -> bool:
     return fused_activation(activation) in (None, "relu")
 
 
-def activate_and_round(x: Any, activation: Any, dtype: str) -> Any:
+def activate_and_round(x: Tensor, activation: Any, dtype: str) -> Any:
     """Applies an activation to an FP32 result and rounds to `dtype`.
 
     `activates_after_rounding` decides about the order.
@@ -240,7 +241,7 @@ def activate_and_round(x: Any, activation: Any, dtype: str) -> Any:
     return activate(activation, ops.cast(x, dtype))
 
 
-def activate(activation: Any, x: Any) -> Any:
+def activate(activation: Any, x: Tensor) -> Any:
     """Returns `activation(x)` in the dtype of `x`; softmax and log-softmax sum in FP32.
 
     Args:
@@ -277,7 +278,7 @@ def remat(compute: Callable[..., Any], *tensors: Any) -> Any:
     @tf.custom_gradient
     def computed(*tensors: Any) -> tuple[Any, Any]:
         @defer_until_upstream
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: Tensor) -> Any:
             # A tensor may be passed twice, as query and key; each copy gets a gradient.
             copies = [tf.identity(x) for x in tensors]
             with tf.GradientTape() as tape:

@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_mp.typing import Tensor
+
 
 @keras.saving.register_keras_serializable(package="keras_mp")
 class Probe(keras.layers.Layer):
@@ -41,7 +43,7 @@ class Probe(keras.layers.Layer):
         self.supports_masking = True
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         first, *others = keras.tree.flatten(inputs)
         # A symbolic tensor, of a model that is being built, has no numbers.
         if keras.utils.is_keras_tensor(first):

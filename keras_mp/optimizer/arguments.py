@@ -18,6 +18,7 @@ from keras_mp.optimizer.rules import (
     rule_of,
     unsupported_options,
 )
+from keras_mp.typing import Gradient, Variable
 
 # In files that were saved before 0.1.0.
 _OLD_NAMES = {
@@ -48,7 +49,7 @@ class CompressedState:
         self.min_rank = whole_number("min_rank", min_rank, "Try 2.", least=0)
         self.exclude = _patterns(exclude)
 
-    def applies_to(self, variable: Any) -> bool:
+    def applies_to(self, variable: Variable) -> bool:
         """Tells whether the state of a variable is stored in this form.
 
         Args:
@@ -235,7 +236,9 @@ def _check_shard_state(shard_state: Any) -> None:
         backend.check_shards_state()
 
 
-def check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def check_gradients(
+    gradients: Sequence[Gradient], variables: Sequence[Variable]
+) -> None:
     """Checks that there is a gradient, and a variable for each.
 
     Raises:
@@ -250,7 +253,9 @@ def check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         )
 
 
-def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def check_one_to_one(
+    gradients: Sequence[Gradient], variables: Sequence[Variable]
+) -> None:
     """Checks that there are as many gradients as variables.
 
     Raises:
@@ -265,7 +270,7 @@ def check_one_to_one(gradients: Sequence[Any], variables: Sequence[Any]) -> None
 
 
 def check_state(
-    optimizer: Any, masters: Any, state: Any, rounding: str
+    optimizer: keras.Optimizer, masters: Any, state: Any, rounding: str
 ) -> CompressedState | None:
     """Checks the arguments `masters` and `state`.
 
@@ -320,7 +325,7 @@ def _as_compressed_state(state: Any) -> CompressedState | None:
     return {"float32": None, "int8": Int8State(), "int4": Int4State()}[state]
 
 
-def _check_rule(optimizer: Any, compressed: CompressedState | None) -> None:
+def _check_rule(optimizer: keras.Optimizer, compressed: CompressedState | None) -> None:
     missing = unsupported_options(optimizer, OPTIONS_AROUND_A_RULE)
     if missing:
         raise ValueError(
@@ -339,7 +344,7 @@ def _check_rule(optimizer: Any, compressed: CompressedState | None) -> None:
         )
 
 
-def check_inner_optimizer(optimizer: Any) -> None:
+def check_inner_optimizer(optimizer: keras.Optimizer) -> None:
     """Refuses an optimizer that scales the loss itself, or has state for other weights.
 
     Raises:
@@ -373,7 +378,7 @@ def check_inner_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_values_to_copy(optimizer: Any, variables: list[Any]) -> None:
+def check_values_to_copy(optimizer: keras.Optimizer, variables: list[Variable]) -> None:
     """Refuses to build an optimizer that copies weights which have no value yet.
 
     Raises:

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp.optimizer.backend_tf import Runner, TensorFlowBackend
+from keras_mp.typing import Gradient, Strategy, Tensor, Variable
 
 
 class SingleProgramBackend:
@@ -23,18 +24,20 @@ class SingleProgramBackend:
     training step. A `strategy` is a `tf.distribute.Strategy` there, and None here.
     """
 
-    def is_sparse(self, gradient: Any) -> bool:
+    def is_sparse(self, gradient: Gradient) -> bool:
         """Tells whether `gradient` is a `tf.IndexedSlices`: some rows of a matrix."""
         return False
 
-    def as_dense(self, gradient: Any) -> Any:
+    def as_dense(self, gradient: Gradient) -> Any:
         """Returns a gradient as a tensor of the shape of its variable.
 
         The rows of one index of a sparse gradient are added up in FP32.
         """
         return gradient
 
-    def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def with_shapes(
+        self, gradients: list[Gradient], variables: Sequence[Variable]
+    ) -> list[Any]:
         """Returns gradients; sparse ones know the shape of their variables.
 
         Args:
@@ -43,7 +46,7 @@ class SingleProgramBackend:
         """
         return gradients
 
-    def can_update(self, variables: Sequence[Any]) -> bool:
+    def can_update(self, variables: Sequence[Variable]) -> bool:
         """Tells whether the native ops of the update step can be used here.
 
         Args:
@@ -81,7 +84,9 @@ class SingleProgramBackend:
         """
         return 0
 
-    def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
+    def traced_assignments(
+        self, variables: Sequence[Variable], start: int
+    ) -> list[int]:
         """Returns how often the function being traced assigns to each variable.
 
         Args:
@@ -91,7 +96,7 @@ class SingleProgramBackend:
         """
         return [0] * len(variables)
 
-    def have_values(self, variables: list[Any]) -> bool:
+    def have_values(self, variables: list[Variable]) -> bool:
         """Tells whether all variables can be read outside the function being traced.
 
         A variable that a `tf.function` creates has no value before the trace ends; then
@@ -103,11 +108,11 @@ class SingleProgramBackend:
         """Calls `act` eagerly, outside any `tf.function` that is being traced."""
         act()
 
-    def strategy_of(self, optimizer: Any) -> None:
+    def strategy_of(self, optimizer: keras.Optimizer) -> None:
         """Returns the strategy that an optimizer was created in."""
         return None
 
-    def check_scope(self, strategy: Any) -> None:
+    def check_scope(self, strategy: Strategy) -> None:
         """Checks that no other strategy than `strategy` is in force.
 
         Elsewhere than on TensorFlow, Keras itself warns where devices are mixed.
@@ -116,7 +121,7 @@ class SingleProgramBackend:
             RuntimeError: another one is.
         """
 
-    def scope_of(self, strategy: Any) -> AbstractContextManager[None]:
+    def scope_of(self, strategy: Strategy) -> AbstractContextManager[None]:
         """Returns a context in which variables are created on all replicas.
 
         The scope of `strategy`, or a null context where it has been entered already.
@@ -139,7 +144,7 @@ class SingleProgramBackend:
                 "and compile."
             )
 
-    def replicas_in(self, strategy: Any) -> int:
+    def replicas_in(self, strategy: Strategy) -> int:
         """Returns the number of replicas that take a step together."""
         return 1
 
@@ -157,7 +162,7 @@ class SingleProgramBackend:
             RuntimeError: one of several is.
         """
 
-    def sum_over_replicas(self, x: Any) -> Any:
+    def sum_over_replicas(self, x: Tensor) -> Any:
         """Returns the sum of `x` over all replicas, to each of them.
 
         Args:
@@ -165,7 +170,7 @@ class SingleProgramBackend:
         """
         return x
 
-    def max_over_replicas(self, x: Any) -> Any:
+    def max_over_replicas(self, x: Tensor) -> Any:
         """Returns the largest of a number over all replicas, to each of them.
 
         Args:
@@ -173,7 +178,7 @@ class SingleProgramBackend:
         """
         return x
 
-    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
+    def colocated_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Returns a context that creates variables where `variable` is.
 
         Args:
@@ -182,7 +187,10 @@ class SingleProgramBackend:
         return contextlib.nullcontext()
 
     def run_on_each_replica(
-        self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
+        self,
+        strategy: Strategy,
+        act: Callable[[list[Gradient]], None],
+        grads: list[Gradient],
     ) -> None:
         """Calls `act` on every replica with the gradients of that replica: a `Runner`.
 
@@ -192,11 +200,11 @@ class SingleProgramBackend:
 
     def cond_on_all_replicas(
         self,
-        predicate: Any,
+        predicate: Tensor,
         run: Runner,
-        act: Callable[[list[Any]], None],
-        grads: list[Any],
-        variables: list[Any],
+        act: Callable[[list[Gradient]], None],
+        grads: list[Gradient],
+        variables: list[Variable],
     ) -> None:
         """Runs `act(grads)` on all replicas if `predicate` holds.
 
@@ -210,7 +218,7 @@ class SingleProgramBackend:
         self.cond(predicate, lambda: run(None, act, grads), variables)
 
     def cond(
-        self, predicate: Any, act: Callable[[], None], variables: list[Any]
+        self, predicate: Tensor, act: Callable[[], None], variables: list[Variable]
     ) -> None:
         """Runs `act` if `predicate` holds, inside an update of `cond_on_all_replicas`.
 
@@ -238,11 +246,11 @@ class SingleProgramBackend:
 
     def assign_on_all_replicas(
         self,
-        strategy: Any,
-        variable: Any,
-        value: Callable[[Any, Any], Any],
-        source: Any,
-        rows: Any,
+        strategy: Strategy,
+        variable: Variable,
+        value: Callable[[Tensor, Tensor], Tensor],
+        source: Variable,
+        rows: Tensor | None,
     ) -> None:
         """Assigns `value(variable, source)` to rows of each replica's copy.
 
@@ -257,7 +265,7 @@ class SingleProgramBackend:
         variable.assign(value(variable.value, source.value))
 
 
-def _is_traced(tensor: Any) -> bool:
+def _is_traced(tensor: Tensor) -> bool:
     """Tells whether JAX is tracing, and `tensor` has no value yet."""
     if keras.backend.backend() != "jax":
         return False
@@ -273,7 +281,7 @@ backend: SingleProgramBackend | TensorFlowBackend = (
 )
 
 
-def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
+def sum_gradients(gradients: Sequence[Gradient], dtype: str) -> list[Any]:
     """Returns the sums of the gradients of all replicas, to each of them.
 
     Args:
@@ -291,6 +299,6 @@ def sum_gradients(gradients: Sequence[Any], dtype: str) -> list[Any]:
     return [None if g is None else next(widened) for g in gradients]
 
 
-def _cast(gradients: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
+def _cast(gradients: Sequence[Gradient], dtypes: Sequence[str]) -> list[Any]:
     pairs = zip(gradients, dtypes, strict=True)
     return [ops.cast(gradient, dtype) for gradient, dtype in pairs]

@@ -25,10 +25,11 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.typing import Gradient, Strategy, Tensor, Variable
 
 # Calls a function on every replica that takes part in a step: given the strategy, the
 # function, and the gradients of all replicas.
-Runner = Callable[[Any, Callable[[list[Any]], None], list[Any]], None]
+Runner = Callable[[Any, Callable[[list[Gradient]], None], list[Any]], None]
 
 
 class TensorFlowBackend:
@@ -37,22 +38,24 @@ class TensorFlowBackend:
     `SingleProgramBackend` has the same methods, and documents them.
     """
 
-    def is_sparse(self, gradient: Any) -> bool:
+    def is_sparse(self, gradient: Gradient) -> bool:
         import tensorflow as tf
 
         return isinstance(gradient, tf.IndexedSlices)
 
-    def as_dense(self, gradient: Any) -> Any:
+    def as_dense(self, gradient: Gradient) -> Any:
         import tensorflow as tf
 
         if self.is_sparse(gradient) and gradient.dtype != tf.float64:
             gradient = tf.cast(gradient, tf.float32)
         return tf.convert_to_tensor(gradient)
 
-    def with_shapes(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def with_shapes(
+        self, gradients: list[Gradient], variables: Sequence[Variable]
+    ) -> list[Any]:
         import tensorflow as tf
 
-        def with_shape(gradient: Any, variable: Any) -> Any:
+        def with_shape(gradient: Gradient, variable: Variable) -> Any:
             if not self.is_sparse(gradient) or gradient.dense_shape is not None:
                 return gradient
             shape = tf.constant(tuple(variable.shape), gradient.indices.dtype)
@@ -60,7 +63,7 @@ class TensorFlowBackend:
 
         return list(map(with_shape, gradients, variables))
 
-    def can_update(self, variables: Sequence[Any]) -> bool:
+    def can_update(self, variables: Sequence[Variable]) -> bool:
         """Tells so: for variables with one copy, and if the library has a kernel."""
         import tensorflow as tf
 
@@ -94,11 +97,13 @@ class TensorFlowBackend:
             return 0
         return len(function.get_operations())
 
-    def traced_assignments(self, variables: Sequence[Any], start: int) -> list[int]:
+    def traced_assignments(
+        self, variables: Sequence[Variable], start: int
+    ) -> list[int]:
         natives = [native(variable) for variable in variables]
         return keras_internals.traced_assignments(natives, start)
 
-    def have_values(self, variables: list[Any]) -> bool:
+    def have_values(self, variables: list[Variable]) -> bool:
         import tensorflow as tf
 
         with tf.init_scope():
@@ -110,10 +115,10 @@ class TensorFlowBackend:
         with tf.init_scope():
             act()
 
-    def strategy_of(self, optimizer: Any) -> Any:
+    def strategy_of(self, optimizer: keras.Optimizer) -> Any:
         return keras_internals.strategy(optimizer)
 
-    def check_scope(self, strategy: Any) -> None:
+    def check_scope(self, strategy: Strategy) -> None:
         import tensorflow as tf
 
         here = tf.distribute.get_strategy()
@@ -125,7 +130,7 @@ class TensorFlowBackend:
                 "it, and call keras_mp.wrap(...), inside `with strategy.scope():`."
             )
 
-    def scope_of(self, strategy: Any) -> AbstractContextManager[Any]:
+    def scope_of(self, strategy: Strategy) -> AbstractContextManager[Any]:
         import tensorflow as tf
 
         here = tf.distribute.get_strategy()
@@ -143,7 +148,7 @@ class TensorFlowBackend:
                 "Leave it at False; for several machines use Keras on the JAX backend."
             )
 
-    def replicas_in(self, strategy: Any) -> int:
+    def replicas_in(self, strategy: Strategy) -> int:
         return int(strategy.num_replicas_in_sync)
 
     def refuse_several_replicas(self) -> None:
@@ -165,7 +170,7 @@ class TensorFlowBackend:
                 "step."
             )
 
-    def sum_over_replicas(self, x: Any) -> Any:
+    def sum_over_replicas(self, x: Tensor) -> Any:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
@@ -178,7 +183,7 @@ class TensorFlowBackend:
             return x
         return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
-    def max_over_replicas(self, x: Any) -> Any:
+    def max_over_replicas(self, x: Tensor) -> Any:
         """Returns it by a sum of vectors, as `all_reduce` has no maximum."""
         import tensorflow as tf
 
@@ -189,7 +194,7 @@ class TensorFlowBackend:
         is_own = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
         return tf.reduce_max(self.sum_over_replicas(tf.where(is_own, x, 0)))
 
-    def colocated_with(self, variable: Any) -> AbstractContextManager[None]:
+    def colocated_with(self, variable: Variable) -> AbstractContextManager[None]:
         import tensorflow as tf
 
         if not tf.distribute.has_strategy():
@@ -201,17 +206,20 @@ class TensorFlowBackend:
         return context
 
     def run_on_each_replica(
-        self, strategy: Any, act: Callable[[list[Any]], None], grads: list[Any]
+        self,
+        strategy: Strategy,
+        act: Callable[[list[Gradient]], None],
+        grads: list[Gradient],
     ) -> None:
         strategy.extended.call_for_each_replica(act, (grads,))
 
     def cond_on_all_replicas(
         self,
-        predicate: Any,
+        predicate: Tensor,
         run: Runner,
-        act: Callable[[list[Any]], None],
-        grads: list[Any],
-        variables: list[Any],
+        act: Callable[[list[Gradient]], None],
+        grads: list[Gradient],
+        variables: list[Variable],
     ) -> None:
         """Puts the condition across replicas, around all of them.
 
@@ -223,7 +231,9 @@ class TensorFlowBackend:
         as_is = tf.autograph.experimental.do_not_convert
 
         @as_is
-        def across(strategy: Any, predicate: Any, grads: list[Any]) -> None:
+        def across(
+            strategy: Strategy, predicate: Tensor, grads: list[Gradient]
+        ) -> None:
             first = strategy.experimental_local_results(predicate)[0]
             ops.cond(first, lambda: run(strategy, as_is(act), grads), lambda: None)
 
@@ -231,17 +241,17 @@ class TensorFlowBackend:
         context.merge_call(across, args=(predicate, grads))
 
     def cond(
-        self, predicate: Any, act: Callable[[], None], variables: list[Any]
+        self, predicate: Tensor, act: Callable[[], None], variables: list[Variable]
     ) -> None:
         ops.cond(predicate, act, lambda: None)
 
     def assign_on_all_replicas(
         self,
-        strategy: Any,
-        variable: Any,
-        value: Callable[[Any, Any], Any],
-        source: Any,
-        rows: Any,
+        strategy: Strategy,
+        variable: Variable,
+        value: Callable[[Tensor, Tensor], Tensor],
+        source: Variable,
+        rows: Tensor | None,
     ) -> None:
         import tensorflow as tf
 
@@ -263,7 +273,7 @@ class TensorFlowBackend:
         # One is state with one copy (sharding_tf.py): its device computes for all.
         own = variable if counts[0] == 1 else source
 
-        def across(strategy: Any) -> None:
+        def across(strategy: Strategy) -> None:
             with self.scope_of(strategy), tf.device(own.device):
                 new = value(*map(tf.convert_to_tensor, (variable, source)))
             strategy.extended.update(variable, _assign, (new,), group=False)
@@ -279,7 +289,7 @@ def _replicas_running() -> int:
     return 0 if context is None else int(context.num_replicas_in_sync)
 
 
-def across_replicas(strategy: Any, act: Callable[[Any], None]) -> None:
+def across_replicas(strategy: Strategy, act: Callable[[Any], None]) -> None:
     """Calls `act(strategy)` in the context across replicas, once.
 
     Args:
@@ -296,7 +306,10 @@ def across_replicas(strategy: Any, act: Callable[[Any], None]) -> None:
 
 
 def update_on_all_replicas(
-    strategy: Any, variable: Any, assign: Callable[[Any, Any], None], source: Any
+    strategy: Strategy,
+    variable: Variable,
+    assign: Callable[[Any, Any], None],
+    source: Any,
 ) -> None:
     """Calls `assign(variable, source)` with each replica's copy of both.
 
@@ -311,13 +324,13 @@ def update_on_all_replicas(
     variable, source = native(variable), native(source)
     assign = tf.autograph.experimental.do_not_convert(assign)
 
-    def across(strategy: Any) -> None:
+    def across(strategy: Strategy) -> None:
         strategy.extended.update(variable, assign, (source,), group=False)
 
     across_replicas(strategy, across)
 
 
-def native(variable: Any) -> Any:
+def native(variable: Variable) -> Any:
     """Returns the `tf.Variable` of a `keras.Variable`, and others unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
@@ -338,9 +351,9 @@ def creating_for_all_replicas() -> AbstractContextManager[None]:
 
 def run_on_first_replica(
     assigned: Sequence[Any],
-    strategy: Any,
-    act: Callable[[list[Any]], None],
-    grads: list[Any],
+    strategy: Strategy,
+    act: Callable[[list[Gradient]], None],
+    grads: list[Gradient],
 ) -> None:
     """Calls `act` once, with the first replica's gradients, which all replicas have.
 
@@ -366,7 +379,7 @@ def run_on_first_replica(
 
 
 def context_for_update(
-    strategy: Any, first: Sequence[Any] = (), grads: Sequence[Any] = ()
+    strategy: Strategy, first: Sequence[Any] = (), grads: Sequence[Gradient] = ()
 ) -> AbstractContextManager[None]:
     """Returns the context in which an update changes the copies of all replicas.
 
@@ -383,7 +396,9 @@ def context_for_update(
     return _only_replica(strategy, first, grads)
 
 
-def _only_replica(strategy: Any, first: Sequence[Any], grads: Sequence[Any]) -> Any:
+def _only_replica(
+    strategy: Strategy, first: Sequence[Any], grads: Sequence[Gradient]
+) -> Any:
     """Returns the context of the first replica, changed so that it needs no other.
 
     Keras's optimizer sums its gradients over the replicas before it hands them to
@@ -402,13 +417,13 @@ def _only_replica(strategy: Any, first: Sequence[Any], grads: Sequence[Any]) -> 
     copies = {id(own): of_all for own, of_all in zip(first, grads, strict=True)}
 
     class OnlyReplica(tf.distribute.ReplicaContext):
-        def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        def all_reduce(self, reduce_op: Any, value: Tensor, options: Any = None) -> Any:
             return [copies.get(id(each), each) for each in value]
 
     return OnlyReplica(strategy, _id_of_first_replica(strategy))
 
 
-def _id_of_first_replica(strategy: Any) -> int:
+def _id_of_first_replica(strategy: Strategy) -> int:
     """Returns the `replica_id_in_sync_group` of this machine's first replica."""
     import tensorflow as tf
 
@@ -420,10 +435,10 @@ def _id_of_first_replica(strategy: Any) -> int:
     return int(_first(strategy, strategy.extended.call_for_each_replica(replica_id)))
 
 
-def _first(strategy: Any, per_replica: Any) -> Any:
+def _first(strategy: Strategy, per_replica: Any) -> Any:
     """Returns the value of a `PerReplica` on the first replica of this machine."""
     return strategy.experimental_local_results(per_replica)[0]
 
 
-def _assign(variable: Any, value: Any) -> None:
+def _assign(variable: Variable, value: Tensor) -> None:
     variable.assign(value)

@@ -34,6 +34,7 @@ from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.optimizer.rules import OPTIONS_AROUND_A_RULE, Rule, rule_of
 from keras_mp.optimizer.slot_codes import CodedSlot
 from keras_mp.serialization import deserialize, serialize_optimizer
+from keras_mp.typing import Tensor, Variable
 
 
 def serialize_arguments(optimizer: OptimizerProperties) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def serialize_arguments(optimizer: OptimizerProperties) -> dict[str, Any]:
     }
 
 
-def _forms(optimizer: Any) -> dict[str, Any]:
+def _forms(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the forms of masters and state that are not the defaults."""
     given = {"masters": optimizer.masters, "state": optimizer.state}
     forms = {
@@ -189,7 +190,7 @@ class SavedState:
         """All of them, in the order of a file."""
         return [*self.scaling, *self.masters, *self.inner]
 
-    def load(self, store: Any, optimizer: Any) -> None:
+    def load(self, store: Any, optimizer: keras.Optimizer) -> None:
         """Takes over what a file has, each of the three parts as a whole or not at all.
 
         The file may come from a bare optimizer, which has only the last part, or from
@@ -226,7 +227,7 @@ class SavedState:
             for entry, value in zip(entries, values, strict=True):
                 entry.assign(value)
 
-    def _left_out(self, optimizer: Any, saved: list[Any]) -> str:
+    def _left_out(self, optimizer: keras.Optimizer, saved: list[Any]) -> str:
         """Returns a warning that nothing is loaded, and the first that differs."""
         stays = f"The state of the optimizer {optimizer.name!r} has not changed: "
         if not optimizer.built:
@@ -251,7 +252,7 @@ class SavedState:
 
 
 def saved_state(
-    own: list[Any], optimizer: Any, master_weights: MasterWeights
+    own: list[Any], optimizer: keras.Optimizer, master_weights: MasterWeights
 ) -> SavedState:
     """Returns the entries that an optimizer with FP32 masters and slots would save.
 
@@ -292,7 +293,7 @@ def _fits(entry: Saved, value: Any) -> bool:
     return entry.shape == tuple(value.shape) and len(set(are_integers)) == 1
 
 
-def _of(variable: Any) -> Saved:
+def _of(variable: Variable) -> Saved:
     return Saved(
         variable.path,
         tuple(variable.shape),
@@ -302,14 +303,14 @@ def _of(variable: Any) -> Saved:
     )
 
 
-def _of_weight(weight: Any, rounding: str) -> Saved:
+def _of_weight(weight: Variable, rounding: str) -> Saved:
     """Returns the entry of a weight that is its own master.
 
     In the model that was saved it may have been stored in 16 bits. Then the weight was
     loaded as these, and takes the master that it is a rounding of.
     """
 
-    def assign(value: Any) -> None:
+    def assign(value: Tensor) -> None:
         master, loaded = (ops.convert_to_tensor(x, "float32") for x in (value, weight))
         for dtype in HALVES:
             half = ops.cast(loaded, dtype)
@@ -334,7 +335,7 @@ def _of_slot(slot: CodedSlot) -> Saved:
     )
 
 
-def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:
+def _of_inner(optimizer: keras.Optimizer, master_weights: MasterWeights) -> list[Saved]:
     """Returns the inner optimizer's variables, with the slots that it does not have."""
     # Keras decides about the order: by variables or by slots.
     probe = type(optimizer).from_config(optimizer.get_config())
@@ -364,7 +365,7 @@ def _of_inner(optimizer: Any, master_weights: MasterWeights) -> list[Saved]:
     ]
 
 
-def _rule(optimizer: Any) -> Rule:
+def _rule(optimizer: keras.Optimizer) -> Rule:
     rule = rule_of(optimizer, OPTIONS_AROUND_A_RULE)
     if rule is None:
         raise ValueError(

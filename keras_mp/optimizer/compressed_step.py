@@ -32,6 +32,7 @@ from keras_mp.optimizer.step import (
     hyperparameters_of,
     kernel_part,
 )
+from keras_mp.typing import Gradient, Tensor
 
 
 def plan_compressed(step: Step) -> list[Update]:
@@ -126,12 +127,14 @@ class ReferenceUpdate(UnscaledUpdate):
         self._clipping = clipping_of(optimizer, norm)
         return check
 
-    def _update(self, gradients: Sequence[Any]) -> None:
+    def _update(self, gradients: Sequence[Gradient]) -> None:
         self.update(gradients, self._clipping)
         self.constrain()
         count_step(self.step.optimizer, ops.ones((), "bool"))
 
-    def update(self, gradients: Sequence[Any], clipping: Mapping[str, Any]) -> None:
+    def update(
+        self, gradients: Sequence[Gradient], clipping: Mapping[str, Tensor]
+    ) -> None:
         """Updates slots, masters and weights, without constraints; counts nothing.
 
         Args:
@@ -165,7 +168,7 @@ class ReferenceUpdate(UnscaledUpdate):
                 master.store(master.constraint(master.value), self._noise)
 
     def _update_one(
-        self, gradient: Any, master: Master, decays: bool, numbers: dict[str, Any]
+        self, gradient: Gradient, master: Master, decays: bool, numbers: dict[str, Any]
     ) -> None:
         slots = self.step.slots(self.rule, master)
         value = master.value
@@ -202,7 +205,7 @@ class UpdateWithOptions(UnscaledUpdate):
 
     rule: Rule
 
-    def _update(self, gradients: Sequence[Any]) -> None:
+    def _update(self, gradients: Sequence[Gradient]) -> None:
         optimizer = self.step.optimizer
         if optimizer.gradient_accumulation_steps:
             self._accumulate([backend.as_dense(gradient) for gradient in gradients])
@@ -213,7 +216,7 @@ class UpdateWithOptions(UnscaledUpdate):
         ReferenceUpdate(self.step, self.rule).constrain()
         keras_internals.applied_steps(optimizer).assign_add(1)
 
-    def _accumulate(self, gradients: Sequence[Any]) -> None:
+    def _accumulate(self, gradients: Sequence[Gradient]) -> None:
         steps = self.step.optimizer.gradient_accumulation_steps
         calls = keras_internals.applied_steps(self.step.optimizer) + 1
         is_last = ops.equal(calls % steps, 0)
@@ -241,7 +244,7 @@ class UpdateWithOptions(UnscaledUpdate):
             if id(total) not in given:
                 total.assign(ops.where(is_last, 0.0, ops.convert_to_tensor(total)))
 
-    def _apply_rule(self, gradients: Sequence[Any]) -> None:
+    def _apply_rule(self, gradients: Sequence[Gradient]) -> None:
         optimizer, rule = self.step.optimizer, self.rule
         if optimizer.clipnorm:
             gradients = [keras_internals.clip_by_norm(optimizer, g) for g in gradients]
@@ -290,7 +293,9 @@ class UpdateWithOptions(UnscaledUpdate):
         return list(zip(weights.all, weights.averages, strict=True))
 
 
-def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> list[Any]:
+def with_dense_rows(
+    optimizer: keras.Optimizer, rule: Rule, gradients: Sequence[Gradient]
+) -> list[Any]:
     """Returns gradients with the tokens of sparse ones added up, where Keras does so.
 
     The variables of those that stay sparse also need all rows: each row's slots decay.
@@ -312,7 +317,7 @@ def with_dense_rows(optimizer: Any, rule: Rule, gradients: Sequence[Any]) -> lis
     ]
 
 
-def _in_dtype_of(value: Any, numbers: dict[str, Any]) -> dict[str, Any]:
+def _in_dtype_of(value: Tensor, numbers: dict[str, Any]) -> dict[str, Any]:
     """Returns float32 hyperparameters, in float64 for the value of such a variable."""
     dtype = keras.backend.standardize_dtype(value.dtype)
     if dtype == "float32":
@@ -320,14 +325,14 @@ def _in_dtype_of(value: Any, numbers: dict[str, Any]) -> dict[str, Any]:
     return {name: ops.cast(x, dtype) for name, x in numbers.items()}
 
 
-def has_options_around(optimizer: Any) -> bool:
+def has_options_around(optimizer: keras.Optimizer) -> bool:
     """Tells whether an optimizer uses an option that Keras implements around a rule."""
     return bool(
         optimizer.clipnorm or optimizer.gradient_accumulation_steps or optimizer.use_ema
     )
 
 
-def clips_rows(optimizer: Any, gradients: Sequence[Any]) -> bool:
+def clips_rows(optimizer: keras.Optimizer, gradients: Sequence[Gradient]) -> bool:
     """Tells whether an optimizer clips gradients, one of them sparse."""
     clips = optimizer.global_clipnorm or optimizer.clipvalue
     return bool(clips) and any(backend.is_sparse(gradient) for gradient in gradients)
@@ -352,7 +357,7 @@ def check_made_at_build(optimizer: keras.Optimizer, weights: MasterWeights) -> N
             )
 
 
-def _clipped(gradient: Any, clipping: Mapping[str, Any]) -> Any:
+def _clipped(gradient: Gradient, clipping: Mapping[str, Tensor]) -> Any:
     """Returns a gradient clipped by what `clipping_of` returned."""
     if "clip_factor" in clipping:
         return ops.multiply(gradient, clipping["clip_factor"])

@@ -34,6 +34,7 @@ from keras import ops, random
 
 from keras_mp import keras_internals
 from keras_mp.random_bits import noise_of_step, uniforms_of
+from keras_mp.typing import Tensor, Variable
 
 ROUNDING_MODES = ("nearest", "stochastic")
 
@@ -51,7 +52,7 @@ _FORMATS_OF_MASTERS = {
 }
 
 
-def round_nearest(x: Any, dtype: str) -> Any:
+def round_nearest(x: Tensor, dtype: str) -> Tensor:
     """Rounds to nearest even, saturating.
 
     Args:
@@ -64,7 +65,7 @@ def round_nearest(x: Any, dtype: str) -> Any:
     return ops.cast(_saturate(x, _FORMATS[dtype]), dtype)
 
 
-def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
+def round_stochastic(x: Tensor, dtype: str, seed: random.SeedGenerator) -> Tensor:
     """Rounds up with probability `(x - z1) / (z2 - z1)`, else down, saturating.
 
     `z1 <= x <= z2` are the neighbours of `x` in `dtype`; the expectation is `x`.
@@ -82,7 +83,7 @@ def round_stochastic(x: Any, dtype: str, seed: random.SeedGenerator) -> Any:
     return round_by(x, dtype, draw_uniforms(x, seed))
 
 
-def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
+def round_by(x: Tensor, dtype: str, uniforms: Tensor) -> Any:
     """Rounds as `round_stochastic`, by given random numbers.
 
     Args:
@@ -93,7 +94,9 @@ def round_by(x: Any, dtype: str, uniforms: Any) -> Any:
     return ops.cast(_round_by(x, _FORMATS[dtype], uniforms), dtype)
 
 
-def _round_by(x: Any, number_format: tuple[float, int, int], uniforms: Any) -> Any:
+def _round_by(
+    x: Tensor, number_format: tuple[float, int, int], uniforms: Tensor
+) -> Any:
     x = _saturate(x, number_format)
     spacing = _spacing(x, number_format)
     steps = x / spacing
@@ -102,7 +105,7 @@ def _round_by(x: Any, number_format: tuple[float, int, int], uniforms: Any) -> A
     return (down + ops.cast(up, "float32")) * spacing
 
 
-def draw_uniforms(x: Any, seed: random.SeedGenerator) -> Any:
+def draw_uniforms(x: Tensor, seed: random.SeedGenerator) -> Any:
     """Returns random numbers, uniform in [0, 1): float32, of the shape of `x`."""
     return random.uniform(ops.shape(x), dtype="float32", seed=seed)
 
@@ -119,13 +122,13 @@ class Rounding:
     mode: str
     seed: random.SeedGenerator
 
-    def round(self, master: Any, dtype: str) -> Any:
+    def round(self, master: Any, dtype: str) -> Tensor:
         """Returns a float32 tensor in float16 or bfloat16."""
         if self.mode == "stochastic":
             return round_stochastic(master, dtype, self.seed)
         return round_nearest(master, dtype)
 
-    def uniforms(self, weights: Sequence[Any]) -> list[Any]:
+    def uniforms(self, weights: Sequence[Variable]) -> list[Any]:
         """Returns random numbers for stochastic rounding, a tensor for each weight.
 
         An empty list where the rounding is to nearest.
@@ -134,7 +137,7 @@ class Rounding:
             return []
         return [draw_uniforms(weight, self.seed) for weight in weights]
 
-    def noise(self, step: Any) -> Any:
+    def noise(self, step: Tensor) -> Any:
         """Returns the noise that a step rounds compressed state with.
 
         Args:
@@ -143,7 +146,7 @@ class Rounding:
         return noise_of_step(self.seed.get_config()["seed"], step)
 
 
-def differs(weight: Any, master: Any, rounding: str) -> Any:
+def differs(weight: Tensor, master: Any, rounding: str) -> Tensor:
     """Tells where `weight` is not a rounding of `master`.
 
     With `"nearest"` the bits are compared: a compiler may widen a comparison of
@@ -169,14 +172,14 @@ def differs(weight: Any, master: Any, rounding: str) -> Any:
     return ops.logical_and(found != ops.floor(steps), found != ops.ceil(steps))
 
 
-def _saturate(x: Any, number_format: tuple[float, int, int]) -> Any:
+def _saturate(x: Tensor, number_format: tuple[float, int, int]) -> Any:
     """Returns `x` within the finite values of a format, and NaN where it is NaN."""
     largest, _, _ = number_format
     # XLA of TensorFlow 2.20 compiles a clip that makes a NaN one of the bounds.
     return ops.where(ops.isnan(x), x, ops.clip(x, -largest, largest))
 
 
-def _spacing(x: Any, number_format: tuple[float, int, int]) -> Any:
+def _spacing(x: Tensor, number_format: tuple[float, int, int]) -> Any:
     """Returns the distance between neighbours in a format at `x`, a power of two."""
     _, smallest_exponent, fraction_bits = number_format
     exponent_bits = ops.bitwise_and(bits_of(x, "int32"), 0x7F800000)
@@ -184,7 +187,7 @@ def _spacing(x: Any, number_format: tuple[float, int, int]) -> Any:
     return ops.maximum(power_of_two, 2.0**smallest_exponent) * 2.0**-fraction_bits
 
 
-def bits_of(x: Any, dtype: str) -> Any:
+def bits_of(x: Tensor, dtype: str) -> Any:
     """Returns the bits of `x` as `dtype`, of the same size."""
     # `view` needs a last dimension of static size: a new one of size 1.
     return ops.squeeze(keras_internals.view(ops.expand_dims(x, -1), dtype), -1)
@@ -195,7 +198,7 @@ _SMALLEST_NORMAL = 2.0**-14
 _UNIT_BELOW = 2.0**-40
 
 
-def join(weight: Any, remainder: Any) -> Any:
+def join(weight: Tensor, remainder: Tensor) -> Tensor:
     """Returns the masters of weights.
 
     Args:
@@ -219,7 +222,7 @@ def join(weight: Any, remainder: Any) -> Any:
     return ops.where(ops.isfinite(rounded), master, rounded)
 
 
-def split(master: Any, weight: Any, dtype: str = "int16") -> Any:
+def split(master: Any, weight: Tensor, dtype: str = "int16") -> Tensor:
     """Returns the remainders of masters, rounded to nearest.
 
     Args:
@@ -245,7 +248,7 @@ def split(master: Any, weight: Any, dtype: str = "int16") -> Any:
     return ops.cast(ops.where(ops.isfinite(rounded), remainder, 0), dtype)
 
 
-def round_to_24_bits(master: Any, dtype: str, bits: Any) -> tuple[Any, Any]:
+def round_to_24_bits(master: Any, dtype: str, bits: Tensor) -> tuple[Any, Any]:
     """Rounds masters to what a weight and a remainder of 8 bits can be.
 
     Args:
@@ -264,7 +267,7 @@ def round_to_24_bits(master: Any, dtype: str, bits: Any) -> tuple[Any, Any]:
     return master, round_nearest(beside, dtype)
 
 
-def _unit(weight: Any, dtype: str) -> Any:
+def _unit(weight: Tensor, dtype: str) -> Any:
     """Returns how many units of a remainder of 16 bits one in `dtype` counts."""
     if dtype == "int16":
         return 1
@@ -274,7 +277,7 @@ def _unit(weight: Any, dtype: str) -> Any:
     return ops.where(magnitude <= _SMALLEST_NORMAL, 2**8, 2**5)
 
 
-def _bounds(weight: Any) -> tuple[int, int]:
+def _bounds(weight: Tensor) -> tuple[int, int]:
     """Returns the least and the largest difference of bit patterns."""
     _, _, fraction_bits = _FORMATS[keras.backend.standardize_dtype(weight.dtype)]
     # Of the weight, in units in the last place of FP32.

@@ -14,6 +14,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.masters import needs_master
+from keras_mp.typing import Gradient, Strategy, Tensor, Variable
 
 
 class ScalingState:
@@ -43,14 +44,14 @@ class ScalingState:
         """Whether `unscale_gradients` was called."""
         return self.check is not None
 
-    def record(self, scale: Any, check: Any = None) -> None:
+    def record(self, scale: Tensor, check: Any = None) -> None:
         """Records what holds in the current function, and drops earlier records."""
         self.scale, self.check = scale, check
         self._function = backend.current_function()
         self._used, self._is_own = False, True
         self._applied = frozenset()
 
-    def record_shared(self, scale: Any) -> None:
+    def record_shared(self, scale: Tensor) -> None:
         """Records the scale of a loss that another optimizer has scaled.
 
         The loss may be for both; an optimizer that scaled its own keeps that scale.
@@ -188,7 +189,7 @@ def merge_checks(checks: Iterable[GradientCheck]) -> GradientCheck:
 
 
 def check_of_kernel(
-    largest: Any, sum_of_squares: Any, options: CheckOptions
+    largest: Tensor, sum_of_squares: Tensor, options: CheckOptions
 ) -> GradientCheck:
     """Returns the `GradientCheck` for what a native op has found.
 
@@ -204,7 +205,7 @@ def check_of_kernel(
     )
 
 
-def largest_of(gradients: Sequence[Any]) -> Any:
+def largest_of(gradients: Sequence[Gradient]) -> Tensor:
     """Returns the largest absolute element of finite gradients, a scalar float32.
 
     Args:
@@ -214,7 +215,7 @@ def largest_of(gradients: Sequence[Any]) -> Any:
     return ops.max(ops.stack([ops.zeros(()), *of_each]))
 
 
-def sum_of_squares_of(gradients: Sequence[Any]) -> Any:
+def sum_of_squares_of(gradients: Sequence[Gradient]) -> Tensor:
     """Returns the sum of the squares of all elements, a scalar float32.
 
     Args:
@@ -224,12 +225,12 @@ def sum_of_squares_of(gradients: Sequence[Any]) -> Any:
     return ops.sum(ops.stack([ops.zeros(()), *of_each]))
 
 
-def _values(gradients: Sequence[Any]) -> list[Any]:
+def _values(gradients: Sequence[Gradient]) -> list[Any]:
     values = [g.values if backend.is_sparse(g) else g for g in gradients]
     return [ops.cast(x, "float32") for x in values]
 
 
-def nonfinite_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
+def nonfinite_of(gradients: Sequence[Gradient], replicas: int = 1) -> Tensor:
     """Tells which gradients are not finite: a bool tensor, one for each not None.
 
     Args:
@@ -243,7 +244,7 @@ def nonfinite_of(gradients: Sequence[Any], replicas: int = 1) -> Any:
     return ops.stack([ops.logical_not(ops.all(ops.isfinite(x))) for x in values])
 
 
-def find_nonfinite(nonfinite: Any, positions: Sequence[int]) -> tuple[Any, Any]:
+def find_nonfinite(nonfinite: Tensor, positions: Sequence[int]) -> tuple[Any, Any]:
     """Tells whether all gradients of all replicas are finite, and which is not.
 
     Args:
@@ -262,10 +263,10 @@ def find_nonfinite(nonfinite: Any, positions: Sequence[int]) -> tuple[Any, Any]:
 
 
 def unscale(
-    optimizer: Any,
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
-    scale: Any,
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    scale: Tensor,
     options: CheckOptions,
     replicas: int = 1,
 ) -> tuple[list[Any], GradientCheck]:
@@ -312,7 +313,10 @@ def unscale(
 
 
 def _fit_the_kernel(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], scale: Any
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    scale: Tensor,
 ) -> bool:
     # Gradients may be unscaled before `build`, when their variables are not known.
     are_known = all(variable is not None for variable in variables)
@@ -330,7 +334,7 @@ def _fit_the_kernel(
     )
 
 
-def _in_fp32(gradient: Any, scale: Any) -> Any:
+def _in_fp32(gradient: Gradient, scale: Tensor) -> Any:
     if needs_master(gradient):
         gradient = ops.cast(gradient, "float32")
     if scale is None:
@@ -364,7 +368,7 @@ class GradientNorm:
 
     variable: Any = None
 
-    def keep(self, strategy: Any) -> None:
+    def keep(self, strategy: Strategy) -> None:
         """Creates the variable.
 
         Args:
@@ -384,7 +388,7 @@ class GradientNorm:
             )
 
     def assign(
-        self, check: GradientCheck, parts: Sequence[Any] | None, scale: Any
+        self, check: GradientCheck, parts: Sequence[Any] | None, scale: Tensor
     ) -> None:
         """Sets the norm to the norm of a step, if it is kept.
 

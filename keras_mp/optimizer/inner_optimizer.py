@@ -26,6 +26,7 @@ from keras_mp.optimizer.backend_tf import (
 )
 from keras_mp.optimizer.masters import Master, needs_master
 from keras_mp.optimizer.sharding_tf import Owners
+from keras_mp.typing import Gradient, Variable
 
 # Options with which a row whose gradient is zero keeps its value, so that only the rows
 # of a sparse gradient need to be copied between weight and master.
@@ -45,12 +46,12 @@ _KEEP_ROWS: dict[type, set[str]] = {
 }
 
 
-def leaves(optimizer: Any) -> list[Any]:
+def leaves(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the optimizer, and those inside it if it is a `MultiOptimizer`."""
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
-def class_of(optimizer: Any) -> type:
+def class_of(optimizer: keras.Optimizer) -> type:
     """Returns the class of an optimizer: for one of Keras's own, the public class.
 
     On PyTorch, `keras.optimizers.Adam.__new__` makes an object of another class.
@@ -67,7 +68,7 @@ def class_of(optimizer: Any) -> type:
 
 
 def options_in_use(
-    optimizer: Any, besides: Set[str], kind: type | None = None
+    optimizer: keras.Optimizer, besides: Set[str], kind: type | None = None
 ) -> dict[str, Any]:
     """Returns the values of options that differ from their defaults.
 
@@ -115,7 +116,7 @@ def exclude_masters_from_weight_decay(
                 keras_internals.add_to_weight_decay_exclusions(leaf, master.reference)
 
 
-def touched_rows(optimizer: Any, gradient: Any, master: Master) -> Any:
+def touched_rows(optimizer: keras.Optimizer, gradient: Gradient, master: Master) -> Any:
     """Returns the rows of `master` that a step of `optimizer` can change.
 
     Args:
@@ -205,8 +206,8 @@ class Replicas:
 
 
 def replicas_for(
-    optimizer: Any,
-    variables: Sequence[Any],
+    optimizer: keras.Optimizer,
+    variables: Sequence[Variable],
     all_reduce_dtype: str,
     replicas: int,
     is_compressed: bool,
@@ -258,7 +259,7 @@ def replicas_for(
     )
 
 
-def needs_the_sum(optimizer: Any) -> bool:
+def needs_the_sum(optimizer: keras.Optimizer) -> bool:
     """Tells whether `optimizer` must run on the sum of the gradients of all replicas.
 
     Args:
@@ -272,7 +273,9 @@ def needs_the_sum(optimizer: Any) -> bool:
     )
 
 
-def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+def assigned_directly(
+    optimizer: keras.Optimizer, variables: Sequence[Variable]
+) -> list[Any]:
     """Returns the variables that an update may assign to outside `update_step`.
 
     Args:
@@ -285,7 +288,7 @@ def assigned_directly(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     return [v for v in variables if getattr(v, "constraint", None) is not None]
 
 
-def _asks_a_function(optimizer: Any) -> bool:
+def _asks_a_function(optimizer: keras.Optimizer) -> bool:
     """Tells whether it is a `MultiOptimizer` that makes its optimizers in `build`."""
     return getattr(optimizer, "optimizers", None) == []
 

@@ -16,6 +16,7 @@ from keras_mp.loss_scale import (
 )
 from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.gradients import ScalingState
+from keras_mp.typing import Tensor
 
 
 class ScalarVariable(keras.Variable):
@@ -31,7 +32,7 @@ class ScalarVariable(keras.Variable):
         return int(ops.convert_to_numpy(self))
 
 
-def add_scalar(optimizer: Any, name: str, value: float) -> ScalarVariable:
+def add_scalar(optimizer: keras.Optimizer, name: str, value: float) -> ScalarVariable:
     """Returns a new scalar variable of an optimizer, the same on all replicas.
 
     Args:
@@ -110,7 +111,7 @@ class LossScaler:
         # The number of the current round, so that its first step begins another one.
         return add_scalar("last_round", int(self._round))
 
-    def record_scaled_loss(self, scale: Any, scaling_state: ScalingState) -> None:
+    def record_scaled_loss(self, scale: Tensor, scaling_state: ScalingState) -> None:
         """Tells all users the scale of a loss, which may be for several of them.
 
         Args:
@@ -189,7 +190,7 @@ class LossScaler:
         for state in (self.state, self._before):
             _assign(state, rule.initial_state())
 
-    def advance(self, finite: Any, largest: Any, last_round: Any) -> None:
+    def advance(self, finite: Tensor, largest: Tensor, last_round: Any) -> None:
         """Updates the state after a step.
 
         Args:
@@ -218,7 +219,7 @@ class LossScaler:
         self._round.assign_add(ops.cast(begins, self._round.dtype))
         last_round.assign(ops.copy(self._round))
 
-    def _update(self, state: LossScaleState, finite: Any, largest: Any) -> Any:
+    def _update(self, state: LossScaleState, finite: Tensor, largest: Tensor) -> Any:
         # Rules of users may implement `update(state, finite)`.
         told = () if largest is None else (largest,)
         return self.rule.update(state, finite, *told)

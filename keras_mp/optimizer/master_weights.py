@@ -5,7 +5,7 @@ there the weight is no rounding of its master any more, and the master takes its
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import Rounding
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import FP32Master, Master, needs_master, path_of
+from keras_mp.typing import Strategy, Tensor, Variable
 
 # Which masters have only some rows that can differ from their weights: int tensors, by
 # the `id` of a master. All rows of the others can.
@@ -42,7 +43,7 @@ class MasterWeights:
     """
 
     def __init__(
-        self, masters: Sequence[Master], rounding: Rounding, strategy: Any
+        self, masters: Sequence[Master], rounding: Rounding, strategy: Strategy
     ) -> None:
         self.all = list(masters)
         self.distinct = _distinct(masters)
@@ -191,7 +192,7 @@ class MasterWeights:
     def _in_one_call(
         self, masters: Sequence[Master] | None, rows: Rows
     ) -> tuple[list[FP32Master], list[FP32Master]]:
-        """Divides FP32 masters beside weights: one call of an op takes the first."""
+        """Divides separate FP32 masters: one call of an op takes the first list."""
         chosen = self.distinct if masters is None else _distinct(masters)
         fp32 = [m for m in chosen if isinstance(m, FP32Master) and m.is_separate]
         whole = [m for m in fp32 if id(m) not in rows]
@@ -200,7 +201,13 @@ class MasterWeights:
             return [], fp32
         return whole, [m for m in fp32 if id(m) in rows]
 
-    def _assign(self, variable: Any, value: Any, source: Any, rows: Any) -> None:
+    def _assign(
+        self,
+        variable: Variable,
+        value: Callable[[Tensor, Tensor], Tensor],
+        source: Variable,
+        rows: Tensor | None,
+    ) -> None:
         """Assigns `value(variable, source)` to all rows or to some."""
         backend.assign_on_all_replicas(self.strategy, variable, value, source, rows)
 
@@ -221,13 +228,13 @@ def _distinct(masters: Sequence[Master]) -> list[Master]:
     return list({id(master): master for master in masters}.values())
 
 
-def keeps_average(optimizer: Any) -> bool:
+def keeps_average(optimizer: keras.Optimizer) -> bool:
     """Tells whether an optimizer, or one inside it, averages what it updates."""
     return any(leaf.use_ema for leaf in leaves(optimizer))
 
 
 def overwrite_with_average(
-    optimizer: Any, master_weights: MasterWeights, masters: Sequence[Master]
+    optimizer: keras.Optimizer, master_weights: MasterWeights, masters: Sequence[Master]
 ) -> None:
     """Overwrites masters with their moving averages.
 
@@ -269,7 +276,7 @@ class OutsideWrites:
         """Leaves out, from now on, what the current function has assigned so far."""
         self._seen = (backend.current_function(), backend.traced_operations())
 
-    def check(self, weights: Sequence[Any]) -> None:
+    def check(self, weights: Sequence[Variable]) -> None:
         """Warns once, if the current function has assigned to one of these repeatedly.
 
         Args:

@@ -21,19 +21,20 @@ from keras_mp.optimizer.compression import (
 )
 from keras_mp.optimizer.slot_codes import CodedSlot
 from keras_mp.random_bits import STREAM_OF_WEIGHTS, random_bits, uniforms
+from keras_mp.typing import Tensor, Variable
 
 
-def needs_master(variable: Any) -> bool:
+def needs_master(variable: Variable) -> bool:
     """Tells whether `variable` is stored in less than FP32."""
     return is_half(keras.backend.standardize_dtype(variable.dtype))
 
 
-def are_distinct(variables: Sequence[Any]) -> bool:
+def are_distinct(variables: Sequence[Variable]) -> bool:
     """Tells whether no variable is listed twice."""
     return len({id(variable) for variable in variables}) == len(variables)
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: Variable) -> str:
     """Returns the path of a `keras.Variable`, or the name of a `tf.Variable`."""
     return getattr(variable, "path", variable.name.split(":")[0])
 
@@ -67,7 +68,7 @@ class Master:
         raise NotImplementedError
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Tensor:
         """The master, with what was written to its weight: a float32 tensor.
 
         A float64 tensor where the weight is float64.
@@ -88,7 +89,7 @@ class Master:
         """Whether the master is something else than its weight."""
         return self.variable is not self.weight
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         """Stores a new value, and rounds it into the weight.
 
         Args:
@@ -99,11 +100,11 @@ class Master:
 
 
 class FP32Master(Master):
-    """A master that is a variable: the weight itself, or one beside it.
+    """A master that is a variable: the weight itself, or a separate one.
 
-    One beside a 16-bit weight holds the true value, unless other code wrote to the
-    weight: then that is no rounding of it. One beside an FP32 weight is a copy on the
-    replica that owns its state.
+    A separate one of a 16-bit weight holds the true value, unless other code wrote to
+    the weight: then that is no rounding of it. A separate one of an FP32 weight is a
+    copy on the replica that owns its state.
 
     Args:
         weight: `keras.Variable` or `tf.Variable`.
@@ -113,7 +114,9 @@ class FP32Master(Master):
 
     is_compressed = False
 
-    def __init__(self, weight: Any, variable: Any, rounding: Rounding) -> None:
+    def __init__(
+        self, weight: Variable, variable: Variable, rounding: Rounding
+    ) -> None:
         self.weight = weight
         self._variable = self.reference = variable
         self.rounding = rounding
@@ -135,7 +138,7 @@ class FP32Master(Master):
             return value
         return self.follow(value, ops.convert_to_tensor(self.weight))
 
-    def follow(self, master: Any, weight: Any) -> Any:
+    def follow(self, master: Tensor, weight: Tensor) -> Tensor:
         """Returns the weight, widened, where it is no rounding of its master.
 
         Args:
@@ -147,7 +150,7 @@ class FP32Master(Master):
         changed = differs(weight, master, self.rounding.mode)
         return ops.where(changed, ops.cast(weight, "float32"), master)
 
-    def rounded(self, weight: Any, master: Any) -> Any:
+    def rounded(self, weight: Tensor, master: Tensor) -> Tensor:
         """Returns a master rounded to the dtype of its weight.
 
         Args:
@@ -159,7 +162,7 @@ class FP32Master(Master):
         dtype = keras.backend.standardize_dtype(weight.dtype)
         return self.rounding.round(master, dtype)
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         self.variable.assign(value)
         if self.is_separate:
             self.weight.assign(self.rounded(self.weight, value))
@@ -175,7 +178,7 @@ class SlotTemplate(keras.Variable):
         weight: float16 or bfloat16 `keras.Variable` or `tf.Variable`.
     """
 
-    def __init__(self, weight: Any) -> None:
+    def __init__(self, weight: Variable) -> None:
         # Not that of the base class, which would create a variable.
         self._weight = weight
 
@@ -204,7 +207,7 @@ class SlotTemplate(keras.Variable):
     def name(self) -> str:
         return self._weight.name
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Tensor) -> None:
         """Sets the weight: `tf.train.Checkpoint` restores what it tracks by this.
 
         Args:
@@ -222,7 +225,7 @@ class CompressedMaster(Master, keras.Variable):
 
     is_compressed = True
 
-    def __init__(self, weight: Any) -> None:
+    def __init__(self, weight: Variable) -> None:
         # Not that of `keras.Variable`, which would create one.
         self.weight = weight
         self.reference = SlotTemplate(weight)
@@ -247,7 +250,7 @@ class CompressedMaster(Master, keras.Variable):
     def name(self) -> str:
         return self.weight.name
 
-    def load(self, value: Any) -> None:
+    def load(self, value: Tensor) -> None:
         """Takes over a saved master, and leaves its weight, which is saved elsewhere.
 
         Args:
@@ -255,7 +258,7 @@ class CompressedMaster(Master, keras.Variable):
         """
         raise NotImplementedError
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Tensor) -> None:
         """Sets the master, and so its weight.
 
         Args:
@@ -270,7 +273,7 @@ class CompressedMaster(Master, keras.Variable):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.numpy().astype(dtype or "float32", copy=False)
 
-    def _store_nearest(self, value: Any) -> None:
+    def _store_nearest(self, value: Tensor) -> None:
         raise NotImplementedError
 
     @property
@@ -289,7 +292,7 @@ class RemainderMaster(CompressedMaster):
         remainder: int16 `keras.Variable` of the same shape; int8 in a subclass.
     """
 
-    def __init__(self, weight: Any, remainder: Any) -> None:
+    def __init__(self, weight: Variable, remainder: Tensor) -> None:
         super().__init__(weight)
         self.remainder = remainder
         self.variables = [weight, remainder]
@@ -301,21 +304,21 @@ class RemainderMaster(CompressedMaster):
         read = ops.convert_to_tensor
         return join(read(self.weight), read(self.remainder))
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         self._store_nearest(value)
 
-    def _store_nearest(self, value: Any) -> None:
+    def _store_nearest(self, value: Tensor) -> None:
         self._store_both(value, round_nearest(value, self._half))
 
-    def _store_both(self, value: Any, weight: Any) -> None:
+    def _store_both(self, value: Tensor, weight: Tensor) -> None:
         self.remainder.assign(self._split(value, weight))
         self.weight.assign(weight)
 
-    def load(self, value: Any) -> None:
+    def load(self, value: Tensor) -> None:
         value = ops.convert_to_tensor(value, "float32")
         self.remainder.assign(self._split(value, round_nearest(value, self._half)))
 
-    def _split(self, value: Any, weight: Any) -> Any:
+    def _split(self, value: Tensor, weight: Tensor) -> Any:
         dtype = keras.backend.standardize_dtype(self.remainder.dtype)
         return split(value, weight, dtype)
 
@@ -326,7 +329,7 @@ class Int8RemainderMaster(RemainderMaster):
     What is assigned or loaded is rounded to nearest, so that it stays what it is.
     """
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         bits = random_bits(self.shape, noise, STREAM_OF_WEIGHTS)
         self._store_both(*round_to_24_bits(value, self._half, bits))
 
@@ -338,20 +341,23 @@ class WeightOnlyMaster(CompressedMaster):
     def value(self) -> Any:
         return ops.cast(ops.convert_to_tensor(self.weight), "float32")
 
-    def load(self, value: Any) -> None:
+    def load(self, value: Tensor) -> None:
         # The weight is all there is.
         pass
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         random_numbers = uniforms(self.shape, noise)
         self.weight.assign(round_by(value, self._half, random_numbers))
 
-    def _store_nearest(self, value: Any) -> None:
+    def _store_nearest(self, value: Tensor) -> None:
         self.weight.assign(round_nearest(value, self._half))
 
 
 def create_masters(
-    variables: Sequence[Any], form: str | None, rounding: Rounding, of_all: bool = False
+    variables: Sequence[Variable],
+    form: str | None,
+    rounding: Rounding,
+    of_all: bool = False,
 ) -> list[Master]:
     """Returns the master of each variable: itself, unless it is stored in 16 bits.
 
@@ -365,7 +371,7 @@ def create_masters(
             to False.
     """
 
-    def master_of(weight: Any) -> Master:
+    def master_of(weight: Variable) -> Master:
         if needs_master(weight):
             return _FORMS[form](weight, rounding)
         if of_all:
@@ -394,7 +400,7 @@ _FORMS: dict[str | None, Callable[[Any, Rounding], Master]] = {
 FORMS = tuple(_FORMS)
 
 
-def variable_like(weight: Any, dtype: str) -> keras.Variable:
+def variable_like(weight: Variable, dtype: str) -> keras.Variable:
     """Returns a variable of zeros with the name, path and hooks of `weight`.
 
     `MasterWeights.initialize` gives it its value: a weight that a traced function
@@ -427,7 +433,7 @@ def variable_like(weight: Any, dtype: str) -> keras.Variable:
     return master
 
 
-def _aggregation(variable: Any) -> str:
+def _aggregation(variable: Variable) -> str:
     """Returns how the copies of several replicas are combined, by Keras's name."""
     if isinstance(variable, keras.Variable):
         return variable.aggregation

@@ -54,6 +54,7 @@ from keras_mp.optimizer.sharding_tf import Owners
 from keras_mp.optimizer.slot_codes import create_coded_slots
 from keras_mp.optimizer.step import Step, plan
 from keras_mp.regularizers import regularize_weights
+from keras_mp.typing import Gradient, Strategy, Tensor, Variable
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -165,7 +166,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         with backend.scope_of(strategy), self._replicas.creation(), layouts:
             self._create_variables(variables, strategy)
 
-    def _create_variables(self, variables: list[Any], strategy: Any) -> None:
+    def _create_variables(self, variables: list[Variable], strategy: Strategy) -> None:
         """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         # Compressed state is updated by code that assigns to an FP32 weight everywhere.
@@ -196,7 +197,7 @@ class FP32MasterOptimizer(OptimizerProperties):
     def _is_compressed(self) -> bool:
         return self.masters != "float32" or self._compressed_state is not None
 
-    def _owners(self, variables: list[Any], strategy: Any) -> Owners | None:
+    def _owners(self, variables: list[Variable], strategy: Strategy) -> Owners | None:
         """Returns who owns the state of each variable; None if all replicas do."""
         if not self.shard_state or backend.replicas_in(strategy) == 1:
             return None
@@ -216,14 +217,14 @@ class FP32MasterOptimizer(OptimizerProperties):
                     bits,
                 )
 
-    def _bits_of_slots(self, weight: Any) -> int:
+    def _bits_of_slots(self, weight: Variable) -> int:
         """Returns the bits of each element of the slots of a weight."""
         compressed = self._compressed_state
         if compressed is None or not compressed.applies_to(weight):
             return 32
         return compressed.bits
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """Multiplies the loss by the current scale, in FP32.
 
         Args:
@@ -246,7 +247,7 @@ class FP32MasterOptimizer(OptimizerProperties):
 
     def unscale_gradients(
         self,
-        gradients: Sequence[Any],
+        gradients: Sequence[Gradient],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
         """Divides gradients by the scale, in FP32, for a loop that looks at them.
@@ -291,7 +292,7 @@ class FP32MasterOptimizer(OptimizerProperties):
 
     def apply(
         self,
-        grads: Sequence[Any],
+        grads: Sequence[Gradient],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Does a step, unless a gradient is not finite.

@@ -27,6 +27,7 @@ from keras_mp.optimizer.master_weights import (
     overwrite_with_average,
 )
 from keras_mp.optimizer.masters import Master, needs_master, path_of
+from keras_mp.typing import Gradient, Tensor, Variable
 
 
 class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
@@ -154,18 +155,18 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
                 "growth_interval=...)."
             )
 
-    def get_scaled_loss(self, loss: Any) -> Any:
+    def get_scaled_loss(self, loss: Tensor) -> Any:
         """`scale_loss`, under the name it had in tf.keras."""
         return self.scale_loss(loss)
 
-    def get_unscaled_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+    def get_unscaled_gradients(self, gradients: Sequence[Gradient]) -> list[Any]:
         """`unscale_gradients`, under the name it had in tf.keras."""
         return self.unscale_gradients(gradients)
 
     def stateless_apply(
         self,
         optimizer_variables: Sequence[Any],
-        grads: Sequence[Any],
+        grads: Sequence[Gradient],
         trainable_variables: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
         """Returns what `apply` makes of variables that are given as tensors.
@@ -219,7 +220,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         self._check_can_read()
         return [master.variable for master in self._master_weights.all]
 
-    def _masters_of(self, weights: Sequence[Any]) -> list[Master]:
+    def _masters_of(self, weights: Sequence[Variable]) -> list[Master]:
         masters = self._master_weights.all
         return [masters[keras_internals.variable_index(self, w)] for w in weights]
 
@@ -344,7 +345,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
             self.inner_optimizer, self._master_weights.separate
         )
 
-    def check_finite(self, grads: Sequence[Any]) -> Any:
+    def check_finite(self, grads: Sequence[Gradient]) -> Tensor:
         """Tells whether all gradients of all replicas are finite.
 
         Args:
@@ -400,7 +401,7 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         return {name: size / max(parameters, 1) for name, size in held.items()}
 
 
-def masters_and_state(optimizer: Any) -> tuple[list[Any], list[Any]]:
+def masters_and_state(optimizer: keras.Optimizer) -> tuple[list[Any], list[Any]]:
     """Returns the variables of an optimizer, without numbers such as its step.
 
     Args:
@@ -419,17 +420,17 @@ def masters_and_state(optimizer: Any) -> tuple[list[Any], list[Any]]:
     return masters, [v for v in variables if len(v.shape) > 0]
 
 
-def total_bytes(variables: Iterable[Any]) -> int:
+def total_bytes(variables: Iterable[Variable]) -> int:
     """Returns the bytes of variables."""
     return sum(math.prod(v.shape) * _size(v) for v in variables)
 
 
-def _size(variable: Any) -> int:
+def _size(variable: Variable) -> int:
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def can_exchange_weights(optimizer: Any) -> bool:
+def can_exchange_weights(optimizer: keras.Optimizer) -> bool:
     """Tells whether an optimizer is a wrapped one, on one replica."""
     if not isinstance(optimizer, OptimizerProperties):
         return False

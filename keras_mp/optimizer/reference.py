@@ -12,12 +12,15 @@ from typing import Any
 from keras import ops
 
 from keras_mp.optimizer.backend import backend
+from keras_mp.typing import Gradient, Tensor
 
-Slots = Sequence[Any]
-Numbers = dict[str, Any]
+Slots = Sequence[Tensor]
+Numbers = dict[str, Tensor]
+# The new master, and the new slots.
+Updated = tuple[Tensor, list[Tensor]]
 
 
-class Gradient:
+class GradientSums:
     """The gradient of one variable, which may be sparse.
 
     Several tokens of a batch may share a row of a sparse gradient. As Keras does on
@@ -27,26 +30,26 @@ class Gradient:
         by_token: tensor or `tf.IndexedSlices`.
     """
 
-    def __init__(self, by_token: Any) -> None:
+    def __init__(self, by_token: Gradient) -> None:
         self._by_token = by_token
 
     @cached_property
-    def total(self) -> Any:
+    def total(self) -> Tensor:
         return backend.as_dense(self._by_token)
 
     @cached_property
-    def squares(self) -> Any:
+    def squares(self) -> Tensor:
         return backend.as_dense(ops.square(self._by_token))
 
     @cached_property
-    def magnitudes(self) -> Any:
+    def magnitudes(self) -> Tensor:
         return backend.as_dense(ops.absolute(self._by_token))
 
-    def times(self, factor: Any) -> "Gradient":
-        return Gradient(ops.multiply(self._by_token, factor))
+    def times(self, factor: Tensor) -> "GradientSums":
+        return GradientSums(ops.multiply(self._by_token, factor))
 
-    def over(self, divisor: Any) -> "Gradient":
-        return Gradient(ops.divide(self._by_token, divisor))
+    def over(self, divisor: Tensor) -> "GradientSums":
+        return GradientSums(ops.divide(self._by_token, divisor))
 
 
 def squares_gradients(rule: str) -> bool:
@@ -59,8 +62,8 @@ def squares_gradients(rule: str) -> bool:
 
 
 def apply_formula(
-    rule: str, h: Numbers, decays: bool, gradient: Any, w: Any, slots: Slots
-) -> tuple[Any, list[Any]]:
+    rule: str, h: Numbers, decays: bool, gradient: Gradient, w: Tensor, slots: Slots
+) -> Updated:
     """Returns the new master and slots of one variable.
 
     Args:
@@ -78,10 +81,10 @@ def apply_formula(
         gradient = ops.multiply(gradient, h["clip_factor"])
     if decays:
         w = decayed(h, w)
-    return _RULES[rule](h, Gradient(gradient), w, slots)
+    return _RULES[rule](h, GradientSums(gradient), w, slots)
 
 
-def decayed(h: Numbers, w: Any) -> Any:
+def decayed(h: Numbers, w: Tensor) -> Any:
     """Returns a master to which weight decay was applied.
 
     Args:
@@ -91,44 +94,46 @@ def decayed(h: Numbers, w: Any) -> Any:
     return w - w * h["weight_decay"] * h["learning_rate"]
 
 
-def _sgd(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _sgd(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     return w - g.total * h["learning_rate"], []
 
 
-def _momentum(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _momentum(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m = slots[0] * h["momentum"] - g.total * h["learning_rate"]
     return w + m, [m]
 
 
-def _nesterov(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _nesterov(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m = slots[0] * h["momentum"] - g.total * h["learning_rate"]
     return w + (m * h["momentum"] - g.total * h["learning_rate"]), [m]
 
 
-def _moments(h: Numbers, g: Gradient, m: Any, v: Any) -> tuple[Any, Any]:
+def _moments(
+    h: Numbers, g: GradientSums, m: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     m = m + (g.total - m) * h["one_minus_beta_1"]
     return m, v + (g.squares - v) * h["one_minus_beta_2"]
 
 
-def _adam(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adam(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m, v = _moments(h, g, *slots)
     return w - m * h["alpha"] / (ops.sqrt(v) + h["epsilon"]), [m, v]
 
 
-def _amsgrad(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _amsgrad(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m, v = _moments(h, g, *slots[:2])
     most = ops.maximum(slots[2], v)
     return w - m * h["alpha"] / (ops.sqrt(most) + h["epsilon"]), [m, v, most]
 
 
-def _nadam(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _nadam(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m, v = _moments(h, g, *slots)
     n = m * h["m_factor"] / h["m_divisor"] + g.total * h["g_factor"] / h["g_divisor"]
     root = ops.sqrt(v / h["v_divisor"])
     return w - n * h["learning_rate"] / (root + h["epsilon"]), [m, v]
 
 
-def _lamb(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _lamb(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m, v = _moments(h, g, *slots)
     root = ops.sqrt(v / h["v_divisor"])
     direction = m / h["m_divisor"] / (root + h["epsilon"])
@@ -138,7 +143,7 @@ def _lamb(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]
     return w - direction * (ratio * h["learning_rate"]), [m, v]
 
 
-def _adafactor(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adafactor(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     h_of_g = g.squares + h["epsilon"]
     if len(w.shape) < 2:
         new_slots = [_moving_mean(h, h_of_g, slots[0]), *slots[1:]]
@@ -153,29 +158,29 @@ def _adafactor(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list
     return w - rate * (d.total / ops.maximum(1.0, of_d / h["threshold"])), new_slots
 
 
-def _adamax(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adamax(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     m = slots[0] + (g.total - slots[0]) * h["one_minus_beta_1"]
     most = ops.maximum(slots[1] * h["beta_2"], g.magnitudes)
     divisor = (most + h["epsilon"]) * h["m_divisor"]
     return w - m * h["learning_rate"] / divisor, [m, most]
 
 
-def _lion(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _lion(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     direction = ops.sign(slots[0] * h["beta_1"] + g.total * h["one_minus_beta_1"])
     m = slots[0] * h["beta_2"] + g.total * h["one_minus_beta_2"]
     return w - direction * h["learning_rate"], [m]
 
 
-def _adagrad(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adagrad(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     v = slots[0] + g.squares
     return w - g.total * h["learning_rate"] / ops.sqrt(v + h["epsilon"]), [v]
 
 
-def _moving_mean(h: Numbers, x: Any, mean: Any) -> Any:
+def _moving_mean(h: Numbers, x: Tensor, mean: Any) -> Any:
     return mean * h["beta_2"] + x * h["one_minus_beta_2"]
 
 
-def _adadelta(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _adadelta(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     v = _moving_mean(h, g.squares, slots[0])
     root_of_steps = ops.sqrt(slots[1] + h["epsilon"])
     d = g.times(root_of_steps).over(ops.sqrt(v + h["epsilon"]))
@@ -183,7 +188,7 @@ def _adadelta(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[
     return w - d.total * h["learning_rate"], [v, steps]
 
 
-def _ftrl(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+def _ftrl(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
     n, z = slots
     total = n + g.squares
     root = ops.sqrt(total)
@@ -194,8 +199,8 @@ def _ftrl(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]
 
 
 def _rmsprop(
-    h: Numbers, g: Gradient, w: Any, slots: Slots, centered: bool, momentum: bool
-) -> tuple[Any, list[Any]]:
+    h: Numbers, g: GradientSums, w: Tensor, slots: Slots, centered: bool, momentum: bool
+) -> Updated:
     v = _moving_mean(h, g.squares, slots[0])
     variance, new_slots = v, [v]
     if centered:
@@ -210,7 +215,7 @@ def _rmsprop(
 
 
 def _kind_of_rmsprop(centered: bool, momentum: bool) -> Callable[..., Any]:
-    def rule(h: Numbers, g: Gradient, w: Any, slots: Slots) -> tuple[Any, list[Any]]:
+    def rule(h: Numbers, g: GradientSums, w: Tensor, slots: Slots) -> Updated:
         return _rmsprop(h, g, w, slots, centered, momentum)
 
     return rule

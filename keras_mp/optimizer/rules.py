@@ -20,6 +20,7 @@ from keras_mp.keras_internals import KERAS, nadam_momentum_product
 from keras_mp.optimizer.inner_optimizer import class_of, options_in_use
 from keras_mp.optimizer.masters import Master
 from keras_mp.optimizer.slot_codes import Slot
+from keras_mp.typing import Tensor
 
 
 @dataclass(frozen=True)
@@ -57,30 +58,32 @@ class Rule:
         )
 
 
-def of_sgd(optimizer: Any) -> dict[str, Any]:
+def of_sgd(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of SGD without momentum: none."""
     return {}
 
 
-def of_momentum(optimizer: Any) -> dict[str, Any]:
+def of_momentum(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of SGD with momentum."""
     return {"momentum": optimizer.momentum}
 
 
-def of_adam(optimizer: Any) -> dict[str, Any]:
+def of_adam(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Adam, and of AdamW."""
     rate = ops.cast(optimizer.learning_rate, "float32")
     return _of_adam(optimizer, rate, optimizer.beta_1, optimizer.beta_2)
 
 
-def of_muon(optimizer: Any) -> dict[str, Any]:
+def of_muon(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of the variables that Muon updates as Adam does."""
     rate = ops.cast(optimizer.learning_rate * optimizer.adam_lr_ratio, "float32")
     betas = (optimizer.adam_beta_1, optimizer.adam_beta_2)
     return _of_adam(optimizer, rate, *betas)
 
 
-def _of_adam(optimizer: Any, rate: Any, beta_1: float, beta_2: float) -> dict[str, Any]:
+def _of_adam(
+    optimizer: keras.Optimizer, rate: Tensor, beta_1: float, beta_2: float
+) -> dict[str, Any]:
     power_1, power_2 = _powers(optimizer, beta_1, beta_2)
     return {
         "alpha": rate * ops.sqrt(1 - power_2) / (1 - power_1),
@@ -90,7 +93,7 @@ def _of_adam(optimizer: Any, rate: Any, beta_1: float, beta_2: float) -> dict[st
     }
 
 
-def of_lamb(optimizer: Any) -> dict[str, Any]:
+def of_lamb(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Lamb."""
     power_1, power_2 = _powers(optimizer)
     return {
@@ -102,7 +105,7 @@ def of_lamb(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_adafactor(optimizer: Any) -> dict[str, Any]:
+def of_adafactor(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Adafactor: beta_2 grows with the steps."""
     step = ops.cast(optimizer.iterations + 1, "float32")
     rate = ops.cast(optimizer.learning_rate, "float32")
@@ -118,7 +121,7 @@ def of_adafactor(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_nadam(optimizer: Any) -> dict[str, Any]:
+def of_nadam(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Nadam, with this and the next momentum."""
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
@@ -142,14 +145,14 @@ def of_nadam(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _next_product(optimizer: Any) -> Any:
+def _next_product(optimizer: keras.Optimizer) -> Any:
     """Returns the product of Nadam's momentums, this step's included."""
     product = nadam_momentum_product(optimizer)
     step = ops.cast(optimizer.iterations + 1, product.dtype)
     return product * optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
 
 
-def of_adamax(optimizer: Any) -> dict[str, Any]:
+def of_adamax(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Adamax."""
     return {
         "one_minus_beta_1": 1 - optimizer.beta_1,
@@ -159,7 +162,7 @@ def of_adamax(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_lion(optimizer: Any) -> dict[str, Any]:
+def of_lion(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Lion."""
     beta_1 = ops.cast(optimizer.beta_1, "float32")
     beta_2 = ops.cast(optimizer.beta_2, "float32")
@@ -171,12 +174,12 @@ def of_lion(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_adagrad(optimizer: Any) -> dict[str, Any]:
+def of_adagrad(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Adagrad."""
     return {"epsilon": optimizer.epsilon}
 
 
-def of_ftrl(optimizer: Any) -> dict[str, Any]:
+def of_ftrl(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Ftrl."""
     rate = ops.cast(optimizer.learning_rate, "float32")
     l2 = optimizer.l2_regularization_strength + optimizer.beta / (2.0 * rate)
@@ -187,7 +190,7 @@ def of_ftrl(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_adadelta(optimizer: Any) -> dict[str, Any]:
+def of_adadelta(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of Adadelta."""
     return {
         "beta_2": optimizer.rho,
@@ -196,12 +199,12 @@ def of_adadelta(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def of_rmsprop(optimizer: Any) -> dict[str, Any]:
+def of_rmsprop(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the hyperparameters of RMSprop."""
     return {**of_adadelta(optimizer), **of_momentum(optimizer)}
 
 
-def _powers(optimizer: Any, *betas: float) -> list[Any]:
+def _powers(optimizer: keras.Optimizer, *betas: float) -> list[Any]:
     """Returns each beta to the power of the step's number.
 
     Args:
@@ -280,17 +283,17 @@ _ADAM_OF_MUON = Rule(
 )
 
 
-def _sgd(optimizer: Any) -> Rule:
+def _sgd(optimizer: keras.Optimizer) -> Rule:
     if not optimizer.momentum:
         return _SGD
     return _NESTEROV if optimizer.nesterov else _MOMENTUM
 
 
-def _adam(optimizer: Any) -> Rule:
+def _adam(optimizer: keras.Optimizer) -> Rule:
     return _AMSGRAD if optimizer.amsgrad else _ADAM
 
 
-def _rmsprop(optimizer: Any) -> Rule:
+def _rmsprop(optimizer: keras.Optimizer) -> Rule:
     if optimizer.momentum > 0:
         return _CENTERED_RMSPROP_MOMENTUM if optimizer.centered else _RMSPROP_MOMENTUM
     return _CENTERED_RMSPROP if optimizer.centered else _RMSPROP
@@ -380,7 +383,7 @@ if KERAS >= (3, 13):  # before, it has other slots, or there is none
     _KNOWN_FOR_SOME[keras.optimizers.Muon] = (_OF_MUON, _always(_ADAM_OF_MUON))
 
 
-def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> Rule | None:
+def rule_of(optimizer: keras.Optimizer, besides: Set[str] = frozenset()) -> Rule | None:
     """Returns the rule of an optimizer, None if the kernel lacks one of its options.
 
     Args:
@@ -392,7 +395,7 @@ def rule_of(optimizer: Any, besides: Set[str] = frozenset()) -> Rule | None:
     return _KNOWN[class_of(optimizer)][1](optimizer)
 
 
-def partial_rule_of(optimizer: Any) -> Rule | None:
+def partial_rule_of(optimizer: keras.Optimizer) -> Rule | None:
     """Returns the rule of an optimizer, though it may be for some variables only.
 
     The other variables have None for a slot.
@@ -412,7 +415,9 @@ def names_of_optimizers() -> str:
     return f"{', '.join(names)} and {last}"
 
 
-def unsupported_options(optimizer: Any, besides: Set[str] = frozenset()) -> str | None:
+def unsupported_options(
+    optimizer: keras.Optimizer, besides: Set[str] = frozenset()
+) -> str | None:
     """Names what the kernel lacks of an optimizer: its class, or options in use.
 
     Args:
@@ -426,7 +431,7 @@ def unsupported_options(optimizer: Any, besides: Set[str] = frozenset()) -> str 
 
 
 def _unsupported(
-    optimizer: Any, rules: Mapping[type, Any], besides: Set[str]
+    optimizer: keras.Optimizer, rules: Mapping[type, Any], besides: Set[str]
 ) -> str | None:
     # Not isinstance: a subclass may override anything, and an instance `update_step`.
     known = rules.get(class_of(optimizer))
@@ -438,7 +443,7 @@ def _unsupported(
     return ", ".join(f"{name}={short_repr(x)}" for name, x in used.items()) or None
 
 
-def count_step(optimizer: Any, finite: Any) -> None:
+def count_step(optimizer: keras.Optimizer, finite: Tensor) -> None:
     """Advances the variables that count the steps of an optimizer, if `finite` is true.
 
     Args:
@@ -450,7 +455,7 @@ def count_step(optimizer: Any, finite: Any) -> None:
     iterations.assign_add(ops.cast(finite, iterations.dtype))
 
 
-def count_update(optimizer: Any, finite: Any) -> None:
+def count_update(optimizer: keras.Optimizer, finite: Tensor) -> None:
     """Advances what counts the updates besides `iterations`, if `finite` is true.
 
     Args:

@@ -14,10 +14,11 @@ import numpy as np
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.typing import Tensor, Variable
 
 
 @contextmanager
-def sharded_state(weights: Sequence[Any]) -> Iterator[None]:
+def sharded_state(weights: Sequence[Variable]) -> Iterator[None]:
     """Has all that is made for weights sharded along the batch, in a `with` block.
 
     Keras gives a slot, an average or an accumulator the layout of the variable that it
@@ -39,7 +40,7 @@ def sharded_state(weights: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def _layout_of_state(weight: Any) -> Any:
+def _layout_of_state(weight: Variable) -> Any:
     distribution = keras.distribution.distribution()
     layout = keras_internals.layout_argument(weight)["layout"]
     if distribution is None:
@@ -120,7 +121,7 @@ def sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
     return next(divided, None)
 
 
-def to_numpy(x: Any) -> np.ndarray:
+def to_numpy(x: Tensor) -> np.ndarray:
     """Returns a variable or tensor as an array, gathered from all processes.
 
     If several processes hold shares of it, all of them must call this.

@@ -16,6 +16,7 @@ from typing import Any
 
 from keras_mp import keras_internals
 from keras_mp.optimizer.backend_tf import context_for_update, native
+from keras_mp.typing import Gradient, Strategy, Variable
 
 
 class Owners:
@@ -30,8 +31,8 @@ class Owners:
 
     def __init__(
         self,
-        strategy: Any,
-        weights: Sequence[Any],
+        strategy: Strategy,
+        weights: Sequence[Variable],
         sizes: Sequence[float],
         uses_keras: bool,
     ) -> None:
@@ -60,7 +61,7 @@ class Owners:
 
         return tf.variable_creator_scope(create)
 
-    def device(self, variable: Any) -> AbstractContextManager[Any]:
+    def device(self, variable: Variable) -> AbstractContextManager[Any]:
         """Returns a context that computes where the state of a variable is.
 
         Args:
@@ -72,10 +73,10 @@ class Owners:
 
     def run(
         self,
-        variables: Sequence[Any],
-        strategy: Any,
-        act: Callable[[list[Any]], None],
-        grads: list[Any],
+        variables: Sequence[Variable],
+        strategy: Strategy,
+        act: Callable[[list[Gradient]], None],
+        grads: list[Gradient],
     ) -> None:
         """Calls `act` once, with the copies of the gradients that owners have.
 

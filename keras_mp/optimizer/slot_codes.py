@@ -31,6 +31,7 @@ from keras_mp.optimizer.backend import backend
 from keras_mp.optimizer.compression import bits_of
 from keras_mp.optimizer.sharding import layout_of_vector
 from keras_mp.random_bits import int32, noise_of_step, random_bits, shift_right
+from keras_mp.typing import Tensor, Variable
 
 GROUP = 32
 # 254 would need a subnormal inverse, which processors flush to zero.
@@ -96,7 +97,7 @@ def groups_in(size: int) -> int:
     return math.ceil(size / GROUP)
 
 
-def encode(x: Any, code: SlotCode, noise: Any, stream: int) -> tuple[Any, Any]:
+def encode(x: Tensor, code: SlotCode, noise: Tensor, stream: int) -> tuple[Any, Any]:
     """Rounds FP32 numbers to codes, stochastically.
 
     Args:
@@ -113,7 +114,7 @@ def encode(x: Any, code: SlotCode, noise: Any, stream: int) -> tuple[Any, Any]:
     return encode_by(x, code, random_bits((math.prod(x.shape),), noise, stream))
 
 
-def encode_by(x: Any, code: SlotCode, bits: Any) -> tuple[Any, Any]:
+def encode_by(x: Tensor, code: SlotCode, bits: Tensor) -> tuple[Any, Any]:
     """Rounds as `encode`, by given random bits.
 
     Args:
@@ -148,7 +149,9 @@ def encode_by(x: Any, code: SlotCode, bits: Any) -> tuple[Any, Any]:
     return ops.cast(codes, "uint8"), ops.cast(exponents, "uint8")
 
 
-def decode(codes: Any, exponents: Any, code: SlotCode, shape: Sequence[int]) -> Any:
+def decode(
+    codes: Tensor, exponents: Tensor, code: SlotCode, shape: Sequence[int]
+) -> Tensor:
     """Returns the numbers that codes mean.
 
     Args:
@@ -178,7 +181,7 @@ def decode(codes: Any, exponents: Any, code: SlotCode, shape: Sequence[int]) -> 
     return ops.reshape(x, shape)
 
 
-def _in_pairs(codes: Any) -> Any:
+def _in_pairs(codes: Tensor) -> Any:
     """Returns codes of 4 bits as bytes: in each group the first 16 and the last 16.
 
     A group that is not full has codes of 0 at its end.
@@ -188,21 +191,21 @@ def _in_pairs(codes: Any) -> Any:
     return ops.reshape(first + 16 * last, (groups_in(size) * GROUP // 2,))
 
 
-def _of_pairs(pairs: Any, size: int) -> Any:
+def _of_pairs(pairs: Tensor, size: int) -> Any:
     pairs = ops.reshape(pairs, (groups_in(size), GROUP // 2))
     both = [ops.bitwise_and(pairs, 15), shift_right(pairs, 4)]
     groups = ops.concatenate(both, axis=1)
     return ops.reshape(groups, (groups_in(size) * GROUP,))[:size]
 
 
-def _grouped(x: Any) -> Any:
+def _grouped(x: Tensor) -> Any:
     """Returns a vector as groups, the last one filled with 0."""
     (size,) = x.shape
     groups = groups_in(size)
     return ops.reshape(ops.pad(x, [(0, groups * GROUP - size)]), (groups, GROUP))
 
 
-def _exponents_of(magnitude: Any, largest_number: float) -> Any:
+def _exponents_of(magnitude: Tensor, largest_number: float) -> Any:
     """Returns the biased exponent of each group: int32.
 
     The least for which all elements are at most `largest_number` times its power of
@@ -216,7 +219,7 @@ def _exponents_of(magnitude: Any, largest_number: float) -> Any:
     return ops.minimum(exponents, _LARGEST_EXPONENT)
 
 
-def _of_elements(exponents: Any, size: int) -> Any:
+def _of_elements(exponents: Tensor, size: int) -> Any:
     return ops.repeat(exponents, GROUP)[:size]
 
 
@@ -273,12 +276,12 @@ class CodedSlot:
         return self.code.bits
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Tensor:
         """What is stored: a float32 tensor."""
         read = ops.convert_to_tensor
         return decode(read(self.codes), read(self.exponents), self.code, self.shape)
 
-    def store(self, value: Any, noise: Any) -> None:
+    def store(self, value: Tensor, noise: Tensor) -> None:
         """Rounds a new value.
 
         Args:
@@ -289,7 +292,7 @@ class CodedSlot:
         self.codes.assign(codes)
         self.exponents.assign(exponents)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Tensor) -> None:
         """Rounds a value, by the same noise each time.
 
         What was read from such a slot is stored again unchanged.
@@ -302,7 +305,7 @@ class CodedSlot:
 
 def create_coded_slots(
     optimizer: keras.Optimizer,
-    reference: Any,
+    reference: Variable,
     path: str,
     slots: Sequence[Slot],
     bits: int,
@@ -311,7 +314,7 @@ def create_coded_slots(
 
     Args:
         optimizer: the inner `keras.optimizers.Optimizer`. The slots bear its name.
-        reference: variable, of which the slots have shape and layout.
+        reference: variable with the shape and layout of the slots.
         path: str, of that variable.
         slots: list of `Slot` with a code.
         bits: int, 8 or 4, of each element.
@@ -324,7 +327,7 @@ def create_coded_slots(
 
 def _create(
     optimizer: keras.Optimizer,
-    reference: Any,
+    reference: Variable,
     path: str,
     slot: Slot,
     bits: int,

@@ -18,9 +18,10 @@ from keras_mp.optimizer.gradients import (
 from keras_mp.optimizer.inner_optimizer import Replicas, touched_rows
 from keras_mp.optimizer.master_weights import MasterWeights
 from keras_mp.optimizer.masters import Master, are_distinct
-from keras_mp.optimizer.reference import Gradient
+from keras_mp.optimizer.reference import GradientSums
 from keras_mp.optimizer.rules import Rule, count_step, partial_rule_of
 from keras_mp.random_bits import halves_of
+from keras_mp.typing import Gradient, Tensor
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Update(Protocol):
             options: `CheckOptions`.
         """
 
-    def apply(self, finite: Any) -> None:
+    def apply(self, finite: Tensor) -> None:
         """Updates slots, masters and weights if `finite` is true.
 
         Args:
@@ -188,7 +189,7 @@ class UnscaledUpdate:
         )
         return check
 
-    def apply(self, finite: Any) -> None:
+    def apply(self, finite: Tensor) -> None:
         """As in `Update`."""
         replicas = self.step.replicas
         backend.cond_on_all_replicas(
@@ -199,7 +200,7 @@ class UnscaledUpdate:
             self.variables,
         )
 
-    def _update(self, gradients: Sequence[Any]) -> None:
+    def _update(self, gradients: Sequence[Gradient]) -> None:
         raise NotImplementedError
 
 
@@ -214,14 +215,14 @@ class KerasUpdate(UnscaledUpdate):
 
     changed: Sequence[Master]
 
-    def _update(self, gradients: Sequence[Any]) -> None:
+    def _update(self, gradients: Sequence[Gradient]) -> None:
         step, rows = self.step, self._touched_rows(gradients)
         step.weights.sync_masters_from_weights(self.changed, rows)
         variables = [master.variable for master in step.masters]
         step.optimizer.apply(list(gradients), variables)
         step.weights.sync_weights_from_masters(self.changed, rows)
 
-    def _touched_rows(self, gradients: Sequence[Any]) -> dict[int, Any]:
+    def _touched_rows(self, gradients: Sequence[Gradient]) -> dict[int, Any]:
         """Returns, by the `id` of a master, the only rows of it that can change."""
         step = self.step
         if (
@@ -281,7 +282,7 @@ def _variables_written(
     return [v for v in (*variables, *of_slots) if v is not None]
 
 
-def _fits(optimizer: keras.Optimizer, gradient: Any, master: Master) -> bool:
+def _fits(optimizer: keras.Optimizer, gradient: Gradient, master: Master) -> bool:
     from keras_mp.ops.kernels import update
 
     variable = master.variable
@@ -294,7 +295,10 @@ def _fits(optimizer: keras.Optimizer, gradient: Any, master: Master) -> bool:
 
 
 def hyperparameters_of(
-    optimizer: Any, rule: Rule, scale: Any, clipping: Mapping[str, Any]
+    optimizer: keras.Optimizer,
+    rule: Rule,
+    scale: Tensor,
+    clipping: Mapping[str, Tensor],
 ) -> dict[str, Any]:
     """Returns the hyperparameters of a step that differ from their defaults.
 
@@ -313,7 +317,7 @@ def hyperparameters_of(
     }
 
 
-def clipping_of(optimizer: Any, norm: Any) -> dict[str, Any]:
+def clipping_of(optimizer: keras.Optimizer, norm: Tensor) -> dict[str, Any]:
     """Returns the hyperparameters that clip gradients by the optimizer's options.
 
     Args:
@@ -360,7 +364,7 @@ class KernelUpdate:
         self._clipping = clipping_of(step.optimizer, ops.sqrt(sum_of_squares))
         return check_of_kernel(largest, sum_of_squares, options)
 
-    def apply(self, finite: Any) -> None:
+    def apply(self, finite: Tensor) -> None:
         """As in `Update`."""
         if self.step.weights.draws_uniforms:
             # A skipped step must not advance the generator of random numbers.
@@ -370,7 +374,7 @@ class KernelUpdate:
         if self.counts_the_step:
             count_step(self.step.optimizer, finite)
 
-    def update(self, finite: Any, clipping: Mapping[str, Any]) -> None:
+    def update(self, finite: Tensor, clipping: Mapping[str, Tensor]) -> None:
         """Updates slots, masters and weights, and counts nothing.
 
         Args:
@@ -400,13 +404,15 @@ class KernelUpdate:
             },
         )
 
-    def _powers(self, gradient: Any) -> Any:
+    def _powers(self, gradient: Gradient) -> Any:
         """Returns what a sparse gradient adds to second moments; None for others."""
         if not backend.is_sparse(gradient):
             return None
         from keras_mp.ops.kernels import update
 
-        of_tokens = Gradient(ops.divide(ops.cast(gradient, "float32"), self.step.scale))
+        of_tokens = GradientSums(
+            ops.divide(ops.cast(gradient, "float32"), self.step.scale)
+        )
         takes_magnitudes = update.takes_magnitudes(self.rule.name)
         return of_tokens.magnitudes if takes_magnitudes else of_tokens.squares
 

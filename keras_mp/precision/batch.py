@@ -10,7 +10,7 @@ from keras_mp.arguments import positive_number
 from keras_mp.precision.model_index import ModelIndex
 
 
-def check_model(model: Any) -> None:
+def check_model(model: keras.Model) -> None:
     """Raises where a model cannot be run forward and backward.
 
     Raises:
@@ -94,7 +94,7 @@ def _as_tensor(data: Any) -> Any:
     return ops.cast(tensor, keras.config.floatx()) if is_wide else tensor
 
 
-def scale_of(model: Any, loss_scale: float | None) -> float:
+def scale_of(model: keras.Model, loss_scale: float | None) -> float:
     """Returns the loss scale: the given one, the optimizer's, or 1."""
     if loss_scale is not None:
         return positive_number("loss_scale", loss_scale, "Try 2.0**15.")
@@ -106,7 +106,7 @@ def scale_of(model: Any, loss_scale: float | None) -> float:
     return 1.0
 
 
-def master_values(model: Any) -> dict[int, Any]:
+def master_values(model: keras.Model) -> dict[int, Any]:
     """Returns the FP32 value of each weight that has a master, by the weight's `id`."""
     optimizer = model.optimizer
     if not optimizer.built or not hasattr(optimizer, "current_masters"):

@@ -19,7 +19,7 @@ _ONE_THREAD = threading.RLock()
 
 
 @contextlib.contextmanager
-def computing_in(model: Any, dtype: str | None) -> Iterator[None]:
+def computing_in(model: keras.Model, dtype: str | None) -> Iterator[None]:
     """Has all layers of a model compute in another precision inside a `with` block.
 
     In FP32, layers of 16-bit policies and of `Float16MatmulPolicy` compute in FP32. In
@@ -101,7 +101,7 @@ def _statistics_made_again(layers: list[Any]) -> Iterator[None]:
             layer.mean, layer.variance = mean, variance
 
 
-def notes_on_cached_tensors(model: Any) -> list[str]:
+def notes_on_cached_tensors(model: keras.Model) -> list[str]:
     """Returns a note on each 16-bit tensor that a layer has made before it runs.
 
     A run in FP32 also rounds. A Normalization makes its statistics again.
@@ -118,7 +118,7 @@ def notes_on_cached_tensors(model: Any) -> list[str]:
     ]
 
 
-def _cached_halves(layer: Any) -> Iterator[tuple[str, str]]:
+def _cached_halves(layer: keras.Layer) -> Iterator[tuple[str, str]]:
     for name, value in vars(layer).items():
         inside = value.values() if isinstance(value, dict) else value
         several = isinstance(value, dict | list | tuple)
@@ -129,7 +129,7 @@ def _cached_halves(layer: Any) -> Iterator[tuple[str, str]]:
                     yield name, dtype
 
 
-def is_quantized(layer: Any) -> bool:
+def is_quantized(layer: keras.Layer) -> bool:
     """Tells whether a layer was quantized."""
     return layer.quantization_mode is not None
 
@@ -155,13 +155,13 @@ def _in_float16(layers: list[Any]) -> Iterator[tuple[Any, Any]]:
             yield layer, ComputePolicy("float16", layer.variable_dtype)
 
 
-def is_below_fp32(layer: Any) -> bool:
+def is_below_fp32(layer: keras.Layer) -> bool:
     """Tells whether FP32 would make a difference to what a layer computes."""
     is_of_products = isinstance(_policy_of(layer), Float16MatmulPolicy)
     return is_half(layer.compute_dtype) or is_of_products
 
 
-def _policy_of(layer: Any) -> Any:
+def _policy_of(layer: keras.Layer) -> Any:
     """Returns the policy of a layer itself, where several share a map of policies."""
     policy = layer.dtype_policy
     is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)

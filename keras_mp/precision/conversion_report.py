@@ -113,7 +113,7 @@ def conversion_report(model: keras.Layer) -> ConversionReport:
     return report
 
 
-def layers_that_compute(model: Any) -> list[Any]:
+def layers_that_compute(model: keras.Model) -> list[Any]:
     """Returns a model and all layers inside it, outer layers first.
 
     A cell that only holds the weights of its recurrent layer is left out.
@@ -134,7 +134,7 @@ def _replaces_its_cell(recurrent: LayerEntry | None) -> bool:
     return isinstance(layer, _WITH_CELLS) and has_cell_of_keras(layer)
 
 
-def _why_not_converted(layer: Any) -> str:
+def _why_not_converted(layer: keras.Layer) -> str:
     """Returns why a layer computes products or sums as Keras; empty if it has none."""
     if not is_half(layer.compute_dtype):
         return ""

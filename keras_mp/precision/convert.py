@@ -147,7 +147,7 @@ def convert_layers(model: keras.Layer) -> None:
 
 @contextmanager
 def converted_in_modes(
-    model: Any, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
+    model: keras.Model, modes: Mapping[str, str], fp32_weights: Collection[str] = ()
 ) -> Iterator[None]:
     """Converts a model and puts its layers into modes inside a `with` block.
 
@@ -243,7 +243,7 @@ def _policy_of_keras(policy: Any) -> Any:
     return policy
 
 
-def _check(model: Any, function: str) -> None:
+def _check(model: keras.Model, function: str) -> None:
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             f"`{function}` needs Keras on the TensorFlow backend: on others the layers "
@@ -276,7 +276,7 @@ def _forget_traces(layers: list[Any]) -> None:
                 setattr(layer, name, None)
 
 
-def _change_class(layer: Any, cls: Any) -> None:
+def _change_class(layer: keras.Layer, cls: Any) -> None:
     """Makes a layer of a Keras class one of its counterpart, or the other way round."""
     if not isinstance(layer.quantize, _Quantize):
         layer.quantize = _Quantize(layer)
@@ -299,7 +299,7 @@ class _Quantize:
         layer: `keras.Layer`, before its class changes.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: keras.Layer) -> None:
         functools.update_wrapper(self, layer.quantize)
         self.layer, self.made_as, self.of_keras = layer, type(layer), layer.quantize
 
@@ -316,7 +316,7 @@ class _Quantize:
             self.layer.__class__ = changed_to
 
 
-def _wider_inputs(model: Any) -> list[tuple[Any, str]]:
+def _wider_inputs(model: keras.Model) -> list[tuple[Any, str]]:
     """Returns the InputLayers of 16 bits that need another dtype, each with that.
 
     A Sequential model that is built when it is called makes one in the dtype that its

@@ -186,13 +186,13 @@ def counterpart(cls: Any) -> Any:
         return None  # `__init_subclass__` of the class needs arguments
 
 
-def converted_class(layer: Any) -> Any:
+def converted_class(layer: keras.Layer) -> Any:
     """Returns the class that a layer has after `convert`."""
     cls = counterpart(type(layer))
     return type(layer) if cls is None or replaced_methods(layer) else cls
 
 
-def has_matmul(layer: Any) -> bool:
+def has_matmul(layer: keras.Layer) -> bool:
     """Tells whether a layer, once converted, multiplies in FP16 with FP32 results."""
     return issubclass(converted_class(layer), WITH_MATMUL)
 
@@ -211,7 +211,7 @@ def overridden(cls: Any) -> list[str]:
     return sorted(own.keys() & _disabled(base))
 
 
-def replaced_methods(layer: Any) -> list[str]:
+def replaced_methods(layer: keras.Layer) -> list[str]:
     """Returns such methods that were replaced on a layer itself, not by its class."""
     own = {
         name

@@ -53,7 +53,7 @@ class LayerRow:
 
 
 def layer_table(
-    model: Any, runs: list[Trace], masters: dict[int, Any]
+    model: keras.Model, runs: list[Trace], masters: dict[int, Any]
 ) -> dict[str, LayerRow]:
     """Returns the numbers of each layer by path, in the order of computation.
 
@@ -124,7 +124,7 @@ def _add(found: dict[str, LayerRow], run: Trace) -> None:
             origins.setdefault(id(tensor), makers)
 
 
-def _rounds_inputs(layer: Any) -> bool:
+def _rounds_inputs(layer: keras.Layer) -> bool:
     """Tells whether a converted layer casts what it is given: ids and features stay."""
     if isinstance(layer, keras.layers.Embedding):
         return has_matmul(layer)

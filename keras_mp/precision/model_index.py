@@ -64,7 +64,7 @@ class ModelIndex(Mapping[str, LayerEntry]):
     ['sequential', 'input_layer', 'dense', 'dense_1']
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._by_id: dict[int, LayerEntry] = {}
         self._model = model
         (name,) = _stable_names([model])
@@ -83,7 +83,7 @@ class ModelIndex(Mapping[str, LayerEntry]):
     def __len__(self) -> int:
         return len(self._by_path)
 
-    def of(self, layer: Any) -> LayerEntry:
+    def of(self, layer: keras.Layer) -> LayerEntry:
         """Returns the entry of a layer of the model."""
         return self._by_id[id(layer)]
 
@@ -106,7 +106,7 @@ class ModelIndex(Mapping[str, LayerEntry]):
         return found
 
     def _add(
-        self, layer: Any, path: str, prefix: str, recurrent: LayerEntry | None
+        self, layer: keras.Layer, path: str, prefix: str, recurrent: LayerEntry | None
     ) -> LayerEntry:
         if id(layer) in self._by_id:
             return self._by_id[id(layer)]
@@ -137,7 +137,7 @@ def numbered(paths: list[str]) -> list[str]:
 _RNN = keras.layers.RNN
 
 
-def _kind(layer: Any, sublayers: list[Any]) -> Kind:
+def _kind(layer: keras.Layer, sublayers: list[Any]) -> Kind:
     if isinstance(layer, keras.layers.InputLayer):
         return "input"
     if _runs_as_graph(type(layer)):
@@ -173,7 +173,7 @@ def _stable_names(siblings: list[Any]) -> list[str]:
     return names
 
 
-def _name_of_class(layer: Any) -> str | None:
+def _name_of_class(layer: keras.Layer) -> str | None:
     """Returns the name of a layer without its number if Keras made it of the class."""
     base = re.sub(r"_\d+$", "", layer.name)
     # A Bidirectional puts one of these before the name of its layer.

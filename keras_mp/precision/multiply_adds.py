@@ -21,7 +21,7 @@ _CONVOLUTIONS = frozenset(
 )
 
 
-def float16_share(model: Any, x: Any) -> float:
+def float16_share(model: keras.Model, x: Any) -> float:
     """Returns the share of multiply-adds in the forward pass with FP16 inputs.
 
     The graph of the model is traced and its matrix products are counted: in layers, and
@@ -59,7 +59,7 @@ def float16_share(model: Any, x: Any) -> float:
 
 
 @contextmanager
-def _calls_of(model: Any) -> Iterator[list[tuple[int, int, Any]]]:
+def _calls_of(model: keras.Model) -> Iterator[list[tuple[int, int, Any]]]:
     """Lists the calls of layers that are traced inside a `with` block.
 
     Each with the number of operations in the graph before and after it, and the layer.
@@ -70,7 +70,7 @@ def _calls_of(model: Any) -> Iterator[list[tuple[int, int, Any]]]:
     layers = [e.layer for e in ModelIndex(model).values() if e.kind != "input"]
     before = [(layer, vars(layer).get("call")) for layer in layers]
 
-    def listed(layer: Any) -> Any:
+    def listed(layer: keras.Layer) -> Any:
         call = layer.call
 
         @functools.wraps(call)

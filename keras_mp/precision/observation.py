@@ -63,7 +63,7 @@ class Observation:
         RuntimeError: a layer of the model is observed already.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.calls: list[CallRecord] = []
         self.unseen: list[str] = []
         self._observed = _observable(model)
@@ -110,7 +110,7 @@ class Observation:
         except TypeError:  # of a class with `__slots__`: its objects are laid out apart
             self.unseen.append(path)
 
-    def record(self, cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    def record(self, cls: Any, layer: keras.Layer, args: Any, kwargs: Any) -> Any:
         """Calls a layer as its class does, and records it. Returns its outputs."""
         call = CallRecord(
             self._paths[id(layer)],
@@ -130,7 +130,7 @@ class Observation:
             self.calls.append(call)
         return outputs
 
-    def show(self, layer: Any, outputs: Any) -> None:
+    def show(self, layer: keras.Layer, outputs: Any) -> None:
         """Has the call of a recurrent layer show its outputs of all time steps."""
         if self._open and self._open[-1].layer is layer:
             outputs = ops.cast(outputs, layer.compute_dtype)
@@ -151,14 +151,14 @@ def _subclass(cls: Any, members: dict[str, Any]) -> Any:
 def _members(cls: Any, observation: Observation) -> dict[str, Any]:
     """Returns what a class has in its subclass that is observed."""
 
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         return observation.record(cls, layer, args, kwargs)
 
-    def add_loss(layer: Any, loss: Any) -> None:
+    def add_loss(layer: keras.Layer, loss: Any) -> None:
         # Keras cannot add losses of several dtypes.
         cls.add_loss(layer, keras.tree.map_structure(_in_float32, loss))
 
-    def inner_loop(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def inner_loop(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         """Keeps the outputs of all time steps, as the class does here."""
         if layer.return_sequences:
             return cls.inner_loop(layer, *args, **kwargs)
@@ -180,7 +180,7 @@ def _members(cls: Any, observation: Observation) -> dict[str, Any]:
     return members
 
 
-def _run(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+def _run(cls: Any, layer: keras.Layer, args: Any, kwargs: Any) -> Any:
     if getattr(cls, "call", None) is keras.layers.Embedding.call:
         # As after `convert`: another word would be looked up, and nothing overflows.
         refuse_rounded_ids(layer, args[0] if args else kwargs["inputs"])
@@ -200,7 +200,7 @@ def _run_unwatched(cls: Any, probe: Any, args: Any, kwargs: Any) -> Any:
         probe.observe = observe
 
 
-def _observable(model: Any) -> dict[str, Any]:
+def _observable(model: keras.Model) -> dict[str, Any]:
     """Returns what is observed by its path."""
     index = ModelIndex(model)
     layers = {

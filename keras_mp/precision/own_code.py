@@ -58,7 +58,7 @@ PRODUCTS_AND_SUMS = frozenset(
 _LIBRARIES = ("keras", "keras_mp", "tensorflow", "numpy")
 
 
-def products_and_sums(layer: Any) -> tuple[list[str], bool]:
+def products_and_sums(layer: keras.Layer) -> tuple[list[str], bool]:
     """Returns the products and sums in a layer's code, and whether it names float32.
 
     The bytecode of `call` is analysed, not run, and also the bytecode of the methods
@@ -117,7 +117,9 @@ def _package(value: Any) -> str:
     return (getattr(value, "__module__", None) or "").partition(".")[0]
 
 
-def _references(function: FunctionType, layer: Any) -> Iterator[tuple[str, Any]]:
+def _references(
+    function: FunctionType, layer: keras.Layer
+) -> Iterator[tuple[str, Any]]:
     """Yields the names that a function loads, each with its value or `_UNKNOWN`.
 
     An attribute of an object that is not known is looked up on the layer, and what a

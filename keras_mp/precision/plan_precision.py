@@ -313,7 +313,7 @@ def at_least_one(name: str, value: Any) -> float:
     return value
 
 
-def _check_policies(model: Any) -> None:
+def _check_policies(model: keras.Model) -> None:
     found = {layer.compute_dtype for layer in ModelIndex(model).layers}
     if "bfloat16" in found:
         raise ValueError(
@@ -323,7 +323,7 @@ def _check_policies(model: Any) -> None:
         )
 
 
-def _check_losses(model: Any, runs: list[Trace]) -> None:
+def _check_losses(model: keras.Model, runs: list[Trace]) -> None:
     losses = [float(each.loss) for each in runs]
     found = next((loss for loss in losses if not math.isfinite(loss)), None)
     if found is None:

@@ -74,7 +74,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
         self.plan: PrecisionPlan | None = None
         self._unread, self._streak, self._needed = 0, 0, self.patience
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks what it needs."""
         if keras.backend.backend() != "tensorflow":
             raise RuntimeError(
@@ -99,7 +99,9 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
             )
         self._unread, self._streak, self._needed = 0, 0, self.patience
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Has the batch measured, after a streak."""
         streak, self._streak = self._streak, 0
         if not streak:
@@ -115,7 +117,9 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
             self.model, lambda batch: self._extend(batch, streak)
         )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Looks for a streak once in `patience` steps."""
         self._unread += self.model.steps_per_execution
         if self._unread < self.patience:

@@ -25,12 +25,12 @@ _RANDOM_LAYERS = (
 _METHODS_OF_CELLS = ("get_dropout_mask", "get_recurrent_dropout_mask")
 
 
-def is_random(layer: Any) -> bool:
+def is_random(layer: keras.Layer) -> bool:
     """Tells whether a layer returns its inputs with noise, and does nothing else."""
     return isinstance(layer, _RANDOM_LAYERS)
 
 
-def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+def run_in_fp32(cls: Any, layer: keras.Layer, args: Any, kwargs: Any) -> Any:
     """Calls such a layer in FP32, and rounds its outputs to its compute dtype."""
     with having_policies([(layer, "float32")]):
         outputs = cls.__call__(layer, *args, **kwargs)
@@ -38,7 +38,7 @@ def run_in_fp32(cls: Any, layer: Any, args: Any, kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
+def cells_drawing_in_fp32(model: keras.Model) -> Iterator[None]:
     """Has recurrent cells draw their dropout in FP32 inside a `with` block."""
     cells = [layer for layer in ModelIndex(model).layers if _is_cell(layer)]
     before = [
@@ -61,7 +61,7 @@ def cells_drawing_in_fp32(model: Any) -> Iterator[None]:
             cell.reset_recurrent_dropout_mask()
 
 
-def layers_that_drew(model: Any, scope: keras.StatelessScope) -> list[str]:
+def layers_that_drew(model: keras.Model, scope: keras.StatelessScope) -> list[str]:
     """Returns the paths of layers that drew in a run, in a precision of their own.
 
     Args:
@@ -84,7 +84,7 @@ def _has_moved(value: Any, scope: keras.StatelessScope) -> bool:
     return state is not None and not np.array_equal(state, value.state)
 
 
-def _is_cell(layer: Any) -> bool:
+def _is_cell(layer: keras.Layer) -> bool:
     """Tells whether a layer is a recurrent cell with dropout."""
     return all(hasattr(layer, name) for name in _METHODS_OF_CELLS)
 

@@ -77,7 +77,7 @@ class Trace:
 
 
 def run_batch(
-    model: Any,
+    model: keras.Model,
     batch: tuple[Any, Any, Any],
     scale: float = 1.0,
     dtype: str | None = None,
@@ -138,7 +138,7 @@ def run_batch(
     )
 
 
-def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+def loss_of(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns the loss, from a `compute_loss` of any signature that Keras admits."""
     arguments = {"training": True}
     if "training" not in inspect.signature(model.compute_loss).parameters:
@@ -146,12 +146,12 @@ def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     return model.compute_loss(x, y, y_pred, sample_weight, **arguments)
 
 
-def overrides(model: Any, method: str) -> bool:
+def overrides(model: keras.Model, method: str) -> bool:
     """Tells whether the class of a model has a method of its own."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def weight_paths(model: Any) -> list[str]:
+def weight_paths(model: keras.Model) -> list[str]:
     """Returns the paths of the trainable weights, each another one, in their order.
 
     That of a weight is its name behind the path of its layer.

@@ -31,7 +31,7 @@ class CastResults:
         dtype: str, which may change.
     """
 
-    def __init__(self, layer: Any, name: str, dtype: str) -> None:
+    def __init__(self, layer: keras.Layer, name: str, dtype: str) -> None:
         functools.update_wrapper(self, getattr(layer, name))
         self.own = vars(layer).get(name)
         self.dtype = dtype
@@ -49,7 +49,7 @@ class CastResults:
         return keras.ops.cast(tensor, self.dtype) if is_other else tensor
 
 
-def result_dtype(layer: Any) -> str:
+def result_dtype(layer: keras.Layer) -> str:
     """Returns the dtype of what the code around a layer receives from it."""
     hook = vars(layer).get("call")
     return hook.dtype if isinstance(hook, CastResults) else str(layer.compute_dtype)

@@ -31,7 +31,7 @@ class VariableValues(keras.StatelessScope):
 
 
 def variable_values(
-    model: Any, dtype: str | None, masters: dict[int, Any]
+    model: keras.Model, dtype: str | None, masters: dict[int, Any]
 ) -> dict[int, Any]:
     """Returns a copy of each variable in another precision, by the variable's `id`.
 
@@ -82,7 +82,7 @@ def has_gradient(variable: Any) -> bool:
 
 
 @contextlib.contextmanager
-def regularizing_in_fp32(model: Any) -> Iterator[None]:
+def regularizing_in_fp32(model: keras.Model) -> Iterator[None]:
     """Evaluates the regularizers of 16-bit weights in FP32 inside a `with` block.
 
     Keras cannot add penalties of 16 bits to a loss. A wrapped optimizer that is built

@@ -12,7 +12,7 @@ from keras_mp.dtypes import HALVES
 from keras_mp.optimizer.properties import can_exchange_weights, exchange_weights
 
 
-def half_weights(layer: Any) -> list[Any]:
+def half_weights(layer: keras.Layer) -> list[Any]:
     """Returns the 16-bit weights of a layer, without its sublayers' weights."""
     sublayers = keras_internals.direct_sublayers(layer)
     inside = {id(w) for part in sublayers for w in part.variables}
@@ -86,7 +86,7 @@ def _optimizers_of(layers: list[Any], halves: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
+def _attribute_values(layer: keras.Layer) -> Iterator[tuple[str, Any]]:
     """Yields the attributes of a layer, then the elements of its lists and dicts."""
     yield from vars(layer).items()
     for name, value in vars(layer).items():
@@ -97,7 +97,7 @@ def _attribute_values(layer: Any) -> Iterator[tuple[str, Any]]:
                 yield name, one
 
 
-def _replace(layer: Any, new: Mapping[int, Any]) -> None:
+def _replace(layer: keras.Layer, new: Mapping[int, Any]) -> None:
     """Replaces variables of a layer at the same positions, by their `id`."""
     own = keras_internals.own_variables(layer)
     if not any(id(variable) in new for variable, _ in own):
@@ -117,7 +117,7 @@ def _replace(layer: Any, new: Mapping[int, Any]) -> None:
             variable.trainable = was_trainable
 
 
-def _places(layer: Any, variable: Any) -> list[Callable[[Any], None]]:
+def _places(layer: keras.Layer, variable: Any) -> list[Callable[[Any], None]]:
     """Returns functions that set each place where a layer keeps a variable."""
     places: list[Callable[[Any], None]] = []
     for name, value in vars(layer).items():

@@ -99,11 +99,11 @@ MAY_IMPORT["keras_mp.command_line"] = [
 MAY_IMPORT["keras_mp.__main__"] = []
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
-# What every module may ask of the host; it imports none of keras_mp.
-INTERNALS = "keras_mp.keras_internals"
-MAY_IMPORT[INTERNALS] = []
+# What every module may ask of the host, and names of types; they import none of keras_mp.
+INTERNALS, TYPING = "keras_mp.keras_internals", "keras_mp.typing"
+MAY_IMPORT |= {INTERNALS: [], TYPING: []}
 for imports in MAY_IMPORT.values():
-    imports.append(INTERNALS)
+    imports += [INTERNALS, TYPING]
 
 HOSTS = ("keras", "tensorflow", "jax", "torch", "numpy")
 ATTRIBUTE_FUNCTIONS = ("getattr", "hasattr", "setattr", "delattr")

@@ -1,10 +1,9 @@
 """Activation: softmax and log-softmax in FP32."""
 
-from typing import Any
-
 import keras
 
 from keras_mp.layers.precision import activate, uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -25,7 +24,7 @@ class Activation(keras.layers.Activation):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs)
         return activate(self.activation, inputs)

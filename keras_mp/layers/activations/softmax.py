@@ -1,10 +1,9 @@
 """Softmax: 16 bits in and out, FP32 arithmetic."""
 
-from typing import Any
-
 import keras
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -27,7 +26,7 @@ class Softmax(keras.layers.Softmax):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs, mask=mask)
         from keras_mp.ops import softmax

@@ -13,9 +13,10 @@ from keras_mp.layers.precision import (
     remat,
     uses_ops,
 )
+from keras_mp.typing import Tensor
 
 
-def _additive_scores(query: Any, key: Any, *scales: Any) -> Any:
+def _additive_scores(query: Tensor, key: Tensor, *scales: Any) -> Any:
     """Returns `sum(scale * tanh(query + key))` for each query and key, in FP32."""
     query = ops.cast(ops.expand_dims(query, -2), "float32")
     key = ops.cast(ops.expand_dims(key, -3), "float32")
@@ -45,14 +46,18 @@ class AdditiveAttention(KeepsPolicy, keras.layers.AdditiveAttention):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def _calculate_scores(self, query: Any, key: Any) -> Any:
+    def _calculate_scores(self, query: Tensor, key: Tensor) -> Any:
         if not uses_ops(self, query, key):
             return super()._calculate_scores(query, key)
         scales = [] if self.scale is None else [read_without_autocast(self.scale)]
         return remat(_additive_scores, query, key, *scales)
 
     def _apply_scores(
-        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+        self,
+        scores: Tensor,
+        value: Tensor,
+        scores_mask: Tensor | None = None,
+        training: bool = False,
     ) -> tuple[Any, Any]:
         if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)

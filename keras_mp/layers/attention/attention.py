@@ -21,9 +21,10 @@ from keras_mp.layers.precision import (
     remat,
     uses_ops,
 )
+from keras_mp.typing import Tensor
 
 
-def _dot_scores(layer: Any, query: Any, key: Any, *scales: Any) -> Any:
+def _dot_scores(layer: keras.Layer, query: Tensor, key: Tensor, *scales: Any) -> Any:
     """Returns `scale * query @ key.T` in FP32."""
     scores = multiply(layer, query, key, transpose_b=True, output_dtype="float32")
     for scale in scales:
@@ -31,7 +32,7 @@ def _dot_scores(layer: Any, query: Any, key: Any, *scales: Any) -> Any:
     return scores
 
 
-def _concat_scores(query: Any, key: Any, weight: Any, *scales: Any) -> Any:
+def _concat_scores(query: Tensor, key: Tensor, weight: Any, *scales: Any) -> Any:
     """Returns `weight * sum(tanh(scale * (query + key)))` in FP32."""
     query = ops.cast(ops.expand_dims(query, -2), "float32")
     key = ops.cast(ops.expand_dims(key, -3), "float32")
@@ -71,12 +72,12 @@ class Attention(KeepsPolicy, keras.layers.Attention):
 
     def call(
         self,
-        inputs: Any,
-        mask: Any = None,
+        inputs: Tensor,
+        mask: Tensor | None = None,
         training: bool = False,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         if return_attention_scores or not self._attends_in_one_pass(inputs, mask):
             return super().call(
                 inputs,
@@ -95,7 +96,7 @@ class Attention(KeepsPolicy, keras.layers.Attention):
         zero = ops.zeros((), outputs.dtype)
         return ops.where(ops.expand_dims(query_mask, -1), outputs, zero)
 
-    def _attends_in_one_pass(self, inputs: Any, mask: Any) -> bool:
+    def _attends_in_one_pass(self, inputs: Tensor, mask: Tensor) -> bool:
         """Tells whether the kernel computes this, and a subclass nothing else."""
         return (
             not keras_internals.attends_otherwise(type(self), Attention)
@@ -107,7 +108,7 @@ class Attention(KeepsPolicy, keras.layers.Attention):
             and can_attend_without_heads(self, *inputs)
         )
 
-    def _calculate_scores(self, query: Any, key: Any) -> Any:
+    def _calculate_scores(self, query: Tensor, key: Tensor) -> Any:
         if not multiplies(self, query, key):
             return super()._calculate_scores(query, key)
         scales = [] if self.scale is None else [read_without_autocast(self.scale)]
@@ -120,7 +121,11 @@ class Attention(KeepsPolicy, keras.layers.Attention):
         return remat(_concat_scores, query, key, weight, *scales)
 
     def _apply_scores(
-        self, scores: Any, value: Any, scores_mask: Any = None, training: bool = False
+        self,
+        scores: Tensor,
+        value: Tensor,
+        scores_mask: Tensor | None = None,
+        training: bool = False,
     ) -> tuple[Any, Any]:
         if not multiplies(self, value):
             return super()._apply_scores(scores, value, scores_mask, training)

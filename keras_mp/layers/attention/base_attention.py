@@ -8,13 +8,14 @@ import numpy as np
 from keras import ops
 
 from keras_mp.layers.precision import multiply
+from keras_mp.typing import Tensor
 
 # Half the minimum, so that its difference to any score is finite.
 _MASKED = float(np.finfo("float32").min) / 2
 
 
 def masked_softmax(
-    scores: Any, mask: Any, axes: Sequence[int] = (-1,), dtype: str = "float32"
+    scores: Tensor, mask: Tensor, axes: Sequence[int] = (-1,), dtype: str = "float32"
 ) -> Any:
     """Returns the softmax of the scores, computed in FP32 and rounded once to `dtype`.
 
@@ -36,10 +37,10 @@ def masked_softmax(
 
 
 def apply_scores(
-    layer: Any,
-    scores: Any,
-    value: Any,
-    mask: Any,
+    layer: keras.Layer,
+    scores: Tensor,
+    value: Tensor,
+    mask: Tensor,
     training: bool,
     drop: Callable[..., Any] = keras.random.dropout,
 ) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.typing import Tensor
 
 
 class CausalMask:
@@ -18,7 +19,7 @@ class CausalMask:
         self.other = other
 
 
-def merge(mask: Any, causal: Any) -> Any:
+def merge(mask: Tensor, causal: Any) -> Any:
     """Returns the mask that hides what either hides.
 
     Args:
@@ -38,12 +39,12 @@ class HidesLaterKeys:
 
     def _compute_attention_mask(
         self,
-        query: Any,
-        value: Any,
+        query: Tensor,
+        value: Tensor,
         query_mask: Any = None,
         value_mask: Any = None,
         key_mask: Any = None,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
         cls = type(self)

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.typing import Tensor
 
 
 def drops_by_position(rate: float) -> bool:
@@ -47,7 +48,7 @@ class AttentionDropout(keras.layers.Dropout):
                 found.seed_generator = dropout.seed_generator
         return found
 
-    def call(self, inputs: Any, training: bool | None = False) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
         is_own = len(inputs.shape) == 4 and drops_by_position(self.rate)
         if not training or not is_own or not hashes_positions():
             return super().call(inputs, training=bool(training))
@@ -57,7 +58,7 @@ class AttentionDropout(keras.layers.Dropout):
         return drop(inputs, rate, draw(self.seed_generator)) if rate else inputs
 
 
-def drop_without_heads(weights: Any, rate: float, seed: Any) -> Any:
+def drop_without_heads(weights: Tensor, rate: float, seed: Any) -> Any:
     """Drops weights `[batch, queries, keys]` as for one head.
 
     Args:

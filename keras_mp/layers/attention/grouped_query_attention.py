@@ -17,6 +17,7 @@ from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies
+from keras_mp.typing import Tensor
 
 
 # The class is called GroupedQueryAttention in Keras, too, and exported under the other
@@ -50,9 +51,9 @@ class GroupedQueryAttention(
 
     def _compute_attention(
         self,
-        query: Any,
-        key: Any,
-        value: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attention_mask: Any = None,
         training: bool | None = None,
     ) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from keras_mp.layers.attention.projections import FP32Projections
 from keras_mp.layers.core.contraction import contract, parse
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -54,10 +55,10 @@ class MultiHeadAttention(
 
     def _compute_attention(
         self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
@@ -118,7 +119,7 @@ class MultiHeadAttention(
         equation = parse(keras_internals.outputs_equation(self), len(weights.shape))
         return contract(self, *equation, dropped, value), weights
 
-    def _mask_for(self, scores: Any, mask: Any) -> Any:
+    def _mask_for(self, scores: Tensor, mask: Tensor) -> Any:
         """Returns the mask as bool with a dimension for the heads, or None."""
         if mask is None:
             return None

@@ -7,6 +7,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.layers.attention.dropout import drops_by_position
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 # The einsums of scores and outputs that Keras builds for [batch, length, heads, size].
 _EQUATIONS = (
@@ -15,7 +16,9 @@ _EQUATIONS = (
 )
 
 
-def can_attend_in_one_pass(layer: Any, query: Any, key: Any, value: Any) -> bool:
+def can_attend_in_one_pass(
+    layer: Any, query: Tensor, key: Tensor, value: Tensor
+) -> bool:
     """Tells whether `attend_in_one_pass` computes what a layer is to compute.
 
     It does in 16 bits, if the kernel of the op runs.
@@ -56,10 +59,10 @@ def can_attend_without_heads(layer: Any, *inputs: Any) -> bool:
 
 def attend_without_heads(
     layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
     training: bool | None,
     is_causal: bool,
 ) -> Any:
@@ -94,10 +97,10 @@ def attend_without_heads(
 
 def attend_in_one_pass(
     layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
     scale: float,
     training: bool | None,
     is_causal: bool = False,
@@ -141,7 +144,7 @@ def _with_equal_batches(*tensors: Any) -> list[Any]:
     """Repeats a batch of one, as the einsums of Keras do; its gradient sums in FP32."""
     batch = next((x.shape[0] for x in tensors if x.shape[0] != 1), 1)
 
-    def repeated(x: Any) -> Any:
+    def repeated(x: Tensor) -> Any:
         if x.shape[0] == batch:
             return x
         wide = ops.broadcast_to(ops.cast(x, "float32"), (batch, *x.shape[1:]))
@@ -150,7 +153,7 @@ def _with_equal_batches(*tensors: Any) -> list[Any]:
     return [repeated(x) for x in tensors]
 
 
-def _zero_without_keys(outputs: Any, mask: Any, is_causal: bool) -> Any:
+def _zero_without_keys(outputs: Tensor, mask: Tensor, is_causal: bool) -> Any:
     """Returns 0 for a query if all its keys are masked.
 
     If a layer has dropout, Keras lets it attend to nothing; else to all equally.

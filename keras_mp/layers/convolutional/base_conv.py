@@ -19,6 +19,7 @@ from keras_mp.layers.precision import (
     read_without_autocast,
     remat,
 )
+from keras_mp.typing import Tensor
 
 
 class BaseFP32Conv:
@@ -47,7 +48,7 @@ class BaseFP32Conv:
     # Attributes with the weights that `convolve` takes, in order.
     kernel_names: tuple[str, ...] = ("kernel",)
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not _runs_in_fp32(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
         kernels = [
@@ -61,7 +62,7 @@ class BaseFP32Conv:
         rounds = activates_after_rounding(self.activation)
         dtype = self.compute_dtype if rounds else "float32"
 
-        def compute(inputs: Any, *weights: Any) -> Any:
+        def compute(inputs: Tensor, *weights: Any) -> Any:
             halves = [
                 round_kernel(x, self.compute_dtype) for x in weights[: len(kernels)]
             ]
@@ -82,7 +83,7 @@ class BaseFP32Conv:
         )
         return activate_and_round(outputs, self.activation, self.compute_dtype)
 
-    def is_narrow(self: Any, inputs: Any) -> bool:
+    def is_narrow(self: Any, inputs: Tensor) -> bool:
         """Tells whether the last spatial size may be smaller than its stride.
 
         There oneDNN's gradient of a bfloat16 kernel has NaN, from memory that it has
@@ -107,7 +108,7 @@ class FP32Conv(KeepsPolicy, BaseFP32Conv):
     convolution.
     """
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         runs_in_fp32 = _runs_in_fp32(self, inputs)
         if _is_pointwise(self) and (runs_in_fp32 or _multiplies_fp32(self, inputs)):
             kernel = read_without_autocast(lambda: self.kernel)
@@ -121,7 +122,7 @@ class FP32Conv(KeepsPolicy, BaseFP32Conv):
             return _native_depthwise_conv(self, inputs, kernel, bias, self.activation)
         return super().call(inputs)
 
-    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+    def convolve(self: Any, inputs: Tensor, *kernels: Any) -> Any:
         padding = self.padding
         if padding == "causal":
             pad = [[0, 0]] * 3
@@ -144,14 +145,14 @@ class FP32Conv(KeepsPolicy, BaseFP32Conv):
 class FP32ConvTranspose(BaseFP32Conv):
     """Mixin for a transposed convolution of Keras."""
 
-    def is_narrow(self: Any, inputs: Any) -> bool:
+    def is_narrow(self: Any, inputs: Tensor) -> bool:
         # Of the result, whose size is that of the inputs times the stride by default.
         return self.output_padding is not None and self.strides[-1] > 1
 
     def least_and_growth(self: Any) -> tuple[list[int], list[int]]:
         return [1] * len(self.strides), list(self.strides)
 
-    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+    def convolve(self: Any, inputs: Tensor, *kernels: Any) -> Any:
         return ops.conv_transpose(
             inputs,
             *kernels,
@@ -170,14 +171,14 @@ class FP32DepthwiseConv(BaseFP32Conv):
     computes it, if the kernel has at most 121 elements.
     """
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not _has_kernel_for_depthwise_part(self, inputs):
             return super().call(inputs)
         kernel = read_without_autocast(lambda: self.kernel)
         bias = read_without_autocast(self.bias)
         return _native_depthwise_conv(self, inputs, kernel, bias, self.activation)
 
-    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+    def convolve(self: Any, inputs: Tensor, *kernels: Any) -> Any:
         return ops.depthwise_conv(
             inputs,
             *kernels,
@@ -197,7 +198,7 @@ class FP32SeparableConv(BaseFP32Conv):
 
     kernel_names = ("depthwise_kernel", "pointwise_kernel")
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not _has_kernel_for_depthwise_part(self, inputs):
             return super().call(inputs)
         depthwise, pointwise = (
@@ -207,7 +208,7 @@ class FP32SeparableConv(BaseFP32Conv):
         parts = _native_depthwise_conv(self, inputs, depthwise, None, None)
         return _pointwise_conv(self, parts, pointwise)
 
-    def convolve(self: Any, inputs: Any, *kernels: Any) -> Any:
+    def convolve(self: Any, inputs: Tensor, *kernels: Any) -> Any:
         return ops.separable_conv(
             inputs,
             *kernels,
@@ -218,7 +219,7 @@ class FP32SeparableConv(BaseFP32Conv):
         )
 
 
-def _pointwise_conv(layer: Any, inputs: Any, kernel: Any) -> Any:
+def _pointwise_conv(layer: keras.Layer, inputs: Tensor, kernel: Tensor) -> Any:
     """Returns the convolution with a kernel of size 1, bias and activation."""
     matrix = ops.reshape(kernel, kernel.shape[-2:])
     activation = fused_activation(layer.activation)
@@ -228,7 +229,7 @@ def _pointwise_conv(layer: Any, inputs: Any, kernel: Any) -> Any:
 
 
 def _native_depthwise_conv(
-    layer: Any, inputs: Any, kernel: Any, bias: Any, activation: Any
+    layer: keras.Layer, inputs: Tensor, kernel: Tensor, bias: Tensor, activation: Any
 ) -> Any:
     """Returns the depthwise convolution, bias and activation, rounded to 16 bits."""
     from keras_mp.ops.depthwise_conv import depthwise_conv
@@ -251,7 +252,9 @@ def _native_depthwise_conv(
     return activate_and_round(outputs, activation, layer.compute_dtype)
 
 
-def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) -> Any:
+def _grouped_conv(
+    inputs: Tensor, kernel: Tensor, data_format: str, **options: Any
+) -> Any:
     """Returns a grouped convolution, computed by TensorFlow's own kernels.
 
     Keras compiles grouped convolutions with XLA. On a CPU that takes 30 times as long
@@ -277,13 +280,13 @@ def _grouped_conv(inputs: Any, kernel: Any, data_format: str, **options: Any) ->
     return ops.moveaxis(outputs, -1, 1) if data_format == "channels_first" else outputs
 
 
-def _is_depthwise(kernel: Any, strides: Any, dilation_rate: Any) -> bool:
+def _is_depthwise(kernel: Tensor, strides: Any, dilation_rate: Any) -> bool:
     """Tells whether TensorFlow's depthwise convolution supports these options."""
     is_plain = len(set(strides)) == 1 and 1 in (max(strides), max(dilation_rate))
     return kernel.shape[-2] == 1 and len(kernel.shape) < 5 and is_plain
 
 
-def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
+def _runs_in_fp32(layer: keras.Layer, inputs: Tensor) -> bool:
     dtype = keras.backend.standardize_dtype(inputs.dtype)
     if not is_half(layer.compute_dtype) or dtype != layer.compute_dtype:
         return False
@@ -294,11 +297,11 @@ def _runs_in_fp32(layer: Any, inputs: Any) -> bool:
     return not has_accelerator()
 
 
-def _multiplies_fp32(layer: Any, inputs: Any) -> bool:
+def _multiplies_fp32(layer: keras.Layer, inputs: Tensor) -> bool:
     return not is_half(layer.compute_dtype) and multiplies(layer, inputs)
 
 
-def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
+def _has_depthwise_kernel(layer: keras.Layer, channels: int) -> bool:
     """Tells whether the native library convolves the channels of such inputs.
 
     It does not if TensorFlow's FP32 convolution is faster: channels that fill less
@@ -311,7 +314,7 @@ def _has_depthwise_kernel(layer: Any, channels: int) -> bool:
     return channels >= 16 and math.prod(layer.kernel_size) <= 121
 
 
-def _has_kernel_for_depthwise_part(layer: Any, inputs: Any) -> bool:
+def _has_kernel_for_depthwise_part(layer: keras.Layer, inputs: Tensor) -> bool:
     """Tells the same of a depthwise or separable convolution of Keras."""
     return (
         _runs_in_fp32(layer, inputs)
@@ -320,7 +323,7 @@ def _has_kernel_for_depthwise_part(layer: Any, inputs: Any) -> bool:
     )
 
 
-def _is_depthwise_in_groups(layer: Any) -> bool:
+def _is_depthwise_in_groups(layer: keras.Layer) -> bool:
     """Tells whether each filter of a `Conv1D` or `Conv2D` has a channel of its own."""
     return (
         layer.groups == layer.filters == layer.kernel.shape[-2] * layer.groups
@@ -329,18 +332,18 @@ def _is_depthwise_in_groups(layer: Any) -> bool:
     )
 
 
-def _is_pointwise(layer: Any) -> bool:
+def _is_pointwise(layer: keras.Layer) -> bool:
     sizes = {*layer.kernel_size, *layer.strides, layer.groups}
     return sizes == {1} and layer.data_format == "channels_last"
 
 
-def _multiplies_bfloat16(layer: Any) -> bool:
+def _multiplies_bfloat16(layer: keras.Layer) -> bool:
     from keras_mp.ops.kernels.dispatch import multiplies_bfloat16
 
     return layer.compute_dtype == "bfloat16" and multiplies_bfloat16()
 
 
-def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
+def _add_bias(outputs: Tensor, bias: Tensor, data_format: str) -> Any:
     """Adds a bias to the channels; its gradient accumulates in FP32.
 
     With `tf.nn.bias_add`, oneDNN fuses the addition into the convolution, before the
@@ -355,8 +358,8 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
     others = [*range(rank - 1)] if is_last else [0, *range(2, rank)]
 
     @tf.custom_gradient
-    def added(outputs: Any, bias: Any) -> tuple[Any, Any]:
-        def gradient(upstream: Any) -> tuple[Any, Any]:
+    def added(outputs: Tensor, bias: Tensor) -> tuple[Any, Any]:
+        def gradient(upstream: Tensor) -> tuple[Any, Any]:
             grad_bias = sum_in_fp32(upstream, others, output_dtype="float32")
             return upstream, tf.cast(grad_bias, bias.dtype)
 
@@ -366,15 +369,15 @@ def _add_bias(outputs: Any, bias: Any, data_format: str) -> Any:
     return added(outputs, bias)
 
 
-def round_straight_through(kernel: Any, dtype: str) -> Any:
+def round_straight_through(kernel: Tensor, dtype: str) -> Any:
     """Rounds a kernel to a 16-bit dtype, but not its gradient (straight-through).
 
     Kernel, result and gradient are FP32 tensors.
     """
 
     @ops.custom_gradient
-    def rounded(kernel: Any) -> tuple[Any, Any]:
-        def gradient(*args: Any, upstream: Any = None) -> Any:
+    def rounded(kernel: Tensor) -> tuple[Any, Any]:
+        def gradient(*args: Any, upstream: Tensor | None = None) -> Any:
             return args[0] if upstream is None else upstream
 
         return ops.cast(ops.cast(kernel, dtype), "float32"), gradient

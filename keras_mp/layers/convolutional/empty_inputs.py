@@ -6,10 +6,12 @@ TensorFlow's kernels for CPUs return an empty convolution in the shape of their 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_mp.typing import Tensor
+
 
 def convolve_filled(
     convolve: Callable[[Any], Any],
-    inputs: Any,
+    inputs: Tensor,
     data_format: str,
     least: Sequence[int],
     strides: Sequence[int],
@@ -77,7 +79,7 @@ def _check_sizes(sizes: Sequence[int | None], least: Sequence[int]) -> None:
         )
 
 
-def _size(x: Any, axis: int) -> Any:
+def _size(x: Tensor, axis: int) -> Tensor:
     """Returns an int, or a tensor if the size is dynamic."""
     import tensorflow as tf
 

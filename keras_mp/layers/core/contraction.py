@@ -9,6 +9,7 @@ from typing import Any
 from keras import ops
 
 from keras_mp.layers.precision import multiply
+from keras_mp.typing import Tensor
 
 
 def parse(equation: str, rank: int) -> tuple[str, str, str]:
@@ -47,7 +48,7 @@ def contract(
     output: str,
     a: Any,
     b: Any,
-    bias: Any = None,
+    bias: Tensor | None = None,
     **options: Any,
 ) -> Any:
     """Returns `einsum("a_labels,b_labels->output", a, b)`, as `multiply` has it.
@@ -103,7 +104,7 @@ def contract(
     return _transpose_to(result, found, output)
 
 
-def _ensure_size(x: Any, axis: int, size: Any, operands: tuple[Any, Any]) -> Any:
+def _ensure_size(x: Tensor, axis: int, size: Any, operands: tuple[Any, Any]) -> Any:
     """Checks the size of an axis; at run time if it is dynamic. Returns `x`."""
     import tensorflow as tf
 
@@ -127,7 +128,7 @@ def _leads_with_b(b_labels: str, a_labels: str, output: str) -> bool:
 
 
 def _as_matrix(
-    x: Any,
+    x: Tensor,
     labels: str,
     batch: list[str],
     free: list[str],
@@ -151,7 +152,7 @@ def _flat_size(labels: list[str], sizes: dict[str, Any]) -> Any:
     return functools.reduce(operator.mul, [sizes[label] for label in labels], 1)
 
 
-def _transpose_to(x: Any, labels: Iterable[str], wanted: Iterable[str]) -> Any:
+def _transpose_to(x: Tensor, labels: Iterable[str], wanted: Iterable[str]) -> Any:
     labels = list(labels)
     axes = [labels.index(label) for label in wanted]
     return x if axes == sorted(axes) else ops.transpose(x, axes)

@@ -14,6 +14,7 @@ from keras_mp.layers.precision import (
     read_kernel,
     read_without_autocast,
 )
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -38,7 +39,7 @@ class Dense(KeepsPolicy, keras.layers.Dense):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         if not multiplies(self, inputs):
             outputs = super().call(inputs, training=training)
             return attach(self, outputs, inputs, self.kernel, self.bias)

@@ -16,6 +16,7 @@ from keras_mp.layers.precision import (
     read_kernel,
     read_without_autocast,
 )
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -40,7 +41,7 @@ class EinsumDense(KeepsPolicy, keras.layers.EinsumDense):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         a, b, output = parse(self.equation, len(inputs.shape))
         is_head = _is_head(a, b, output, self.bias_axes)
         if not multiplies(self, inputs):

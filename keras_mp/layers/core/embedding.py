@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_mp.typing import Tensor
+
 # The largest number up to which each has every whole number.
 _EXACT = {"float16": 2048, "bfloat16": 256}
 
@@ -36,11 +38,11 @@ class Embedding(keras.layers.Embedding):
 
     delegated_methods = frozenset({"call", "quantized_call"})
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         refuse_rounded_ids(self, inputs)
         return super().call(inputs)
 
-    def quantized_call(self, inputs: Any, *args: Any, **options: Any) -> Any:
+    def quantized_call(self, inputs: Tensor, *args: Any, **options: Any) -> Any:
         refuse_rounded_ids(self, inputs)
         return super().quantized_call(inputs, *args, **options)
 

@@ -1,7 +1,5 @@
 """ReversibleEmbedding: a 16-bit reverse product with FP32 accumulation."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -9,6 +7,7 @@ from keras_mp.layers.core.embedding import refuse_rounded_ids
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.linear_logits import attach
 from keras_mp.layers.precision import multiplies, multiply, read_without_autocast
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -32,7 +31,7 @@ class ReversibleEmbedding(KeepsPolicy, keras.layers.ReversibleEmbedding):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, reverse: bool = False) -> Any:
+    def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not reverse:
             refuse_rounded_ids(self, inputs)
             return super().call(inputs)

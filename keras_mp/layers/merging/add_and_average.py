@@ -8,9 +8,10 @@ import keras
 from keras import ops
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
-def sum_in_fp32(inputs: Any) -> Any:
+def sum_in_fp32(inputs: Tensor) -> Any:
     """Returns the sum of tensors in FP32; each is cast before it is added."""
     return functools.reduce(operator.add, [ops.cast(x, "float32") for x in inputs])
 
@@ -32,7 +33,7 @@ class Add(keras.layers.Add):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def _merge_function(self, inputs: Any) -> Any:
+    def _merge_function(self, inputs: Tensor) -> Any:
         if len(inputs) < 3 or not uses_ops(self, *inputs):
             return super()._merge_function(inputs)
         return keras.ops.cast(sum_in_fp32(inputs), self.compute_dtype)
@@ -53,7 +54,7 @@ class Average(keras.layers.Average):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def _merge_function(self, inputs: Any) -> Any:
+    def _merge_function(self, inputs: Tensor) -> Any:
         if not uses_ops(self, *inputs):
             return super()._merge_function(inputs)
         return keras.ops.cast(sum_in_fp32(inputs) / len(inputs), self.compute_dtype)

@@ -9,6 +9,7 @@ from keras import ops
 from keras_mp.layers.core.contraction import contract
 from keras_mp.layers.float16_matmul_policy import KeepsPolicy
 from keras_mp.layers.precision import multiplies
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -29,7 +30,7 @@ class Dot(KeepsPolicy, keras.layers.Dot):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def _merge_function(self, inputs: Any) -> Any:
+    def _merge_function(self, inputs: Tensor) -> Any:
         if len(inputs) != 2 or not multiplies(self, *inputs):
             return super()._merge_function(inputs)
         axes = self.axes if isinstance(self.axes, list | tuple) else [self.axes] * 2
@@ -53,7 +54,7 @@ def _labels(a_rank: int, b_rank: int, a_axis: int, b_axis: int) -> tuple[str, st
     return "".join(a), "".join(b), "".join([batch, *free])
 
 
-def _l2_normalize(x: Any, axis: int) -> Any:
+def _l2_normalize(x: Tensor, axis: int) -> Any:
     from keras_mp.ops import row_normalization
 
     return row_normalization.normalize_rows(

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp import keras_internals
 from keras_mp.layers.precision import FP32Weights, uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -39,7 +40,9 @@ class BatchNormalization(FP32Weights, keras.layers.BatchNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(
+        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs, training=training, mask=mask)
         from keras_mp.ops import batch_normalization
@@ -105,7 +108,7 @@ def _update_moving_average(
     average.assign(ops.where(finite, moved, before))
 
 
-def _expand_mask(inputs: Any, mask: Any) -> Any:
+def _expand_mask(inputs: Tensor, mask: Tensor) -> Any:
     """Returns the mask as bool, broadcast to the shape of the inputs, or None."""
     if mask is None:
         return None

@@ -1,7 +1,5 @@
 """GroupNormalization: 16 bits in and out, FP32 arithmetic."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -10,6 +8,7 @@ from keras_mp.layers.precision import (
     read_without_autocast,
     uses_ops,
 )
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -33,7 +32,7 @@ class GroupNormalization(FP32Weights, keras.layers.GroupNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs)
         from keras_mp.ops import normalization

@@ -1,10 +1,9 @@
 """LayerNormalization: 16 bits in and out, FP32 arithmetic."""
 
-from typing import Any
-
 import keras
 
 from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -28,7 +27,7 @@ class LayerNormalization(FP32Weights, keras.layers.LayerNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs) or self.rms_scaling:
             return super().call(inputs)
         from keras_mp.ops import row_normalization

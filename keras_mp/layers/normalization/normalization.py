@@ -8,6 +8,7 @@ from keras import ops
 from keras_mp import keras_internals
 from keras_mp.dtypes import is_half
 from keras_mp.layers.precision import FP32Weights, read_without_autocast
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -37,7 +38,7 @@ class Normalization(FP32Weights, keras.layers.Normalization):
         """FP32 where it computes in 16 bits, which would round what it is given."""
         return "float32" if is_half(self.compute_dtype) else self.compute_dtype
 
-    def __call__(self, inputs: Any, **options: Any) -> Any:
+    def __call__(self, inputs: Tensor, **options: Any) -> Any:
         if keras.backend.backend() != "tensorflow":
             return super().__call__(inputs, **options)
         # That of Keras rounds, in a graph, to what the layer computes in: it is for
@@ -54,7 +55,7 @@ class Normalization(FP32Weights, keras.layers.Normalization):
             keras_internals.set_policy(self, policy)
         self.finalize_state()
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         is_tensorflow = keras.backend.backend() == "tensorflow"
         if not is_tensorflow or self.compute_dtype == "float64":
             return super().call(inputs)

@@ -1,10 +1,9 @@
 """RMSNormalization: 16 bits in and out, FP32 arithmetic."""
 
-from typing import Any
-
 import keras
 
 from keras_mp.layers.precision import FP32Weights, reshape_for_broadcast, uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -27,7 +26,7 @@ class RMSNormalization(FP32Weights, keras.layers.RMSNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         if not uses_ops(self, x):
             return super().call(x)
         from keras_mp.ops import row_normalization

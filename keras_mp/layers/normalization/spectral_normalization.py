@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_mp.layers.precision import FP32Weights, read_without_autocast
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -32,7 +33,7 @@ class SpectralNormalization(FP32Weights, keras.layers.SpectralNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         if training:
             # Keras 3.12 casts what is assigned to the compute dtype, too.
             read_without_autocast(self._normalize)

@@ -1,11 +1,10 @@
 """UnitNormalization: 16 bits in and out, FP32 arithmetic."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -27,7 +26,7 @@ class UnitNormalization(keras.layers.UnitNormalization):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             is_zero = ops.all(ops.equal(inputs, 0), axis=self.axis, keepdims=True)
             return super().call(ops.where(is_zero, ops.stop_gradient(inputs), inputs))

@@ -6,12 +6,13 @@ import keras
 
 from keras_mp.layers.pooling.base_pooling import spatial_axes
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
 class FP32AdaptivePooling:
     """Mixed into a Keras adaptive average pooling: sums in FP32 and rounds once."""
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
         from keras_mp.ops.pooling import adaptive_average_pool

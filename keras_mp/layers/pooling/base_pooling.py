@@ -5,17 +5,18 @@ from typing import Any
 from keras import ops
 
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
 class FP32AveragePooling:
     """Mixin for a Keras average pooling: sums each window in FP32 and rounds once."""
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
         from keras_mp.ops import pooling
 
-        def pool(x: Any) -> Any:
+        def pool(x: Tensor) -> Any:
             return pooling.average_pool(x, self.pool_size, self.strides, self.padding)
 
         if self.data_format == "channels_last":
@@ -30,7 +31,7 @@ class FP32AveragePooling:
 class FP32GlobalPooling:
     """Mixin for a Keras global average pooling: sums in FP32 and rounds once."""
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: Any, inputs: Tensor) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs)  # type: ignore[misc]
         from keras_mp.ops import mean
@@ -38,7 +39,7 @@ class FP32GlobalPooling:
         return mean(inputs, spatial_axes(self, inputs), self.keepdims)
 
 
-def spatial_axes(layer: Any, inputs: Any) -> list[int]:
+def spatial_axes(layer: Any, inputs: Tensor) -> list[int]:
     """Returns the spatial axes: all except the batch's and the channels'."""
     first = 1 if layer.data_format == "channels_last" else 2
     return list(range(first, first + len(inputs.shape) - 2))

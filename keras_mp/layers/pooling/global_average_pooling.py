@@ -1,12 +1,11 @@
 """Global average pooling in 1D, 2D and 3D: 16 bits in and out, FP32 accumulation."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_mp.layers.pooling.base_pooling import FP32GlobalPooling, spatial_axes
 from keras_mp.layers.precision import uses_ops
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -26,7 +25,7 @@ class GlobalAveragePooling1D(keras.layers.GlobalAveragePooling1D):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         if not uses_ops(self, inputs):
             return super().call(inputs, mask=mask)
         from keras_mp.ops import mean, sum

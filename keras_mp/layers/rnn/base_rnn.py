@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_mp.layers.precision import gemm, read_without_autocast
 from keras_mp.layers.rnn.orthogonal_weights import class_of_cell
+from keras_mp.typing import Tensor
 
 
 class RecurrentKernel:
@@ -20,7 +21,7 @@ class RecurrentKernel:
         dtype: `"float16"` or `"bfloat16"`.
     """
 
-    def __init__(self, kernel: Any, dtype: str) -> None:
+    def __init__(self, kernel: Tensor, dtype: str) -> None:
         self._master = ops.cast(kernel, "float32")
         self._rounded = ops.cast(kernel, dtype)
 
@@ -34,7 +35,7 @@ class RecurrentKernel:
 
 @ops.custom_gradient
 def _recurrent_product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
-    def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, Any]:
+    def gradient(*args: Any, upstream: Tensor | None = None) -> tuple[Any, None, Any]:
         grad = ops.cast(args[0] if upstream is None else upstream, h.dtype)
         return (
             gemm(grad, rounded, transpose_b=True),
@@ -45,7 +46,9 @@ def _recurrent_product(h: Any, rounded: Any, master: Any) -> tuple[Any, Any]:
     return gemm(h, rounded, output_dtype="float32"), gradient
 
 
-def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
+def project(
+    cell: keras.Layer, gates: int, x: Tensor, bias: Tensor, training: bool
+) -> Any:
     """Returns `x @ kernel + bias` for all gates in FP32, after the cell's dropout.
 
     Args:
@@ -63,18 +66,18 @@ def project(cell: Any, gates: int, x: Any, bias: Any, training: bool) -> Any:
     return _project(cell, gates, x, bias, _dropout_masks(cell, x, training))
 
 
-def _dropout_masks(cell: Any, x: Any, training: bool) -> Any:
+def _dropout_masks(cell: keras.Layer, x: Tensor, training: bool) -> Any:
     """Returns the dropout mask of the inputs, a list of one a gate, or None."""
     if training and 0.0 < cell.dropout < 1.0:
         return cell.get_dropout_mask(x)
     return None
 
 
-def _swap_axes(x: Any) -> Any:
+def _swap_axes(x: Tensor) -> Any:
     return ops.transpose(x, (1, 0, 2))
 
 
-def _project(cell: Any, gates: int, x: Any, bias: Any, masks: Any) -> Any:
+def _project(cell: keras.Layer, gates: int, x: Tensor, bias: Tensor, masks: Any) -> Any:
     """Returns the projections of `[batch, features]`, or `[time, batch, features]`."""
     kernel = read_without_autocast(cell.kernel)
     if not isinstance(masks, list):
@@ -88,14 +91,14 @@ def _project(cell: Any, gates: int, x: Any, bias: Any, masks: Any) -> Any:
     return result if bias is None else result + ops.cast(bias, "float32")
 
 
-def recurrent_masks(cell: Any, h: Any, training: bool) -> list[Any] | None:
+def recurrent_masks(cell: keras.Layer, h: Any, training: bool) -> list[Any] | None:
     """Returns the dropout masks of the state, one a gate; None without dropout."""
     if training and 0.0 < cell.recurrent_dropout < 1.0:
         return list(cell.get_recurrent_dropout_mask(h))
     return None
 
 
-def has_cell_of_type(layer: Any, *classes: Any) -> bool:
+def has_cell_of_type(layer: keras.Layer, *classes: Any) -> bool:
     """Tells whether the cell of a layer computes as one of these classes.
 
     The loop over time does not call the cell, so that it would ignore the methods of a
@@ -104,13 +107,13 @@ def has_cell_of_type(layer: Any, *classes: Any) -> bool:
     return class_of_cell(layer) in classes and "call" not in vars(layer.cell)
 
 
-def has_cell_of_keras(layer: Any) -> bool:
+def has_cell_of_keras(layer: keras.Layer) -> bool:
     """Tells whether the cell of a layer computes as one of Keras or of keras_mp."""
     package = type(layer.cell).__module__.partition(".")[0]
     return package in ("keras", "keras_mp") and "call" not in vars(layer.cell)
 
 
-def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:
+def keras_runs_cudnn(layer: keras.Layer, reset_after: bool = True) -> bool:
     """Tells whether Keras runs this layer in cuDNN, or raises since it cannot.
 
     Args:
@@ -131,7 +134,13 @@ def keras_runs_cudnn(layer: Any, reset_after: bool = True) -> bool:
     return layer.use_cudnn is True or bool(layer.use_cudnn and fits and on_gpu)
 
 
-def loop(layer: Any, step: Any, projected: Any, initial_state: Any, mask: Any) -> Any:
+def loop(
+    layer: keras.Layer,
+    step: Any,
+    projected: Tensor,
+    initial_state: Any,
+    mask: Tensor,
+) -> Any:
     """Runs a step function over time as `layer` would run its cell.
 
     Args:

@@ -12,6 +12,7 @@ from keras_mp.layers.precision import read_without_autocast, remat, uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_keras, loop
 from keras_mp.layers.rnn.lstm_cell import LSTMStep
 from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
+from keras_mp.typing import Tensor
 
 
 class RecurrentConvolution:
@@ -23,7 +24,7 @@ class RecurrentConvolution:
         dtype: `"float16"` or `"bfloat16"`.
     """
 
-    def __init__(self, cell: Any, kernel: Any, dtype: str) -> None:
+    def __init__(self, cell: keras.Layer, kernel: Tensor, dtype: str) -> None:
         self._cell = cell
         self._kernel = round_straight_through(kernel, dtype)
 
@@ -53,9 +54,9 @@ class FP32ConvLSTM(BuildsCell):
 
     def inner_loop(
         self: Any,
-        sequences: Any,
+        sequences: Tensor,
         initial_state: Any,
-        mask: Any,
+        mask: Tensor,
         training: bool = False,
     ) -> Any:
         if not has_cell_of_keras(self) or not uses_ops(self.cell, sequences):
@@ -73,13 +74,13 @@ class FP32ConvLSTM(BuildsCell):
         return loop(self, step, projected, initial_state, mask)
 
 
-def _channel_axis(cell: Any) -> int:
+def _channel_axis(cell: keras.Layer) -> int:
     """Returns the axis of the channels of a time step, and of a whole sequence."""
     is_last = cell.data_format == "channels_last"
     return -1 if is_last else -1 - len(cell.kernel_size)
 
 
-def _project(cell: Any, x: Any, training: bool) -> Any:
+def _project(cell: keras.Layer, x: Tensor, training: bool) -> Any:
     """Returns what the inputs of all time steps add to the four gates, in FP32."""
     inputs, kernels = [x], [read_without_autocast(cell.kernel)]
     if training and 0.0 < cell.dropout < 1.0:
@@ -94,10 +95,10 @@ def _project(cell: Any, x: Any, training: bool) -> Any:
     return projected + ops.reshape(bias, (-1, *[1] * (-1 - axis)))
 
 
-def _convolve(cell: Any, x: Any, kernel: Any) -> Any:
+def _convolve(cell: keras.Layer, x: Tensor, kernel: Tensor) -> Any:
     """Returns the convolution of each time step of `[batch, time, ...]`, in FP32."""
 
-    def compute(x: Any, kernel: Any) -> Any:
+    def compute(x: Tensor, kernel: Tensor) -> Any:
         batch, time, *sizes = ops.shape(x)
         steps = ops.reshape(ops.cast(x, "float32"), (batch * time, *sizes))
         kernel = round_straight_through(kernel, cell.compute_dtype)

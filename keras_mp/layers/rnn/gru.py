@@ -8,6 +8,7 @@ from keras_mp.layers.precision import uses_ops
 from keras_mp.layers.rnn.base_rnn import has_cell_of_type, keras_runs_cudnn, loop
 from keras_mp.layers.rnn.gru_cell import GRUCell, GRUStep, project_gru
 from keras_mp.layers.rnn.orthogonal_weights import BuildsCell
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -32,7 +33,11 @@ class GRU(BuildsCell, keras.layers.GRU):
     """
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        self,
+        sequences: Tensor,
+        initial_state: Any,
+        mask: Tensor,
+        training: bool = False,
     ) -> Any:
         is_standard = has_cell_of_type(self, keras.layers.GRUCell, GRUCell)
         if (

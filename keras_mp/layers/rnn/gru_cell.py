@@ -8,6 +8,7 @@ from keras import activations, ops
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
+from keras_mp.typing import Tensor
 
 # Activations that are applied to each element, whatever the shape.
 _ELEMENTWISE = (
@@ -19,7 +20,7 @@ _ELEMENTWISE = (
 )
 
 
-def _split_gates(x: Any, units: int) -> list[Any]:
+def _split_gates(x: Tensor, units: int) -> list[Any]:
     """Returns the columns of the two gates, and of the candidate.
 
     Keras splits at a position by slices and concatenations of the sizes, at each step.
@@ -38,7 +39,7 @@ class GRUStep:
         training: bool.
     """
 
-    def __init__(self, cell: Any, h: Any, training: bool) -> None:
+    def __init__(self, cell: keras.Layer, h: Any, training: bool) -> None:
         self.state_size = cell.state_size
         self._cell = cell
         self._masks = recurrent_masks(cell, h, training)
@@ -54,7 +55,7 @@ class GRUStep:
         if cell.reset_after and cell.use_bias:
             self._bias = ops.cast(read_without_autocast(cell.bias)[1], "float32")
 
-    def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
+    def call(self, projected: Tensor, states: Any) -> tuple[Any, list[Any]]:
         """Returns the output and the states `[h]`, rounded once.
 
         Args:
@@ -77,7 +78,7 @@ class GRUStep:
 
     __call__ = call
 
-    def _gates(self, x: Any) -> list[Any]:
+    def _gates(self, x: Tensor) -> list[Any]:
         """Returns the update gate z and the reset gate r.
 
         An elementwise activation is called once for both: with two calls, XLA fuses r
@@ -114,7 +115,7 @@ class GRUStep:
         return self._kernels[-1].product(reset)
 
 
-def project_gru(cell: Any, x: Any, training: bool) -> Any:
+def project_gru(cell: keras.Layer, x: Tensor, training: bool) -> Any:
     """Returns the projections of the inputs for gates and candidate, in FP32."""
     bias = read_without_autocast(cell.bias)
     if bias is not None and cell.reset_after:
@@ -143,7 +144,7 @@ class GRUCell(OrthogonalInFP32, keras.layers.GRUCell):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         is_nested = isinstance(states, list | tuple)
         h = states[0] if is_nested else states
         if not uses_ops(self, inputs, h):

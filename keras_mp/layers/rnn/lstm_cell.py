@@ -8,6 +8,7 @@ from keras import ops
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project, recurrent_masks
 from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
+from keras_mp.typing import Tensor
 
 
 class LSTMStep:
@@ -23,7 +24,7 @@ class LSTMStep:
 
     def __init__(
         self,
-        cell: Any,
+        cell: keras.Layer,
         h: Any,
         training: bool,
         recurrent: Any = RecurrentKernel,
@@ -37,7 +38,7 @@ class LSTMStep:
         self._kernels = [recurrent(part, cell.compute_dtype) for part in kernels]
         self._axis = axis
 
-    def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
+    def call(self, projected: Tensor, states: Any) -> tuple[Any, list[Any]]:
         """Returns the output and the states `[h, c]`, each rounded once.
 
         Args:
@@ -62,7 +63,7 @@ class LSTMStep:
         return ops.concatenate([k.product(h * mask) for k, mask in pairs], self._axis)
 
 
-def project_lstm(cell: Any, x: Any, training: bool) -> Any:
+def project_lstm(cell: keras.Layer, x: Tensor, training: bool) -> Any:
     """Returns the projections of the inputs for the four gates, in FP32."""
     return project(cell, 4, x, read_without_autocast(cell.bias), training)
 
@@ -89,7 +90,7 @@ class LSTMCell(OrthogonalInFP32, keras.layers.LSTMCell):
     Reference: Mixed Precision Training, section 3.3.
     """
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         if not uses_ops(self, inputs, *states):
             return super().call(inputs, states, training=training)
         step = LSTMStep(self, states[0], training)

@@ -43,19 +43,19 @@ class BuildsCell:
         super().build(sequences_shape, initial_state_shape)  # type: ignore[misc]
 
 
-def draw_in_fp32(layer: Any) -> None:
+def draw_in_fp32(layer: keras.Layer) -> None:
     """Has the cell of a recurrent layer, if it is Keras's, draw its weights in FP32."""
     cls: Any = type(layer.cell)
     if cls.__module__.partition(".")[0] == "keras" and _PLAIN not in vars(cls):
         layer.cell.__class__ = _drawing_in_fp32(cls)
 
 
-def draw_as_keras(layer: Any) -> None:
+def draw_as_keras(layer: keras.Layer) -> None:
     """Undoes `draw_in_fp32`."""
     layer.cell.__class__ = class_of_cell(layer)
 
 
-def class_of_cell(layer: Any) -> Any:
+def class_of_cell(layer: keras.Layer) -> Any:
     """Returns the class of the cell of a layer, that before `draw_in_fp32`."""
     return vars(type(layer.cell)).get(_PLAIN, type(layer.cell))
 

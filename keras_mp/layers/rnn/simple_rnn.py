@@ -12,6 +12,7 @@ from keras_mp.layers.rnn.simple_rnn_cell import (
     SimpleRNNStep,
     project_simple,
 )
+from keras_mp.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_mp")
@@ -36,7 +37,11 @@ class SimpleRNN(BuildsCell, keras.layers.SimpleRNN):
     """
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        self,
+        sequences: Tensor,
+        initial_state: Any,
+        mask: Tensor,
+        training: bool = False,
     ) -> Any:
         is_standard = has_cell_of_type(self, keras.layers.SimpleRNNCell, SimpleRNNCell)
         if not is_standard or not uses_ops(self.cell, sequences):

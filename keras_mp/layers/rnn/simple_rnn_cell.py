@@ -8,6 +8,7 @@ from keras import ops
 from keras_mp.layers.precision import read_without_autocast, uses_ops
 from keras_mp.layers.rnn.base_rnn import RecurrentKernel, project
 from keras_mp.layers.rnn.orthogonal_weights import OrthogonalInFP32
+from keras_mp.typing import Tensor
 
 
 class SimpleRNNStep:
@@ -19,7 +20,7 @@ class SimpleRNNStep:
         training: bool.
     """
 
-    def __init__(self, cell: Any, h: Any, training: bool) -> None:
+    def __init__(self, cell: keras.Layer, h: Any, training: bool) -> None:
         self.state_size = cell.state_size
         self._cell = cell
         self._mask = None
@@ -28,7 +29,7 @@ class SimpleRNNStep:
         kernel = read_without_autocast(cell.recurrent_kernel)
         self._kernel = RecurrentKernel(kernel, cell.compute_dtype)
 
-    def call(self, projected: Any, states: Any) -> tuple[Any, list[Any]]:
+    def call(self, projected: Tensor, states: Any) -> tuple[Any, list[Any]]:
         """Returns the output and the states `[h]`, rounded once.
 
         Args:
@@ -47,7 +48,7 @@ class SimpleRNNStep:
     __call__ = call
 
 
-def project_simple(cell: Any, x: Any, training: bool) -> Any:
+def project_simple(cell: keras.Layer, x: Tensor, training: bool) -> Any:
     """Returns the projection of the inputs, `[..., units]` in FP32."""
     return project(cell, 1, x, read_without_autocast(cell.bias), training)
 
