@@ -99,7 +99,7 @@ MAY_IMPORT["keras_mp.command_line"] = [
 MAY_IMPORT["keras_mp.__main__"] = []
 # The error of a collapsed run says what diagnostics find.
 MAY_IMPORT["keras_mp.callbacks"].append("keras_mp.diagnostics")
-# What every module may ask of the host, and names of types; they import none of keras_mp.
+# What every module may use: the host behind it, and names of types.
 INTERNALS, TYPING = "keras_mp.keras_internals", "keras_mp.typing"
 MAY_IMPORT |= {INTERNALS: [], TYPING: []}
 for imports in MAY_IMPORT.values():
