@@ -40,8 +40,7 @@ CHAINS = (
         ("optimizer.compressed_step", "optimizer.properties"),
         ("optimizer.checkpoint",),
         ("optimizer",),
-        ("checkpoint_paths", "export", "watched_optimizers"),
-        ("checkpoints", "step_log"),
+        ("checkpoints", "export", "watched_optimizers"),
         ("callbacks",),
     ),
     (
