@@ -20,6 +20,7 @@ from update_step import LISTS, OPTIMIZERS, SCALE, make_optimizer, make_step
 import keras_mp
 
 ALL = keras_mp.Int8State(min_size=1, min_rank=0)
+ALL_IN_4_BITS = keras_mp.Int4State(min_size=1, min_rank=0)
 ALONE = {"masters": None, "rounding": "stochastic"}
 FORMS = {
     "FP32 masters": {},
@@ -27,6 +28,10 @@ FORMS = {
     "FP32 masters, 8-bit state": {"state": ALL},
     "remainders, 8-bit state": {"masters": "remainders", "state": ALL},
     "8-bit remainders, 8-bit state": {"masters": "int8_remainders", "state": ALL},
+    "8-bit remainders, 4-bit state": {
+        "masters": "int8_remainders",
+        "state": ALL_IN_4_BITS,
+    },
     "no masters": ALONE,
     "no masters, 8-bit state": {**ALONE, "state": ALL},
 }
