@@ -13,6 +13,7 @@ BACKENDS ?= jax torch
 
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 TF_QUIET := TF_CPP_MIN_LOG_LEVEL=2
 # A process for each core; four fill the memory of a small machine.
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -178,8 +179,7 @@ wheel-cuda: $(if $(NVCC),,$(PIP_NVCC)) $(VENV)/.installed-wheel
 $(PIP_NVCC): | $(VENV)/.created
 	@echo "There is no nvcc. Downloading that of CUDA 13.0 (100 MB)."
 	@rm -rf build/nvcc build/nvcc.part
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --target build/nvcc.part 'nvidia-nvvm==13.0.*' \
+	@$(PIP) --no-deps --target build/nvcc.part 'nvidia-nvvm==13.0.*' \
 	  $(patsubst %,'nvidia-cuda-%==13.0.*',nvcc crt runtime cccl)
 	@ln -s lib build/nvcc.part/nvidia/cu13/lib64
 	@ln -s libcudart.so.13 build/nvcc.part/nvidia/cu13/lib/libcudart.so
@@ -191,8 +191,7 @@ build-wheel: $(VENV)/.installed-wheel
 	@set -e; folders=; for minor in $(WHEEL_FOR); do \
 	  folder=$(CURDIR)/build/tensorflow-$$minor; folders="$$folders:$$folder"; \
 	  test -d $$folder && continue; echo "Downloading TensorFlow $$minor (600 MB)."; \
-	  $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
-	    --target $$folder.part "tensorflow==$$minor.*"; \
+	  $(PIP) --no-deps --target $$folder.part "tensorflow==$$minor.*"; \
 	  mv $$folder.part $$folder; \
 	done; \
 	KERAS_MP_TENSORFLOWS="$${folders#:}" $(RUN) -m build --no-isolation \
@@ -242,23 +241,25 @@ clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What an extra has of the others, which pip need not install after it.
+PART_OF_dev := docs examples test
+PART_OF_test := examples
+
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.created
 	$(tell_of_nvcc)
 	@echo "Installing keras_mp[$*] into $(VENV). The first time downloads TensorFlow"
 	@echo "(600 MB) and takes 1 to 10 minutes; later runs skip this step."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation -e '.[newest,$*]' || { \
+	@$(PIP) --no-build-isolation -e '.[newest,$*]' || { \
 	  echo >&2; \
 	  echo "error: pip could not install keras_mp[$*]; its reason is above." >&2; \
 	  echo "If it could not reach a package index: check the network, set HTTPS_PROXY" >&2; \
 	  echo "behind a proxy, or name a mirror with PIP_INDEX_URL. Then run make again." >&2; \
 	  exit 1; }
-	@touch $@
+	@touch $(addprefix $(VENV)/.installed-,$* $(PART_OF_$*))
 
 # Backbones to convert, without TensorFlow Text; the versions fit those of setup.cfg.
 $(VENV)/.keras-hub: $(VENV)/.installed-test
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
-	  'keras-hub>=0.32,<0.33; python_version >= "3.11"'
+	@$(PIP) --no-deps 'keras-hub>=0.32,<0.33; python_version >= "3.11"'
 	@touch $@
 
 $(VENV)/.created:
@@ -281,6 +282,5 @@ $(VENV)/.created:
 	  echo "Received: $$free GB free in $(CURDIR). Free some space, then run make again." >&2; \
 	  exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check \
-	  'setuptools>=77' 'cmake>=3.22' 'ninja>=1.10'
+	@$(PIP) 'setuptools>=77' 'cmake>=3.22' 'ninja>=1.10'
 	@touch $@

@@ -148,6 +148,7 @@ def reads(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_a_step_does_not_wait_for_the_device(reads):
     model = model_of(DynamicLossScale(8.0))
     batches = [1.0, NAN] * 125
@@ -371,6 +372,7 @@ def test_the_logs_of_several_optimizers(options, expected):
     }
 
 
+@pytest.mark.slow
 def test_the_rule_is_that_of_every_scale():
     model = two_players()
     play(model, LossScaleCallback(16))
@@ -587,6 +589,7 @@ def test_training_goes_on_after_a_collapse_when_the_data_is_mended():
     assert weight_of(model) == 0.75
 
 
+@pytest.mark.slow
 def test_warn_warns_once_in_each_fit():
     model = model_of(128)
     callback = LossScaleCallback(on_collapse="warn", patience=2)
@@ -626,6 +629,8 @@ def test_a_collapse_is_seen_in_every_way_to_train(compile_arguments):
     assert stuck == 14 if "steps_per_execution" not in compile_arguments else stuck < 32
 
 
+@pytest.mark.xslow_except("graph-*", "xla-4")
+@pytest.mark.slow_except("graph-*")
 @pytest.mark.parametrize("steps", [1, 4])
 @COMPILED
 def test_the_scale_is_logged_in_every_way_to_train(jit, steps):

@@ -194,6 +194,7 @@ def test_order_and_dtype_of_every_weight(policy):
             )
 
 
+@pytest.mark.slow
 def test_an_export_is_taken_by_the_same_model_under_another_policy():
     model = trained("float16")
     masters = {

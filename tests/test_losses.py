@@ -97,7 +97,12 @@ def value_and_gradients(loss, layer, inputs, labels, mode, sample_weight=None):
     return [np.asarray(tf.convert_to_tensor(x)) for x in (value, *gradients)]
 
 
-@pytest.mark.slow_except("*-graph")
+@pytest.mark.xslow_except(
+    "*-eager", "*-graph", "dense-xla", "tied-xla", "soft-cap-xla", "reverse-fp32-xla"
+)
+@pytest.mark.slow_except(
+    "dense-graph", "tied-graph", "soft-cap-graph", "reverse-fp32-graph"
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", HEADS)
 def test_value_and_gradients_are_those_of_keras_in_fp32(head, mode, labels):
@@ -112,6 +117,8 @@ def test_value_and_gradients_are_those_of_keras_in_fp32(head, mode, labels):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.xslow_except("*-mixed_float16", "dense-mixed_bfloat16")
+@pytest.mark.slow_except("*-mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("head", HEADS)
 def test_logits_are_not_rounded_to_16_bits(head, policy, labels):
@@ -150,6 +157,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow_except("*-masked", "dtype-none-all")
 @pytest.mark.parametrize("is_masked", [False, True], ids=["all", "masked"])
 @pytest.mark.parametrize("weights", ["none", "words", "texts"])
 @pytest.mark.parametrize("options", OPTIONS)
@@ -352,6 +360,7 @@ OURS = (
 )
 
 
+@pytest.mark.slow
 def test_a_training_step_has_no_logits(labels):
     """Loop bodies are functions of their own; their blocks are smaller than 2,048."""
     ours = SparseCategoricalCrossentropy(from_logits=True)
@@ -451,6 +460,7 @@ def test_perplexity_leaves_out_what_is_ignored_and_masked(labels):
     np.testing.assert_allclose(metric.result(), np.exp(value), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_outputs_have_losses_of_their_own_and_may_share_a_head():
     """Each output finds its own input, also where one layer made both."""
     inputs = keras.Input((5, SIZE)), keras.Input((5, SIZE))
@@ -472,6 +482,7 @@ def test_outputs_have_losses_of_their_own_and_may_share_a_head():
         np.testing.assert_allclose(values[0][name], value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulation_and_a_custom_step_train_as_with_keras(labels):
     ids, labels = (tf.constant(x) for x in batches(labels))
     weights = []
@@ -498,6 +509,7 @@ def test_accumulation_and_a_custom_step_train_as_with_keras(labels):
         np.testing.assert_allclose(found, expected, rtol=4e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_outputs_and_files_know_nothing_of_the_loss(tmp_path, labels):
     data = batches(labels)
     model = compiled(SparseCategoricalCrossentropy(from_logits=True))

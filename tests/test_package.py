@@ -103,10 +103,11 @@ def test_what_a_model_saves_is_registered_under_the_packages_name(item):
     assert keras.saving.get_registered_object(name) is item
 
 
-@pytest.mark.slow
-def test_importing_adds_nothing_to_keras_but_itself():
-    # No other module of TensorFlow than Keras itself imports; nor a patched method or
-    # a changed global, as in Apex.
+def test_what_the_import_does_and_does_not():
+    # It imports no other module of TensorFlow than Keras itself, and no command; it
+    # patches no method and changes no global, as in Apex; and the native library is
+    # loaded when an op is called: a program that needs none works where it is broken.
+    # `python -m keras_mp` is the command line.
     code = """
 import sys
 import keras
@@ -120,17 +121,21 @@ def state():
 modules, before = set(sys.modules), state()
 import keras_mp
 print(*{name.partition(".")[0] for name in set(sys.modules) - modules})
-keras_mp.wrap("adam")
+print("keras_mp.command_line" in sys.modules)
+print(keras_mp.wrap("adam"))
 print(state() == before)
+from keras_mp.ops.kernels import native
+print(native.library.cache_info().currsize + native.load.cache_info().currsize)
+import runpy
+sys.argv = ["keras_mp", "info"]
+runpy.run_module("keras_mp", run_name="__main__")
 """
-    packages, unchanged = python(code).splitlines()
+    packages, imports_commands, shown, unchanged, loaded, *info = python(
+        code
+    ).splitlines()
+    assert info[0] == f"keras_mp:     {keras_mp.__version__}"
     assert set(packages.split()) <= {"keras_mp", *sys.stdlib_module_names}
-    assert unchanged == "True"
-
-
-def test_one_line_is_enough():
-    code = "import keras_mp, keras; print(keras_mp.wrap('adam'))"
-    shown = python(code).strip()
+    assert (imports_commands, unchanged, loaded) == ("False", "True", "0")
     assert shown.startswith("FP32MasterOptimizer(Adam, loss_scale=DynamicLossScale(")
     assert shown == repr(keras_mp.wrap("adam"))
 

@@ -85,6 +85,7 @@ def test_stochastic_rounding_without_bias(mode):
 # Section 3.2, and figure 3: gradients below the smallest FP16 number.
 
 
+@pytest.mark.slow_except("*-eager", "float16-dynamic-*-xla")
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize(
     ("policy", "loss_scale", "expected"),
@@ -123,7 +124,10 @@ def test_small_gradients_survive_a_backward_pass(policy, loss_scale, expected, m
     assert oracle.value(dense.kernel).tolist() == [[-(2.0**26) * expected]]
 
 
-@pytest.mark.slow_except("*-8")
+@pytest.mark.xslow_except(
+    "*-8", "*-dynamic", "float16-1024", "float16-8-xla", "mixed_float16-8-xla"
+)
+@pytest.mark.slow_except("*float16-8", "float32-8")
 @pytest.mark.parametrize(
     ("loss_scale", "xla"),
     [(8, False), (1024.0, False), ("dynamic", False), (8, True)],
@@ -187,7 +191,8 @@ def regularized_model():
     return keras.Sequential([keras.Input((1,)), dense])
 
 
-@pytest.mark.slow_except("*-graph")
+@pytest.mark.xslow_except("*-graph", "1-False-xla", "dynamic-True-xla")
+@pytest.mark.slow_except("1-False-graph", "dynamic-True-graph")
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("loss_scale", "survives"),
@@ -238,6 +243,8 @@ def test_fp16_regularizer_alone_is_zero():
 # Beyond the range of FP16.
 
 
+@pytest.mark.xslow_except("*-eager", "1.0-*-xla")
+@pytest.mark.slow_except("*-eager", "1.0-nearest-xla")
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])

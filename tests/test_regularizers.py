@@ -304,6 +304,7 @@ def test_layers_that_compute_in_32_bits_are_left_alone():
     assert layer.kernel.regularizer is L2
 
 
+@pytest.mark.slow
 def test_the_callback_sees_to_the_weights_of_a_model_that_is_built():
     layer = unit("float16", kernel_regularizer=L2)
     model = sequential("float16", layer)
@@ -319,6 +320,7 @@ def test_the_callback_says_what_to_call(case):
         loss_of(model, keras_mp.LossScaleCallback())
 
 
+@pytest.mark.slow
 def test_a_loss_that_a_layer_adds_is_cast_by_it():
     layers = [Penalty(dtype="float16"), unit("float16")]
     with pytest.raises(TypeError, match="float16"):

@@ -1,7 +1,7 @@
 """A run that is stopped and goes on in a new process, to the bit.
 
-Each route is a script of its own, run in two processes: what is compared with the
-uninterrupted run cannot have been kept in memory.
+Each route goes on in a process of its own: what is compared with the uninterrupted run
+cannot have been kept in memory.
 """
 
 import contextlib
@@ -181,16 +181,6 @@ ROUTES = {
 }
 
 
-def run_in_a_new_process(function, folder, cases):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    subprocess.run(
-        [sys.executable, __file__, function, str(folder), *cases],
-        env=environment,
-        check=True,
-        timeout=240,
-    )
-
-
 @pytest.fixture(scope="module")
 def resumed(request, tmp_path_factory):
     """Folder with the state of every tested case, by route, after a new start."""
@@ -200,8 +190,14 @@ def resumed(request, tmp_path_factory):
         for item in request.session.items
         if item.path == request.path and "resumed" in item.fixturenames
     }
-    run_in_a_new_process("save", folder, cases)
-    run_in_a_new_process("resume", folder, cases)
+    for route, (save, _, _) in ROUTES.items():
+        (folder / route).mkdir()
+        for case in cases:
+            keras.utils.clear_session(free_memory=False)
+            save(case, folder / route)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, __file__, str(folder), *cases]
+    subprocess.run(command, env=environment, check=True, timeout=240)
     return folder
 
 
@@ -327,14 +323,10 @@ def test_copies_round_the_same_way():
     assert np.any(first != third)
 
 
-def main(function, folder, *cases):
-    for route, (save, resume, _) in ROUTES.items():
-        (folder / route).mkdir(exist_ok=True)
+def main(folder, *cases):
+    for route, (_, resume, _) in ROUTES.items():
         for case in cases:
             keras.utils.clear_session(free_memory=False)
-            if function == "save":
-                save(case, folder / route)
-                continue
             found = state(resume(case, folder / route))
             arrays = {str(i): array for i, array in enumerate(found.values())}
             np.savez(folder / route / f"{case}.npz", **arrays)
@@ -342,4 +334,4 @@ def main(function, folder, *cases):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

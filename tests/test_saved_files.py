@@ -70,13 +70,14 @@ def test_predicts_as_before(load):
     assert_stands_at(load(), EXPECTED["saved"])
 
 
-@pytest.mark.slow_except("keras")
+@pytest.mark.slow
 def test_trains_on_as_before(load):
     model = load()
     saved_files.train(model, MORE_STEPS, first=1)
     assert_stands_at(model, EXPECTED["trained on"])
 
 
+@pytest.mark.slow
 def test_two_optimizers_still_share_their_scale(tmp_path):
     path = tmp_path / "players.keras"
     saved_files.keras_from_text(FOLDER / "players", path)

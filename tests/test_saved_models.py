@@ -1,4 +1,4 @@
-"""A SavedModel of a converted model, and of one made plain again, loaded elsewhere."""
+"""Files of a converted model, and of one made plain again, loaded elsewhere."""
 
 import subprocess
 import sys
@@ -18,6 +18,8 @@ np.save(r"{0}/y.npy", loaded.serve(x))
 """
 AS_A_LAYER = """
 import keras
+model = keras.saving.load_model(r"{0}/model.keras")
+assert np.array_equal(model(x), np.load(r"{0}/eager.npy"))
 layer = keras.layers.TFSMLayer(r"{0}/saved", call_endpoint="serve")
 assert np.array_equal(layer(x), loaded.serve(x))
 """
@@ -65,6 +67,8 @@ def test_a_saved_model_is_loaded_in_another_process(prepare, code, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 6, 6, 2)).astype("float32")
     np.save(tmp_path / "x.npy", x)
     expected = trained(x).numpy()
+    np.save(tmp_path / "eager.npy", expected)
+    trained.save(tmp_path / "model.keras")
     trained.export(tmp_path / "saved", verbose=False)
     found = run(code, tmp_path)
     assert found.dtype == expected.dtype == np.float16

@@ -41,7 +41,8 @@ INNER = {
 }
 
 
-@pytest.mark.slow_except("*-graph", "fused-xla")
+@pytest.mark.xslow_except("*-graph", "fused-xla", "accumulating-xla")
+@pytest.mark.slow_except("fused-*", "accumulating-graph")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("inner", INNER)
 def test_every_step_is_written(inner, jit_compile, tmp_path):
@@ -83,6 +84,7 @@ def test_a_model_that_was_trained_before_is_traced_again(tmp_path):
     assert logged(tmp_path, "gradient_norm") == norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipnorm", [None, 1e6])
 def test_the_norm_is_that_of_the_sum_over_replicas(clipnorm, strategy, tmp_path):
     with strategy.scope():

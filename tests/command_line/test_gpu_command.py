@@ -31,12 +31,17 @@ def report_of(tmp_path, capsys, code=1):
     return printed
 
 
-def test_a_report_on_a_cpu(tiny, tmp_path, capsys):
+@pytest.mark.slow
+def test_a_report_on_a_cpu(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_MP_GPU_REDUCTIONS", "formula")
     report = report_of(tmp_path, capsys)
     first, *_ = report.splitlines()
     assert first.startswith("NO GPU")
     assert re.findall(r"^(.+)\n-+$", report, re.M) == TITLES
     assert re.search(r"^gpu: +none: \w", report, re.M)
+    # What a maintainer asks for first.
+    assert re.search(r"^driver: +\w", report, re.M)
+    assert re.search(r"^switches: .*KERAS_MP_GPU_REDUCTIONS=formula", report, re.M)
     errors = re.findall(
         r"float16 product of 16, [NT]{2}, error +(\S+) +right: at", report
     )
@@ -59,27 +64,26 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu, "memory", lambda report, sizes: None)
 
 
-@pytest.mark.slow
-def test_a_report_on_a_gpu_where_all_is_right(tiny, as_on_a_gpu, tmp_path, capsys):
+@pytest.fixture
+def trains_nothing(monkeypatch):
+    monkeypatch.setattr(gpu, "training_steps", lambda report, sizes: None)
+
+
+def test_a_report_on_a_gpu_where_all_is_right(
+    tiny, as_on_a_gpu, trains_nothing, tmp_path, capsys
+):
     report = report_of(tmp_path, capsys, code=0)
     assert "NO GPU" not in report and "WRONG" not in report
     *_, verdict = report.splitlines()
     assert verdict == "verdict: the kernels are right on NVIDIA Known"
 
 
-@pytest.mark.slow
-def test_a_gpu_without_kernels(tiny, as_on_a_gpu, tmp_path, capsys, monkeypatch):
+def test_a_gpu_without_kernels(
+    tiny, as_on_a_gpu, trains_nothing, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(native, "cuda_problem", lambda: "its driver is too old")
     *_, verdict = report_of(tmp_path, capsys, code=1).splitlines()
     assert verdict == "verdict: WRONG on NVIDIA Known: no kernels for this device"
-
-
-@pytest.mark.slow
-def test_what_a_maintainer_asks_for_first(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("KERAS_MP_GPU_REDUCTIONS", "formula")
-    report = report_of(tmp_path, capsys)
-    assert re.search(r"^driver: +\w", report, re.M)
-    assert re.search(r"^switches: .*KERAS_MP_GPU_REDUCTIONS=formula", report, re.M)
 
 
 DRIVERS = {
@@ -148,6 +152,7 @@ def test_sums_in_fp16_are_beyond_the_bound(monkeypatch):
     assert gpu_measurements.error_over_bound("float16", 32, False, False) > 1
 
 
+@pytest.mark.slow
 def test_memory_is_the_peak_over_what_was_there(monkeypatch):
     seen = iter([{"current": 10, "peak": 0}, {"current": 0, "peak": 110}])
     memory = tf.config.experimental

@@ -57,8 +57,10 @@ __global__ void Kernel(__half* x) {
 PRODUCTS = {"-".join(product): product for product in kernels.products()}
 
 
-@pytest.mark.xslow_except("sm_70-WmmaSmall-Half-nn", "sm_80-*-Half-nn")
-@pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn", "sm_80-MmaMedium-Half-nn")
+@pytest.mark.xslow_except(
+    "sm_70-WmmaSmall-Half-nn", "sm_80-MmaLarge-Half-nn", "sm_80-MmaFlat-Half-nn"
+)
+@pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn")
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_products(product):
     architecture, name, *_ = product

@@ -46,8 +46,13 @@ def matrix_of_tests():
 TESTS = {"-".join(test[:4]): test for test in matrix_of_tests()}
 
 
-@pytest.mark.xslow_except("sm_70-WmmaSmall-Half-nn", "sm_90-*-Bfloat16-tt")
-@pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn", "sm_80-MmaSmall-Half-nn")
+@pytest.mark.xslow_except(
+    "sm_70-WmmaSmall-Half-nn",
+    "sm_90-MmaSmall-Bfloat16-tt",
+    "sm_90-MmaMedium-Bfloat16-tt",
+    "sm_90-MmaNarrow-Bfloat16-tt",
+)
+@pytest.mark.slow_except("sm_70-WmmaSmall-Half-nn")
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_products(test):
     architecture, shape, element, layout, names = test
@@ -75,6 +80,7 @@ ADVERSARIAL = {
 }
 
 
+@pytest.mark.xslow_except("V100-*", "A100-whole", "H100-split", "nearest-whole")
 @pytest.mark.slow_except("V100-whole")
 @pytest.mark.parametrize("k_per_split", [None, 128], ids=["whole", "split"])
 @pytest.mark.parametrize("test", ADVERSARIAL.values(), ids=ADVERSARIAL)

@@ -61,8 +61,7 @@ def assert_no_spills(source, architecture):
     assert max(registers_by_kernel(log).values()) <= MOST_REGISTERS
 
 
-@pytest.mark.slow
-@pytest.mark.xslow_except("sm_75-Half")
+@pytest.mark.xslow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_row_normalization(case):
     architecture, element, step = case
@@ -73,8 +72,7 @@ def test_row_normalization(case):
     assert_no_spills(kernels.row_norm_source(element), architecture)
 
 
-@pytest.mark.slow
-@pytest.mark.xslow_except("sm_75-Half")
+@pytest.mark.xslow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_softmax(case):
     architecture, element, step = case

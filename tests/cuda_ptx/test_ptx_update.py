@@ -45,8 +45,8 @@ CASES = {
 MOST_REGISTERS = 64
 
 
+@pytest.mark.xslow_except("Adam-sm_90")
 @pytest.mark.slow
-@pytest.mark.xslow_except("Adam-sm_70", "Adam-sm_90")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_rule(case):
     rule, architecture = case
@@ -73,6 +73,7 @@ def special_numbers(size):
     return np.where(is_special, special, random.standard_normal(size, np.float32))
 
 
+@pytest.mark.xslow_except("1024-sm_80", "1024-sm_90", "3-sm_70", "3-sm_90")
 @pytest.mark.slow_except("1024-sm_80")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("scale", [1024, 3])

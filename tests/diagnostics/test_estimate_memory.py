@@ -136,6 +136,7 @@ def test_a_step_of_one_layer(make_batch):
     assert use.total == use.weights + use.step
 
 
+@pytest.mark.xslow_except("*-float16", "*-mixed_float16", "functional-*")
 @pytest.mark.slow_except("functional-float16", "subclassed-float16")
 @pytest.mark.parametrize("policy", ["float16", "bfloat16", "mixed_float16", "float32"])
 @pytest.mark.parametrize("make_model", [subclassed, functional, sequential])
@@ -153,7 +154,8 @@ def test_activations_of_each_policy(make_model, policy):
     assert large.weights == small.weights and large.state == small.state
 
 
-@pytest.mark.slow_except("subclassed-True")
+@pytest.mark.slow
+@pytest.mark.xslow_except("subclassed-True", "functional-False")
 @pytest.mark.parametrize("is_built", [False, True])
 @pytest.mark.parametrize("make_model", [subclassed, functional])
 def test_nothing_changes(make_model, is_built):

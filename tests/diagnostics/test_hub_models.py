@@ -55,6 +55,7 @@ def test_there_are_twenty_families_at_least():
     assert len(FAMILIES) >= 20
 
 
+@pytest.mark.xslow_except("mixed_float16")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_the_attention_of_t5_is_named(policy):
@@ -65,6 +66,7 @@ def test_the_attention_of_t5_is_named(policy):
     assert (found.path, found.where) == (path, "forward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_the_silent_clip_of_gemma_3_is_told(policy):
     keras.config.set_dtype_policy(policy)

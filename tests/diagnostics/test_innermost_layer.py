@@ -153,7 +153,8 @@ def functional(block):
     return keras.Model(inputs, L.Dense(1, name="head")(block(inputs)))
 
 
-@pytest.mark.slow_except("*-functional-*")
+@pytest.mark.xslow_except("*-functional-mixed_float16", "*-subclassed-float16")
+@pytest.mark.slow_except("*-functional-mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("make", [functional, subclassed])
 @pytest.mark.parametrize("name", CASES)

@@ -250,10 +250,8 @@ PATHS = {
 OLDER = {"nested": needs("Keras", 3, 12)}
 
 
-@pytest.mark.xslow_except(
-    "nested-float16", "attention-mixed_float16", "subclassed-float32"
-)
-@pytest.mark.slow_except("nested-float16")
+@pytest.mark.xslow_except("nested-float16", "attention-mixed_float16")
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ("float32", *FP16))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=OLDER.get(name, ())) for name in MODELS]
@@ -294,6 +292,7 @@ def test_gradients_are_those_of_a_training_step():
         assert (largest or 0.0) == pytest.approx(step.max(), rel=1e-5, abs=2.0**-22)
 
 
+@pytest.mark.slow
 def test_recurrent_layer_is_seen_at_all_time_steps():
     make, x, y = MODELS["recurrent"]
     model = make()

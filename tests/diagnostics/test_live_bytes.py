@@ -159,6 +159,7 @@ def test_tensors_that_are_left_out():
     assert LiveBytes(graph).most([*made, *graph.inputs]) == KIB
 
 
+@pytest.mark.xslow_except("LSTM")
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU])
 def test_the_lists_of_recurrent_layers_grow_with_the_steps(layer):

@@ -126,7 +126,7 @@ def test_executions_of_several_steps(tmp_path):
         assert set(entries_of(sample)) == {"weight", "weight_gradient"}
 
 
-@pytest.mark.slow_except("each")
+@pytest.mark.slow
 @pytest.mark.parametrize("clipnorm", [None, 1e9], ids=["each", "joint"])
 def test_replicas_count_their_own_gradients(strategy, clipnorm):
     count = strategy.num_replicas_in_sync
@@ -222,7 +222,8 @@ def test_an_overflow_is_counted():
     assert statistics_of(second, "update")["zeros"] == 100
 
 
-@pytest.mark.slow_except("graph")
+@pytest.mark.xslow_except("graph")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_the_same_to_the_bit(way):
     def run(*callbacks):
@@ -273,6 +274,7 @@ class Interruption(keras.callbacks.Callback):
 PLACES = ["on_train_batch_begin", "on_train_batch_end"]
 
 
+@pytest.mark.xslow_except("step-True", "on_train_batch_end-False")
 @pytest.mark.slow_except("step-True")
 @pytest.mark.parametrize(
     ("place", "eager"), [*((place, False) for place in PLACES), ("step", True)]
@@ -307,6 +309,7 @@ def test_nothing_counts_after_an_interruption(place, eager):
     assert steps == [*(sample.step for sample in seen), done + 1, done + 2]
 
 
+@pytest.mark.slow
 def test_a_train_function_made_anew_in_a_fit_counts():
     class Anew(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -325,6 +328,7 @@ def lines_of(directory):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_lines_read_back(tmp_path):
     callback = keras_mp.NumericsCallback(every=1, log_dir=tmp_path / "new" / "logs")
     fit(make_model(probe=True), callback, 2)
@@ -370,8 +374,8 @@ class StopAt(keras.callbacks.Callback):
             raise StopError
 
 
-@pytest.mark.xslow_except("whole-first", "torn-last")
-@pytest.mark.slow_except("torn-first")
+@pytest.mark.xslow_except("whole-first")
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["first", "last"])
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_resumed_run_lists_each_step_once(tmp_path, order, torn):
@@ -412,6 +416,7 @@ def test_checkpoints_resume_between_epochs(tmp_path):
     assert lines_of(tmp_path)[0]["entries"][1]["statistics"]["zeros"] == 67
 
 
+@pytest.mark.slow
 def test_a_new_run_begins_the_file_anew(tmp_path):
     for steps in (4, 2):
         callback = keras_mp.NumericsCallback(every=2, log_dir=tmp_path)
@@ -419,6 +424,7 @@ def test_a_new_run_begins_the_file_anew(tmp_path):
     assert [line["step"] for line in lines_of(tmp_path)] == [2]
 
 
+@pytest.mark.slow
 def test_tensorboard_and_pictures(tmp_path):
     callback = keras_mp.NumericsCallback(every=1, log_dir=tmp_path)
     fit(make_model(probe=True), callback, 3)
@@ -438,6 +444,7 @@ def test_tensorboard_and_pictures(tmp_path):
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
 
 
+@pytest.mark.slow
 def test_pictures_of_the_samples_so_far(tmp_path):
     callback = keras_mp.NumericsCallback(every=2)
     with pytest.raises(ValueError, match=r"Received: none .* every=2"):

@@ -207,7 +207,9 @@ def compiled(name):
 
 
 @pytest.mark.slow_except(
-    "bidirectional-*", "nested-*", "lists-and-dicts-*", "attention-with-a-mask-*"
+    "nested-mixed_float16",
+    "lists-and-dicts-mixed_float16",
+    "attention-with-a-mask-mixed_float16",
 )
 @pytest.mark.xslow_except("*-mixed_float16")
 @pytest.mark.parametrize("policy", POLICIES)
@@ -227,6 +229,7 @@ def test_a_model_is_seen_and_left_as_it_was(name, policy):
     assert max(report.gradient_errors.values()) < 64 * 2.0**-11
 
 
+@pytest.mark.slow
 def test_a_model_is_pickled_and_described_as_before():
     model = keras.Sequential([keras.Input((6, 8)), bidirectional(), L.Dense(1)])
     model.compile("sgd", "mse")
@@ -239,6 +242,7 @@ def test_a_model_is_pickled_and_described_as_before():
 
 
 # Before 3.12 Keras makes no metrics by the names of a dict in `evaluate` alone.
+@pytest.mark.slow
 @needs("Keras", 3, 12)
 def test_metrics_that_are_made_in_a_look_are_as_those_of_training():
     (model, x, y), (other, _, _) = compiled("dicts"), compiled("dicts")
@@ -250,6 +254,7 @@ def test_metrics_that_are_made_in_a_look_are_as_those_of_training():
     assert found == expected and set(found) == {"loss", "a_loss", "b_loss", "a_mae"}
 
 
+@pytest.mark.slow
 def test_replicas(strategy):
     keras.config.set_dtype_policy("mixed_float16")
     with strategy.scope():

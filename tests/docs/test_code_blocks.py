@@ -52,6 +52,10 @@ class OfAllTests(type):
         return isinstance(instance, type(cls.strategy))
 
 
+# These run on the page that has them first.
+OF_README = {code for _, code in blocks_of(ROOT / "README.md")}
+
+
 @pytest.mark.slow_except("README.md", "docs/quickstart.md")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
@@ -60,6 +64,8 @@ def test_code_blocks(page, strategy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", replicas)
     names = {"__name__": "__main__"}
     for first, code in blocks_of(page):
+        if code in OF_README and page.name != "README.md":
+            continue
         # An error of the code is told with the line of the page.
         source = compile("\n" * (first - 1) + code, str(page), "exec")
         exec(source, names)

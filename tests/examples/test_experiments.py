@@ -165,6 +165,7 @@ def test_the_path_of_the_data_is_not_in_the_result(folder, tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / "result.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_interrupted(folder, tmp_path):
     whole = train(folder, tmp_path / "whole", "--verbose=0")
     parts = tmp_path / "parts"
@@ -177,6 +178,7 @@ def test_a_run_goes_on_where_it_was_interrupted(folder, tmp_path):
     assert numbers(resumed) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_a_run_without_resume_begins_anew(folder, tmp_path):
     first = train(folder, tmp_path / "out", "--verbose=0")
     again = train(folder, tmp_path / "out", "--verbose=0")

@@ -91,6 +91,7 @@ def test_the_gradients_of_many_regions_add_up():
     np.testing.assert_allclose(found, 4 * 4096, rtol=2**-11)
 
 
+@pytest.mark.slow
 def test_gradients_of_regions_are_the_same_each_time():
     """Threads that add to the same cells in any order lose what others have added."""
     from object_detection.regions import RoiPooling

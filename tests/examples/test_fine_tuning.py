@@ -105,8 +105,8 @@ PLANNED = {"mixed, plan": "fp32", "mixed, plan, LoRA": "fp32, LoRA"}
 KINDS = ("perplexity before", "perplexity after")
 
 
-@pytest.mark.xslow_except("mixed, plan, LoRA")
-@pytest.mark.slow_except("mixed, plan")
+@pytest.mark.xslow_except("mixed, plan")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:What `convert` leaves")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting(name, fine_tuned):

@@ -149,6 +149,7 @@ def test_tfds_says_what_to_install(monkeypatch):
         data.load("tfds:imagenet2012")
 
 
+@pytest.mark.slow
 def test_training_batches_are_endless_and_depend_on_the_seed_alone(file):
     images = data.load(str(file))
 
@@ -257,8 +258,14 @@ def few_modules(monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", stages)
 
 
+@pytest.mark.xslow_except(
+    "alexnet-mixed",
+    "vgg-d-mixed",
+    "googlenet-mixed",
+    "inception-v2-mixed",
+    "resnet-50-mixed",
+)
 @pytest.mark.slow_except("resnet-50-mixed", "alexnet-mixed")
-@pytest.mark.xslow_except("*-mixed")
 @pytest.mark.parametrize("precision", STEPS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_step(network, precision, few_modules, monkeypatch):

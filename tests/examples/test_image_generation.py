@@ -29,6 +29,7 @@ def count(model, kind):
 # --- model.py --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_networks_of_the_paper():
     """Section 4.6: 7 transposed convolutions; 6 convolutions and 2 dense layers."""
     from image_generation.model import discriminator, generator
@@ -66,6 +67,7 @@ def small_gan(policy="float16"):
     return GAN(generator(8, 2, 4), discriminator(8, 2))
 
 
+@pytest.mark.slow
 def test_two_optimizers_share_a_scale():
     model = small_gan()
     rule = keras_mp.DynamicLossScale(8.0, growth_interval=2)
@@ -79,6 +81,7 @@ def test_two_optimizers_share_a_scale():
     assert int(first.iterations) == int(model.discriminator_optimizer.iterations) == 4
 
 
+@pytest.mark.slow
 def test_an_overflow_of_one_is_seen_by_the_scale_of_both():
     model = small_gan()
     first = keras_mp.wrap("adam", loss_scale=keras_mp.DynamicLossScale(8.0))
@@ -203,6 +206,7 @@ def test_the_checkpoints_are_judged(flags, tmp_path, capsys):
     assert f"mixed, epoch 2: FID {distance:.2f}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_faces_have_no_judge(flags, tmp_path, monkeypatch):
     from dataclasses import replace
 
@@ -250,6 +254,7 @@ def test_samples_are_drawn_side_by_side(tmp_path):
     assert (tmp_path / "samples.png").stat().st_size > 0
 
 
+@pytest.mark.slow_except("32-2")
 @pytest.mark.parametrize(("size", "times"), [(32, 2), (128, 1)])
 def test_figure_6_has_every_pixel(tmp_path, size, times):
     from image_generation.figure6 import grid, main

@@ -393,8 +393,8 @@ def flags(tmp_path, monkeypatch):
     return [f"--data={text}", *(f"--{k}={v}" for k, v in TINY.items())]
 
 
-@pytest.mark.slow_except("mixed")
-@pytest.mark.xslow_except("fp32", "mixed")
+@pytest.mark.xslow_except("mixed")
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_train_in_every_precision(precision, flags, tmp_path):
     run = [*flags, f"--precision={precision}", "--steps=1", f"--out={tmp_path / 'run'}"]

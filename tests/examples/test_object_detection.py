@@ -174,8 +174,8 @@ def test_the_backbone_is_trained_before_the_settings(tmp_path, monkeypatch):
 # --- both networks, trained ------------------------------------------------
 
 
+@pytest.mark.xslow_except("mixed-ssd", "mixed-faster-rcnn", "pseudo-fp16-faster-rcnn")
 @pytest.mark.slow_except("mixed-ssd")
-@pytest.mark.xslow_except("mixed-*", "fp32-ssd", "pseudo-fp16-faster-rcnn")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("precision", STEPS)
 def test_one_step_in_every_precision(

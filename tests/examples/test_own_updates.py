@@ -8,8 +8,8 @@ import pytest
 STEPS = 50
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("*-float16")
-@pytest.mark.slow_except("SAM-bfloat16", "average*-float16")
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", own_updates.ALGORITHMS)
 def test_fp32_values_follow_fp32(name, policy):

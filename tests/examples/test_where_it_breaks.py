@@ -130,6 +130,7 @@ def bccd(tmp_path):
     return [*tiny.split(), f"--data={path}", "--verbose=0", f"--out={tmp_path / 'out'}"]
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_image_to_image(precision, bccd):
@@ -147,6 +148,7 @@ def test_image_to_image(precision, bccd):
 # --- super_resolution ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("mixed")
 @pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - FORMS.keys()))
 def test_super_resolution(precision, bccd):

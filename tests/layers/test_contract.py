@@ -565,6 +565,8 @@ CASES = {
     ),
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+# The first case of each layer stands for the others where a case takes long.
+FIRST = list({case.name: name for name, case in reversed(CASES.items())}.values())
 
 
 def half_of(policy):
@@ -634,6 +636,7 @@ def assert_close(actual, expected, roundings, unit, what):
     )
 
 
+@pytest.mark.xslow_except(*FIRST)
 @pytest.mark.slow_except(
     "batch-norm", "conv2d", "dense", "heads", "lstm-plain", "softmax"
 )
@@ -647,8 +650,6 @@ def test_float32_is_what_keras_computes(case):
         np.testing.assert_array_equal(actual, wanted)
 
 
-# Compiling takes seconds: the first case of each layer stands for the others.
-FIRST = list({case.name: name for name, case in reversed(CASES.items())}.values())
 RUNS = {
     f"{name}-{policy}-{mode}": (name, policy, mode)
     for name in CASES
@@ -673,8 +674,10 @@ def expected_of(name, half):
 SINCE = dict.fromkeys(("attention-masked", "additive-masked"), needs("Keras", 3, 12))
 
 
-@pytest.mark.slow_except("*-mixed_float16-eager")
-@pytest.mark.xslow_except("*-float16-*", "*-bfloat16-*", "*-mixed_float16-*")
+@pytest.mark.xslow_except(
+    "*-mixed_float16-*", *(f"{name}-{half}-eager" for name in FIRST for half in UNIT)
+)
+@pytest.mark.slow_except(*(f"{name}-mixed_float16-eager" for name in FIRST))
 @pytest.mark.parametrize(
     ("name", "policy", "mode"),
     [pytest.param(*run, marks=SINCE.get(run[0], ())) for run in RUNS.values()],
@@ -714,7 +717,8 @@ PRODUCT_RUNS = {
 }
 
 
-@pytest.mark.slow_except("dense-*", "heads-*-eager")
+@pytest.mark.xslow_except("*-scaled-*", "*-plain-eager", "dense-plain-xla")
+@pytest.mark.slow_except("dense-scaled-*", "dense-plain-eager", "heads-*-eager")
 @pytest.mark.parametrize(
     ("name", "policy", "mode"), PRODUCT_RUNS.values(), ids=PRODUCT_RUNS
 )
@@ -746,7 +750,7 @@ EMPTY = {
 }
 
 
-@pytest.mark.xslow_except("*-graph")
+@pytest.mark.xslow_except(*(f"{name}-graph" for name in FIRST))
 @pytest.mark.slow_except("conv-lstm2d-graph")
 @pytest.mark.parametrize(("name", "mode"), EMPTY.values(), ids=EMPTY)
 def test_a_batch_without_examples(name, mode):
@@ -794,6 +798,7 @@ def described(case, package):
     }
 
 
+@pytest.mark.slow_except(*FIRST)
 @EVERY_CASE
 def test_weights_config_and_shapes_are_those_of_keras(case):
     assert issubclass(getattr(layers, case.name), getattr(keras.layers, case.name))

@@ -240,8 +240,8 @@ WAYS = {
 }
 
 
-@pytest.mark.xslow_except("plain-xla", "scaled-graph")
-@pytest.mark.slow_except("plain-graph")
+@pytest.mark.xslow_except("plain-xla")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @EACH_POLICY
 def test_a_model_trains_as_in_fp32(policy, way):
@@ -283,7 +283,7 @@ def test_without_a_loss_scale_small_gradients_train_if_scaled():
     assert np.linalg.norm(changes["plain"] - changes["fp32"]) > 0.5 * size
 
 
-@pytest.mark.slow_except("plain")
+@pytest.mark.slow
 @EACH_POLICY
 def test_on_two_replicas(policy, strategy):
     """Each replica has scales of its own."""

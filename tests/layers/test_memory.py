@@ -26,6 +26,7 @@ def script():
     return module
 
 
+@pytest.mark.xslow_except("ResNet-*-mixed_float16", "Transformer-*-float16")
 @pytest.mark.slow_except("ResNet-*-mixed_float16")
 @EACH_POLICY
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_a_vectorized_map_is_that_of_each_element(name, arguments, shape, option
     np.testing.assert_array_equal(mapped, expected)
 
 
+@pytest.mark.slow_except("*-graph")
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @EACH
 def test_a_jacobian_is_that_of_a_loop(name, arguments, shape, options, jit):

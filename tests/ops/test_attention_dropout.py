@@ -139,6 +139,7 @@ def test_a_query_that_sees_no_key_drops_too(route):
     np.testing.assert_allclose(of_value[0, :, 0, 0], per_key, rtol=2**-9, atol=0)
 
 
+@pytest.mark.slow
 def test_the_chance_is_the_rate():
     """Of 2^22 weights, and of pairs of them that lie next to each other.
 

@@ -34,6 +34,7 @@ def test_values_and_gradients(route, dtype):
         assert_within(found, expected(*given, dtype), dtype, name)
 
 
+@pytest.mark.slow_except("native")
 def test_sizes(library):
     for queries, keys in itertools.product(SIZES, SIZES):
         given = problem(queries, keys, 2, 1, None, queries % 2 == 0, "float16", size=7)

@@ -152,6 +152,13 @@ DTYPE_PAIRS = (
 )
 
 
+@pytest.mark.xslow_except(
+    "native-*",
+    "graph-*",
+    "reference-*",
+    "xla-float16 to float16",
+    "xla-float32 to float32",
+)
 @pytest.mark.slow_except("native-*")
 @pytest.mark.parametrize(
     "dtypes", DTYPE_PAIRS, ids=[" to ".join(pair) for pair in DTYPE_PAIRS]

@@ -90,6 +90,9 @@ def check(run, a, b, upstream, scaled, transpose_a=False, transpose_b=False, alp
         oracle.assert_rounded(one, value, bound + 2.0**-125, "float32")
 
 
+@pytest.mark.slow_except(
+    "native-*", "graph-*-scaled", "xla-(7, 17, 16)-*", "reference-(7, 17, 16)-*"
+)
 @PLAIN_AND_SCALED
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 17, 16), (64, 111, 5)], ids=str)
 def test_products_and_gradients(route, sizes, scaled):
@@ -161,7 +164,8 @@ RANGES = {
 }
 
 
-@pytest.mark.slow_except("graph-*", "xla-native-both-ends")
+@pytest.mark.xslow_except("native-*", "graph-*", "reference-*", "xla-native-*")
+@pytest.mark.slow_except("graph-native-*", "xla-native-both-ends")
 @pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
 def test_scaled_products_of_any_range(every_route, ranges):
     """The bound of the docstring holds; no number is subnormal here."""
@@ -216,6 +220,7 @@ def test_what_is_not_finite_comes_through(route, value, scaled):
     np.testing.assert_array_equal(np.isfinite(of_b), [True, False, True])
 
 
+@pytest.mark.slow_except("native-*", "reference-*", "graph-*")
 @PLAIN_AND_SCALED
 @NOT_FINITE
 def test_an_upstream_gradient_that_is_not_finite_comes_through(route, value, scaled):
@@ -242,6 +247,7 @@ def test_an_upstream_gradient_below_fp16_is_kept_if_scaled(route):
         assert [x.numpy().item() for x in gradients] == [expected] * 2
 
 
+@pytest.mark.slow_except("native-*", "reference-*", "graph-*-plain")
 @PLAIN_AND_SCALED
 @pytest.mark.parametrize(
     "shapes",
@@ -256,6 +262,7 @@ def test_empty(route, shapes, scaled):
     assert of_a.shape == a.shape and of_b.shape == b.shape
 
 
+@pytest.mark.slow_except("native-*", "graph-*-scaled", "xla-gelu-*", "reference-gelu-*")
 @PLAIN_AND_SCALED
 @pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
 def test_bias_and_activation_are_fp32(route, activation, scaled):

@@ -216,7 +216,7 @@ def test_saved_model(library, tmp_path):
         scope["check"](str(tmp_path), compiled)
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_saved_model_in_a_new_process(ops_mode, tmp_path):
     ops_mode("native")
     tf.saved_model.save(Model(), str(tmp_path))

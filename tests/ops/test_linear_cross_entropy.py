@@ -59,6 +59,9 @@ def value_and_gradients(run, given):
     return found
 
 
+@pytest.mark.xslow_except(
+    "*-float16", "*-bfloat16", "native-float32", "reference-float32"
+)
 @pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients(route, dtype):
@@ -68,6 +71,7 @@ def test_values_and_gradients(route, dtype):
         assert_within(value_and_gradients(route, given), expected(given), name)
 
 
+@pytest.mark.slow_except("native-*", "reference-*-float16")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_cases(library, name, dtype):
@@ -110,6 +114,7 @@ def check_random_problems(count):
         assert_within(found, expected(given), (i, given.inputs.shape, given.options))
 
 
+@pytest.mark.slow_except("native")
 def test_random_problems(library):
     check_random_problems(60)
 

@@ -160,7 +160,8 @@ def assert_close(actual, wanted, name):
     )
 
 
-@pytest.mark.slow_except("row_cases-float16")
+@pytest.mark.slow
+@pytest.mark.xslow_except("*-float16", "row_cases-bfloat16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "cases",
@@ -256,6 +257,7 @@ def test_a_kernel_whose_reach_overflows_is_refused(size):
         )
 
 
+@pytest.mark.slow_except("*-eager", "row_norm*-graph", "softmax*-graph")
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("op", OPS)
 def test_the_bare_op_has_its_gradient(op, graph):

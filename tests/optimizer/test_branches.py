@@ -45,6 +45,9 @@ def apply_in_a_case(optimizer, gradients):
     tf.switch_case(tf.cast(gradients[0][0] > 0, "int32"), branches)
 
 
+@pytest.mark.xslow_except(
+    "*-graph", "apply_if-xla", "apply_in_nested_branches-xla", "apply_in_a_loop-xla"
+)
 @pytest.mark.slow_except(
     "apply_in_nested_branches-graph", "apply_one_way_or_the_other-graph"
 )

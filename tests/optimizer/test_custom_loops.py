@@ -24,6 +24,7 @@ def variable(value=1.0, dtype="float16"):
     return keras.Variable([value], dtype=dtype)
 
 
+@pytest.mark.xslow_except("*-eager", "*-float16-*")
 @pytest.mark.slow_except("*-eager", "unscale-float16-xla")
 @MODES
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -227,6 +228,7 @@ def shared_pair(rule, learning_rate=0.25):
     return first, second, weights
 
 
+@pytest.mark.slow_except("*-eager", "apply-graph")
 @MODES
 @pytest.mark.parametrize("unscale", [False, True], ids=["apply", "unscale"])
 def test_shared_scale_grows_between_the_two_applies(unscale, mode):
@@ -308,7 +310,8 @@ FIT = {
 }
 
 
-@pytest.mark.slow_except("xla-float16", "eager-mixed_float16", "auto-*")
+@pytest.mark.xslow_except("*-float16", "auto-*", "eager-*")
+@pytest.mark.slow_except("xla-float16", "eager-mixed_float16", "auto-float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("way", FIT)
 def test_fit(way, policy):

@@ -38,6 +38,7 @@ def test_the_state_of_the_scale_is_read_as_python_numbers(strategy):
 # Overflows.
 
 
+@pytest.mark.xslow_except("float16-1-inf", "mixed_float16-1-nan")
 @pytest.mark.slow_except("float16-1-*")
 @pytest.mark.parametrize(
     ("policy", "where", "bad"),
@@ -66,6 +67,7 @@ def test_an_overflow_on_one_replica_is_seen_by_all(strategy, policy, where, bad)
     assert optimizer.last_overflow == model.trainable_variables[0].path
 
 
+@pytest.mark.slow
 def test_the_scale_moves_once_a_step(strategy):
     with strategy.scope():
         model = one_weight(loss_scale=DynamicLossScale(8.0, growth_interval=2))
@@ -82,6 +84,7 @@ def test_the_scale_moves_once_a_step(strategy):
     assert model.optimizer.skipped_steps.numpy() == 2
 
 
+@pytest.mark.slow
 def test_one_replica_alone_may_overflow_in_float16(strategy):
     # An entry of x is multiplied by half the scale, the share of its replica: 2**14.
     # 4 times that is 2**16, which float16 cannot hold, but half of it can.
@@ -96,6 +99,7 @@ def test_one_replica_alone_may_overflow_in_float16(strategy):
 # Sparse gradients and stochastic rounding.
 
 
+@pytest.mark.xslow_except("Adam-*")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "clipnorm"),
@@ -139,6 +143,8 @@ def test_sparse_gradients_touch_the_rows_of_every_replica(
         assert two.ravel().tolist() == expected.tolist()
 
 
+@pytest.mark.xslow_except("on each")
+@pytest.mark.slow
 @pytest.mark.parametrize("clipvalue", [None, 100.0], ids=["on each", "joint"])
 def test_stochastic_rounding_draws_the_same_on_every_replica(strategy, clipvalue):
     with strategy.scope():
@@ -177,6 +183,7 @@ def test_the_callback_logs_and_chooses_the_rule(strategy):
     assert model.get_weights()[0].tolist() == [[0.5]]
 
 
+@pytest.mark.slow
 def test_masters_follow_weights_that_were_set(strategy):
     with strategy.scope():
         model = one_weight()
@@ -199,6 +206,7 @@ def test_fp32_weights_are_written_to_all_replicas_outside_the_scope(strategy):
     assert fp32.numpy().tolist() == [[0.5 - 2.0**-14]]
 
 
+@pytest.mark.slow
 def test_export_and_files(strategy, tmp_path):
     with strategy.scope():
         model = one_weight()
@@ -325,6 +333,7 @@ def test_an_optimizer_made_outside_the_scope_is_refused(strategy, policy):
     assert "keras_mp.wrap" in message
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_built_in_the_scope_wherever_that_is_asked_for(strategy):
     with strategy.scope():
         model = one_weight(momentum=0.5)
@@ -470,6 +479,7 @@ def muon_for_all():
 
 
 # Where there is a MultiOptimizer, Muon runs, too; that of Keras 3.12 does not.
+@pytest.mark.xslow_except("float32-muon", "mixed_float16-muon_for_all")
 @pytest.mark.slow
 @NEEDS_MULTI_OPTIMIZER
 @pytest.mark.parametrize("optimizer", [muon, muon_for_all])

@@ -40,7 +40,9 @@ def ones(*weights):
     return [tf.ones(weight.shape, weight.dtype) for weight in weights]
 
 
-@pytest.mark.xslow_except("*-float16-*", "both-bfloat16-xla")
+@pytest.mark.xslow_except(
+    "*-float16-eager", "*-float16-xla", "both-bfloat16-xla", "both-float16-graph"
+)
 @pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @pytest.mark.filterwarnings("ignore:A training step assigns 2 times")
 @MODES
@@ -63,7 +65,9 @@ def test_a_change_that_is_undone_leaves_the_master(form, dtype, mode):
     oracle.assert_same_bits(oracle.value(optimizer.master_weights[0]), expected)
 
 
-@pytest.mark.xslow_except("*-float16-*", "both-bfloat16-xla")
+@pytest.mark.xslow_except(
+    "*-float16-eager", "*-float16-xla", "both-bfloat16-xla", "both-float16-graph"
+)
 @pytest.mark.slow_except("*-eager", "*-bfloat16-xla")
 @MODES
 @HALVES
@@ -110,6 +114,7 @@ def test_what_16_bits_cannot_hold_is_added_up(form, dtype):
         oracle.assert_same_bits(oracle.value(weight), oracle.rounded(expected, dtype))
 
 
+@pytest.mark.xslow_except("*-eager", "*-xla", "both-graph")
 @pytest.mark.slow_except("*-eager", "remainders-xla")
 @MODES
 @FORMS_WITH_MASTERS

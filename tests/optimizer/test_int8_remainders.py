@@ -52,56 +52,61 @@ def is_beside_half_way(masters, dtype):
     return (np.floor(places) % 256 == 128) | (np.ceil(places) % 256 == 128)
 
 
-@pytest.mark.slow_except("*-eager")
+# Dtype, master, weight and remainder.
+KEPT = {
+    "exact": ("float16", 1.5, 1.5, 0),
+    "above": ("float16", 1 + 3 * 2.0**-18, 1.0, 3),
+    # Below a power of two the masters are twice as dense.
+    "below": ("float16", 1 - 3 * 2.0**-19, 1.0, -3),
+    "negative": ("float16", -1 - 3 * 2.0**-18, -1.0, 3),
+    "furthest": ("float16", 1 + 127 * 2.0**-18, 1.0, 127),
+    "next weight": ("float16", 1 + 129 * 2.0**-18, 1 + 2.0**-10, -127),
+    "smallest normal": ("float16", 2.0**-14 - 2.0**-32, 2.0**-14, -1),
+    "subnormal": ("float16", 2.0**-15 + 2.0**-30, 2.0**-15, 4),
+    "below all": ("float16", -(2.0**-30), -0.0, -4),
+    "zero": ("float16", 0.0, 0.0, 0),
+    "beyond the largest": ("float16", 65504 + 2.0**-2, 65504.0, 2),
+    "bfloat16 above": ("bfloat16", 1 + 3 * 2.0**-15, 1.0, 3),
+    "bfloat16 below": ("bfloat16", 1 - 3 * 2.0**-16, 1.0, -3),
+    "bfloat16 tiny": ("bfloat16", 2.0**-100 * (1 + 2.0**-15), 2.0**-100, 1),
+}
+
+
 @MODES
-@pytest.mark.parametrize(
-    ("dtype", "master", "weight", "remainder"),
-    {
-        "exact": ("float16", 1.5, 1.5, 0),
-        "above": ("float16", 1 + 3 * 2.0**-18, 1.0, 3),
-        # Below a power of two the masters are twice as dense.
-        "below": ("float16", 1 - 3 * 2.0**-19, 1.0, -3),
-        "negative": ("float16", -1 - 3 * 2.0**-18, -1.0, 3),
-        "furthest": ("float16", 1 + 127 * 2.0**-18, 1.0, 127),
-        "next weight": ("float16", 1 + 129 * 2.0**-18, 1 + 2.0**-10, -127),
-        "smallest normal": ("float16", 2.0**-14 - 2.0**-32, 2.0**-14, -1),
-        "subnormal": ("float16", 2.0**-15 + 2.0**-30, 2.0**-15, 4),
-        "below all": ("float16", -(2.0**-30), -0.0, -4),
-        "zero": ("float16", 0.0, 0.0, 0),
-        "beyond the largest": ("float16", 65504 + 2.0**-2, 65504.0, 2),
-        "bfloat16 above": ("bfloat16", 1 + 3 * 2.0**-15, 1.0, 3),
-        "bfloat16 below": ("bfloat16", 1 - 3 * 2.0**-16, 1.0, -3),
-        "bfloat16 tiny": ("bfloat16", 2.0**-100 * (1 + 2.0**-15), 2.0**-100, 1),
-    }.values(),
-)
-def test_a_master_of_24_bits_is_kept(jit, dtype, master, weight, remainder):
-    weights, remainders, masters = stored([master], dtype, jit)
-    oracle.assert_same_bits(
-        weights, oracle.value(tf.cast(tf.constant([weight]), dtype)), "weight"
+@DTYPES
+def test_a_master_of_24_bits_is_kept(dtype, jit):
+    cases = [case for of, *case in KEPT.values() if of == dtype]
+    expected, weights, remainders = (
+        np.array(each) for each in zip(*cases, strict=True)
     )
-    oracle.assert_same_bits(remainders, np.array([remainder], "int8"), "remainder")
-    oracle.assert_same_bits(masters, np.array([master], "float32"), "master")
+    found = stored(expected, dtype, jit)
+    weights = oracle.value(tf.cast(tf.constant(weights), dtype))
+    oracle.assert_same_bits(found[0], weights, "weight")
+    oracle.assert_same_bits(found[1], remainders.astype("int8"), "remainder")
+    oracle.assert_same_bits(found[2], expected.astype("float32"), "master")
+
+
+# Dtype, master, and what is kept of it.
+LOST = {
+    # The largest weight and the largest remainder.
+    "beyond the largest": ("float16", 1e6, 65504 + 127 / 8),
+    "minus infinity": ("float16", -np.inf, -65504 - 127 / 8),
+    "bfloat16": ("bfloat16", 3.4e38, float.fromhex("0x1.FEFEp127")),
+    "not a number": ("float16", np.nan, np.nan),
+    "minus zero": ("float16", -0.0, 0.0),
+    "below 2**-126": ("bfloat16", 2.0**-127, 0.0),
+}
 
 
 @MODES
-@pytest.mark.parametrize(
-    ("dtype", "master", "kept"),
-    {
-        # The largest weight and the largest remainder.
-        "beyond the largest": ("float16", 1e6, 65504 + 127 / 8),
-        "minus infinity": ("float16", -np.inf, -65504 - 127 / 8),
-        "bfloat16": ("bfloat16", 3.4e38, float.fromhex("0x1.FEFEp127")),
-        "not a number": ("float16", np.nan, np.nan),
-        "minus zero": ("float16", -0.0, 0.0),
-        "below 2**-126": ("bfloat16", 2.0**-127, 0.0),
-    }.values(),
-    ids=["largest", "minus infinity", "bfloat16", "nan", "minus zero", "subnormal"],
-)
-def test_what_is_lost(jit, dtype, master, kept):
-    _, _, masters = stored([master], dtype, jit)
-    np.testing.assert_array_equal(masters, np.array([kept], "float32"))
+@DTYPES
+def test_what_is_lost(dtype, jit):
+    cases = [case for of, *case in LOST.values() if of == dtype]
+    masters, kept = (np.array(each, "float32") for each in zip(*cases, strict=True))
+    np.testing.assert_array_equal(stored(masters, dtype, jit)[2], kept)
 
 
+@pytest.mark.slow_except("*-eager")
 @MODES
 @DTYPES
 def test_random_masters_are_less_than_the_spacing_off(dtype, jit):

@@ -54,7 +54,13 @@ POLICIES = ["float32", "mixed_float16", "float16"]
 EACH_POLICY = pytest.mark.parametrize("policy", POLICIES)
 QUICK = pytest.mark.slow_except("multi-float16")
 # Each kind, and each policy.
-SLOW = pytest.mark.xslow_except("*-mixed_float16", "multi-float16", "sgd-float32")
+SLOW = pytest.mark.xslow_except(
+    "compressed-mixed_float16",
+    "no masters-mixed_float16",
+    "multi-float16",
+    "multi*-mixed_float16",
+    "sgd-float32",
+)
 
 
 def make_model(kind, policy, **options):
@@ -200,6 +206,7 @@ def test_backup_and_restore(kind, policy, tmp_path):
     assert_same_state(resumed, whole)
 
 
+@pytest.mark.slow
 @QUICK
 @SLOW
 @EACH_POLICY

@@ -160,6 +160,9 @@ def test_the_table_has_every_optimizer_of_keras():
     assert found == classes - others
 
 
+@pytest.mark.xslow_except(
+    "*-float16", "*-mixed_float16", "sgd-*", "adam-*", "adafactor-*", "muon-*"
+)
 @pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -173,6 +176,20 @@ def test_equals_the_bare_optimizer_to_the_bit(name, policy):
     assert {weight.dtype for weight in weights} == {dtype}
 
 
+@pytest.mark.xslow_except(
+    "*-mixed_float16",
+    "sgd-*",
+    "sgd_momentum-*",
+    "rmsprop_centered_momentum-*",
+    "adam*-float16",
+    "ada[dgm]*-float16",
+    "adafactor-*",
+    "nadam-*",
+    "ftrl_options-*",
+    "l*-float16",
+    "m*-float16",
+    "schedule_free_adamw-*",
+)
 @pytest.mark.slow_except("adam-*")
 @pytest.mark.parametrize(
     ("name", "policy"),
@@ -279,6 +296,13 @@ def with_options(cls, option, **others):
     return make
 
 
+@pytest.mark.xslow_except(
+    "*-eager",
+    "clipnorm-float16-xla",
+    "schedule-float16-xla",
+    "ema_overwrite-float16-xla",
+    "accumulation_and_ema-float16-xla",
+)
 @pytest.mark.slow_except("*-float32-eager")
 @pytest.mark.parametrize(
     ("dtype", "mode"),
@@ -305,7 +329,15 @@ def test_option_acts_as_on_the_bare_optimizer(option, dtype, mode):
 OPTIONS_OF_ALL = ["global_clipnorm", "clipvalue", "weight_decay", "schedule"]
 
 
-@pytest.mark.xslow_except("*-float16")
+@pytest.mark.xslow_except(
+    "*-global_clipnorm-float16",
+    "adam-*-float16",
+    "lamb-*-float16",
+    "adafactor-*-float16",
+    "schedule_free_adamw-*-float16",
+    "lion-weight_decay-float16",
+    "sgd-weight_decay-float16",
+)
 @pytest.mark.slow_except("adam-*-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("option", OPTIONS_OF_ALL)
@@ -509,6 +541,7 @@ def run_sparse(make, dtype, mode, index_dtype="int32", roundings=0):
     assert int(optimizer.iterations) == len(SPARSE_STEPS) // accumulation
 
 
+@pytest.mark.xslow_except("*-float16", "sgd-*", "adam-*")
 @pytest.mark.slow_except("sgd-*", "adam-*")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -516,6 +549,7 @@ def test_sparse_gradients_with_duplicates(name, dtype):
     run_sparse(OPTIMIZERS[name], dtype, "eager", roundings=ROUNDINGS.get(name, 0))
 
 
+@pytest.mark.xslow_except("sgd", "rmsprop", "adagrad", "adam")
 @pytest.mark.slow_except("adam")
 @pytest.mark.parametrize(
     "name", ["sgd", "rmsprop", "adagrad", "adadelta", "sgd_momentum", "adam"]
@@ -529,6 +563,9 @@ def test_sparse_gradients_in_a_graph(index_dtype):
     run_sparse(OPTIMIZERS["sgd"], "float16", "graph", index_dtype, oracle.OPERATIONS)
 
 
+@pytest.mark.xslow_except(
+    "SGD-*", "Adagrad-accumulation_and_ema", "Adagrad-ema_overwrite"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("cls", [optimizers.SGD, optimizers.Adagrad])
@@ -536,6 +573,7 @@ def test_sparse_gradients_with_option(cls, option):
     run_sparse(with_options(cls, option), "float16", "eager")
 
 
+@pytest.mark.xslow_except("*-eager", "sgd-xla", "adagrad-xla")
 @pytest.mark.slow_except("*-eager")
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", "adagrad", "adadelta"])

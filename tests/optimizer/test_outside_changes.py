@@ -297,6 +297,7 @@ def test_what_tensorboard_reads(compiled):
     assert int(model.optimizer.iterations) == 2
 
 
+@pytest.mark.xslow_except("float16")
 def test_model_checkpoint_and_load(compiled, tmp_path):
     model = compiled()
     path = tmp_path / "{epoch}.weights.h5"
@@ -329,6 +330,7 @@ class Observer(keras.callbacks.Callback):
         self.seen.append(("epoch", kernel(self.model)))
 
 
+@pytest.mark.xslow_except("mixed_float16")
 def test_averages_become_the_weights_after_fit(compiled):
     model = compiled(**EMA)
     fit(model, epochs=3)
@@ -363,7 +365,8 @@ def swap_callbacks(model):
     return callbacks
 
 
-@pytest.mark.slow_except("float16")
+@pytest.mark.xslow_except("mixed_float16")
+@pytest.mark.slow
 def test_swap_ema_weights_in_validation(compiled):
     for callback in swap_callbacks(compiled()):
         model, observer = compiled(**EMA), Observer()
@@ -379,6 +382,8 @@ def test_swap_ema_weights_in_validation(compiled):
         assert kernel(model) == [-2.25, -2.25]
 
 
+@pytest.mark.xslow_except("float16")
+@pytest.mark.slow_except("float16")
 def test_swap_ema_weights_on_epoch(compiled):
     for callback in swap_callbacks(compiled()):
         model, observer = compiled(**EMA), Observer()
@@ -391,6 +396,7 @@ def test_swap_ema_weights_on_epoch(compiled):
         assert kernel(model) == [-2.25, -2.25]
 
 
+@pytest.mark.xslow_except("float16")
 @pytest.mark.slow
 def test_swap_ema_weights_in_evaluate(compiled):
     for callback in swap_callbacks(compiled()):
@@ -405,6 +411,7 @@ def test_swap_ema_weights_in_evaluate(compiled):
         assert kernel(model) == [3.25, 3.25]
 
 
+@pytest.mark.xslow_except("mixed_float16")
 @pytest.mark.slow
 def test_swap_ema_weights_in_predict(compiled):
     """Keras's own callback does not swap back at the end of `predict`."""

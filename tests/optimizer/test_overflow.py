@@ -115,14 +115,21 @@ def run_with_injections(make, dtype, mode, seed, steps=24):
     assert machine.skipped_steps > 5 and finite_steps > 5
 
 
+@pytest.mark.xslow_except(
+    "sgd-float16",
+    "adam_ema-float16",
+    "adam_accumulation-float16",
+    "schedule-float16",
+    "multi-float16",
+)
 @pytest.mark.slow_except("sgd-float16")
-@pytest.mark.xslow_except("*-float16")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", INNER)
 def test_overflows_leave_no_trace(name, dtype):
     run_with_injections(INNER[name], dtype, "eager", seed=len(name))
 
 
+@pytest.mark.xslow_except("adam_accumulation-float16", "multi-float16", "sgd-float32")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -187,6 +194,7 @@ def test_each_bad_value_in_each_place(mode):
     assert float(optimizer.loss_scale) == 8.0
 
 
+@pytest.mark.xslow_except("*-eager", "adam_accumulation-xla")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "adam_ema", "adam_accumulation"])
@@ -294,6 +302,7 @@ def test_constant_scale_skips_too():
     assert int(optimizer.skipped_steps) == 1
 
 
+@pytest.mark.xslow_except("mixed_float16-graph", "float16-xla")
 @pytest.mark.slow
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])

@@ -104,8 +104,8 @@ def state_after_steps(inner, seed, mode, masters):
     return state
 
 
+@pytest.mark.slow_except("graph-0", "eager-2")
 @pytest.mark.xslow_except("eager-2", "graph-0", "graph-1", "graph-7", "xla-1")
-@pytest.mark.slow_except("graph-0", "xla-1", "eager-2", "graph-3")
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("mode", MODES)
 def test_remainders_hold_the_bits_of_fp32_masters(mode, seed):

@@ -25,41 +25,45 @@ def there_and_back(masters, dtype, jit=False):
     return [oracle.value(x) for x in run(tf.constant(masters, "float32"))]
 
 
+# Dtype, master, weight and remainder.
+KEPT = {
+    "exact": ("float16", 1.5, 1.5, 0),
+    "above": ("float16", 1 + 3 * ULP, 1.0, 3),
+    # Below a power of two the FP32 numbers are twice as dense.
+    "below": ("float16", 1 - 3 * ULP / 2, 1.0, -3),
+    "negative": ("float16", -1 - 3 * ULP, -1.0, 3),
+    "half-way": ("float16", 1 + 2.0**-11, 1.0, 2**12),
+    "half-way to even": ("float16", 1 + 3 * 2.0**-11, 1 + 2.0**-9, -(2**12)),
+    "smallest normal": ("float16", 2.0**-14 - 2.0**-26, 2.0**-14, -(2**14)),
+    "subnormal": ("float16", 2.0**-15 + 2.0**-38, 2.0**-15, 4),
+    "below all": ("float16", -(2.0**-30), -0.0, -(2**10)),
+    "zero": ("float16", 0.0, 0.0, 0),
+    "minus zero": ("float16", -0.0, -0.0, 0),
+    "beyond the largest": ("float16", 65504 + 2.0**-7, 65504.0, 2),
+    "bfloat16 above": ("bfloat16", 1 + 3 * ULP, 1.0, 3),
+    "bfloat16 below": ("bfloat16", 1 - 3 * ULP / 2, 1.0, -3),
+    "bfloat16 tiny": ("bfloat16", 2.0**-100 * (1 + ULP), 2.0**-100, 1),
+    "bfloat16 half-way to even": (
+        "bfloat16",
+        1 + 3 * 2.0**-8,
+        1 + 2.0**-6,
+        -(2**15),
+    ),
+}
+
+
 @MODES
-@pytest.mark.parametrize(
-    ("dtype", "master", "weight", "remainder"),
-    {
-        "exact": ("float16", 1.5, 1.5, 0),
-        "above": ("float16", 1 + 3 * ULP, 1.0, 3),
-        # Below a power of two the FP32 numbers are twice as dense.
-        "below": ("float16", 1 - 3 * ULP / 2, 1.0, -3),
-        "negative": ("float16", -1 - 3 * ULP, -1.0, 3),
-        "half-way": ("float16", 1 + 2.0**-11, 1.0, 2**12),
-        "half-way to even": ("float16", 1 + 3 * 2.0**-11, 1 + 2.0**-9, -(2**12)),
-        "smallest normal": ("float16", 2.0**-14 - 2.0**-26, 2.0**-14, -(2**14)),
-        "subnormal": ("float16", 2.0**-15 + 2.0**-38, 2.0**-15, 4),
-        "below all": ("float16", -(2.0**-30), -0.0, -(2**10)),
-        "zero": ("float16", 0.0, 0.0, 0),
-        "minus zero": ("float16", -0.0, -0.0, 0),
-        "beyond the largest": ("float16", 65504 + 2.0**-7, 65504.0, 2),
-        "bfloat16 above": ("bfloat16", 1 + 3 * ULP, 1.0, 3),
-        "bfloat16 below": ("bfloat16", 1 - 3 * ULP / 2, 1.0, -3),
-        "bfloat16 tiny": ("bfloat16", 2.0**-100 * (1 + ULP), 2.0**-100, 1),
-        "bfloat16 half-way to even": (
-            "bfloat16",
-            1 + 3 * 2.0**-8,
-            1 + 2.0**-6,
-            -(2**15),
-        ),
-    }.values(),
-)
-def test_a_master_is_kept_to_the_bit(jit, dtype, master, weight, remainder):
-    weights, remainders, masters = there_and_back([master], dtype, jit)
-    oracle.assert_same_bits(
-        weights, oracle.value(tf.cast(tf.constant([weight]), dtype)), "weight"
+@DTYPES
+def test_a_master_is_kept_to_the_bit(dtype, jit):
+    cases = [case for of, *case in KEPT.values() if of == dtype]
+    expected, weights, remainders = (
+        np.array(each) for each in zip(*cases, strict=True)
     )
-    oracle.assert_same_bits(remainders, np.array([remainder], "int16"), "remainder")
-    oracle.assert_same_bits(masters, np.array([master], "float32"), "master")
+    found = there_and_back(expected, dtype, jit)
+    weights = oracle.value(tf.cast(tf.constant(weights), dtype))
+    oracle.assert_same_bits(found[0], weights, "weight")
+    oracle.assert_same_bits(found[1], remainders.astype("int16"), "remainder")
+    oracle.assert_same_bits(found[2], expected.astype("float32"), "master")
 
 
 @pytest.mark.parametrize(

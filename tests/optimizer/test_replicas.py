@@ -20,6 +20,7 @@ from keras_mp import DynamicLossScale
 PATTERNS = {"first": [0], "last": [-1], "two": [0, -1], "all": slice(None)}
 
 
+@pytest.mark.slow
 def test_all_replicas_skip_whichever_overflows(strategy):
     with strategy.scope():
         model = one_weight(momentum=0.5)
@@ -77,10 +78,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.slow_except("mixed_float16-overwriting")
-@pytest.mark.xslow_except(
-    "float16-accumulation", "float16-global-clipnorm", "mixed_float16-overwriting"
-)
+@pytest.mark.xslow_except("float16-accumulation", "mixed_float16-overwriting")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_training_equals_that_of_one_process(strategy, case):
     policy, optimizer = case.partition("-")[0], OPTIMIZERS[case]
@@ -119,6 +118,7 @@ def perceptron():
     return model
 
 
+@pytest.mark.slow
 def test_training_on_real_numbers_equals_that_of_one_process(strategy):
     # An entry of a gradient is a sum of 8 products, below `size` in all. The two runs
     # differ in the order of the sum, 8 roundings of float32 of that size. A step moves

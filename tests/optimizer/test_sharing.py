@@ -100,6 +100,7 @@ RUNS = [(case, step, "eager") for case in OVERFLOWS for step in (alternating, on
 RUNS += [("twice_in_turn", simultaneous, mode) for mode in ("eager", "graph", "xla")]
 
 
+@pytest.mark.slow_except("*-eager")
 @pytest.mark.parametrize(("case", "step", "mode"), RUNS)
 def test_a_step_backs_off_once_whoever_overflowed(case, step, mode):
     hysteresis, steps, expected = OVERFLOWS[case]
@@ -294,6 +295,7 @@ def by_pickle(model, folder):
     return pickle.loads(pickle.dumps(model))
 
 
+@pytest.mark.slow_except("by_pickle")
 @pytest.mark.parametrize("copy", [by_file, by_pickle])
 def test_a_saved_gan_shares_its_scale(copy, tmp_path):
     model = gan()

@@ -32,15 +32,14 @@ UNIT = {SIGNED: 2.0**-17, UNSIGNED: 2.0**-33, SIGNED_4: 2.0**-3, UNSIGNED_4: 2.0
 def make_trip(code, jit=False):
     """A function of numbers and a step: the codes, exponents, and what they are."""
 
-    @tf.function(jit_compile=jit)
     def trip(x, step):
         codes, exponents = encode(x, code, noise_of_step(0, step), stream=0)
         return codes, exponents, decode(codes, exponents, code, x.shape)
 
-    return trip
+    return trip if jit is None else tf.function(trip, jit_compile=jit)
 
 
-def stored(x, code, jit=False):
+def stored(x, code, jit=None):
     outputs = make_trip(code, jit)(tf.constant(x, "float32"), tf.constant(0))
     return [oracle.value(y) for y in outputs]
 
@@ -52,60 +51,69 @@ def in_pairs(codes):
     return group[:16] | group[16:] << 4
 
 
+# Code, numbers of one group, their codes, and its exponent. In a group of largest
+# element 1.5 the power of two is 1, with exponent 127; its codes are
+# 120 + 8 fraction for E4M3 and 248 + 8 fraction for E5M3.
+KNOWN = {
+    "signed": (SIGNED, [1.5, -1.0, 0.5, 0.0], [124, 128 + 120, 112, 0], 127),
+    "unsigned": (UNSIGNED, [1.5, 1.0, 0.5, 0.0], [252, 248, 240, 0], 127),
+    "scaled": (UNSIGNED, [1.5 * 2.0**-100, 2.0**-100], [252, 248], 27),
+    "smallest normal": (SIGNED, [1.0, 2.0**-14], [120, 8], 127),
+    "subnormal": (SIGNED, [1.0, 2.0**-14 * 3 / 8], [120, 3], 127),
+    "of a second moment": (UNSIGNED, [1.0, 2.0**-30, 2.0**-33], [248, 8, 1], 127),
+    "never 0": (UNSIGNED, [1.0, 2.0**-90], [248, 1], 127),
+    "largest code": (SIGNED, [1.875, -1.875], [127, 255], 127),
+    "next power of two": (SIGNED, [2.0, -1.875], [120, 128 + 119], 128),
+    "zeros": (SIGNED, [0.0, -0.0], [0, 0], 0),
+    "inf": (UNSIGNED, [np.inf, 1.0], [255, 1], 253),
+    "nan": (SIGNED, [np.nan, 0.0], [127, 0], 253),
+    "huge": (UNSIGNED, [1.75 * 2.0**127], [255], 253),
+    "signed, 4 bits": (
+        SIGNED_4,
+        [1.5, -1.5, 1.0, 0.75, 0.5, -0.375, 0.25, 0.125, 0.0, -0.0],
+        in_pairs([7, 15, 6, 5, 4, 8 + 3, 2, 1, 0, 0]),
+        127,
+    ),
+    "unsigned, 4 bits": (
+        UNSIGNED_4,
+        [2.0**-8 * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)]
+        + [0.5, 0.75, 1.0],
+        in_pairs(range(16)),
+        127,
+    ),
+    "of 4 bits in both halves": (
+        UNSIGNED_4,
+        [1.0] + 15 * [0.5] + [0.75] + 15 * [0.25],
+        in_pairs([15] + 15 * [13] + [14] + 15 * [11]),
+        127,
+    ),
+    "no 0 in 4 bits": (
+        UNSIGNED_4,
+        [1.0, 2.0**-90, 0.0],
+        in_pairs([15, 0, 0]),
+        127,
+    ),
+    "zeros in 4 bits": (UNSIGNED_4, [0.0, 0.0], in_pairs([0, 0]), 0),
+    "next power of two, 4 bits": (UNSIGNED_4, [1.5], in_pairs([14]), 128),
+    "inf in 4 bits": (UNSIGNED_4, [np.inf, 1.0], in_pairs([15, 0]), 253),
+    "nan in 4 bits": (SIGNED_4, [np.nan, 0.0], in_pairs([7, 0]), 253),
+}
+
+
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize(
-    ("code", "x", "codes", "exponent"),
-    {
-        # In a group of largest element 1.5 the power of two is 1, with exponent 127;
-        # its codes are 120 + 8 fraction for E4M3 and 248 + 8 fraction for E5M3.
-        "signed": (SIGNED, [1.5, -1.0, 0.5, 0.0], [124, 128 + 120, 112, 0], 127),
-        "unsigned": (UNSIGNED, [1.5, 1.0, 0.5, 0.0], [252, 248, 240, 0], 127),
-        "scaled": (UNSIGNED, [1.5 * 2.0**-100, 2.0**-100], [252, 248], 27),
-        "smallest normal": (SIGNED, [1.0, 2.0**-14], [120, 8], 127),
-        "subnormal": (SIGNED, [1.0, 2.0**-14 * 3 / 8], [120, 3], 127),
-        "of a second moment": (UNSIGNED, [1.0, 2.0**-30, 2.0**-33], [248, 8, 1], 127),
-        "never 0": (UNSIGNED, [1.0, 2.0**-90], [248, 1], 127),
-        "largest code": (SIGNED, [1.875, -1.875], [127, 255], 127),
-        "next power of two": (SIGNED, [2.0, -1.875], [120, 128 + 119], 128),
-        "zeros": (SIGNED, [0.0, -0.0], [0, 0], 0),
-        "inf": (UNSIGNED, [np.inf, 1.0], [255, 1], 253),
-        "nan": (SIGNED, [np.nan, 0.0], [127, 0], 253),
-        "huge": (UNSIGNED, [1.75 * 2.0**127], [255], 253),
-        "signed, 4 bits": (
-            SIGNED_4,
-            [1.5, -1.5, 1.0, 0.75, 0.5, -0.375, 0.25, 0.125, 0.0, -0.0],
-            in_pairs([7, 15, 6, 5, 4, 8 + 3, 2, 1, 0, 0]),
-            127,
-        ),
-        "unsigned, 4 bits": (
-            UNSIGNED_4,
-            [2.0**-8 * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)]
-            + [0.5, 0.75, 1.0],
-            in_pairs(range(16)),
-            127,
-        ),
-        "of 4 bits in both halves": (
-            UNSIGNED_4,
-            [1.0] + 15 * [0.5] + [0.75] + 15 * [0.25],
-            in_pairs([15] + 15 * [13] + [14] + 15 * [11]),
-            127,
-        ),
-        "no 0 in 4 bits": (
-            UNSIGNED_4,
-            [1.0, 2.0**-90, 0.0],
-            in_pairs([15, 0, 0]),
-            127,
-        ),
-        "zeros in 4 bits": (UNSIGNED_4, [0.0, 0.0], in_pairs([0, 0]), 0),
-        "next power of two, 4 bits": (UNSIGNED_4, [1.5], in_pairs([14]), 128),
-        "inf in 4 bits": (UNSIGNED_4, [np.inf, 1.0], in_pairs([15, 0]), 253),
-        "nan in 4 bits": (SIGNED_4, [np.nan, 0.0], in_pairs([7, 0]), 253),
-    }.values(),
-)
-def test_numbers_that_are_exact_or_cut_off(jit, code, x, codes, exponent):
-    found, exponents, _ = stored(x, code, jit=jit)
-    oracle.assert_same_bits(found, np.array(codes, "uint8"))
-    oracle.assert_same_bits(exponents, np.array([exponent], "uint8"))
+@CODES
+def test_numbers_that_are_exact_or_cut_off(code, jit):
+    """A group for each case, which zeros fill."""
+    cases = {name: rest for name, (of, *rest) in KNOWN.items() if of == code}
+    groups = np.zeros([len(cases), 32], "float32")
+    for group, (x, _, _) in zip(groups, cases.values(), strict=True):
+        group[: len(x)] = x
+    found, exponents, _ = stored(groups.reshape(-1), code, jit=jit)
+    assert found.dtype == exponents.dtype == np.uint8
+    rows = zip(found.reshape(len(cases), -1), exponents, strict=True)
+    for (name, (_, codes, exponent)), row in zip(cases.items(), rows, strict=True):
+        assert row[0][: len(codes)].tolist() == list(codes), name
+        assert row[1] == exponent, name
 
 
 @CODES
@@ -146,7 +154,8 @@ def test_groups_that_do_not_fill(code, size):
     generator = np.random.default_rng(size)
     x = generator.standard_normal(size).astype("float32")
     x = x if code.is_signed else x**2
-    codes, exponents, back = stored(x, code)
+    # Eagerly Keras has no maximum of nothing; nothing as small is stored so.
+    codes, exponents, back = stored(x, code, jit=None if size else False)
     assert exponents.shape == ((size + 31) // 32,)
     in_bytes = 16 * exponents.size if code.bits == 4 else size
     assert codes.shape == (in_bytes,)
@@ -256,6 +265,7 @@ def test_a_second_moment_follows_its_gradients(bits):
     assert abs(found.mean() / exact - 1) < 5 * np.sqrt(DISTANCE[bits] / 3200)
 
 
+@pytest.mark.xslow_except("falls-8", "grows-4", "rows without a gradient-4")
 @pytest.mark.slow
 @DECAYS
 @pytest.mark.parametrize(

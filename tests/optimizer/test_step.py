@@ -114,6 +114,15 @@ def ones_like(weights, dtype="float16"):
     return [tf.ones(weight.shape, dtype) for weight in weights]
 
 
+@pytest.mark.slow_except(
+    "sgd",
+    "adam",
+    "nadam",
+    "lamb",
+    "adafactor",
+    "ftrl_of_another_power",
+    "weight-decay-of-a-tensor",
+)
 @pytest.mark.parametrize("name", [*FUSED, *NOT_FUSED])
 def test_the_optimizers_that_are_fused(name):
     optimizer, weights = wrapped({**FUSED, **NOT_FUSED}[name])
@@ -224,6 +233,7 @@ def add_option(monkeypatch, kind):
     monkeypatch.setattr(kind, "__init__", later)
 
 
+@pytest.mark.xslow_except("sgd", "adam", "lamb", "adafactor", "nadam")
 @pytest.mark.slow_except("adam", "sgd", "lamb")
 @pytest.mark.parametrize("name", FUSED)
 def test_a_new_option_of_keras_is_left_to_the_optimizer(name, monkeypatch):
@@ -269,7 +279,8 @@ def test_many_small_matrices_are_left_to_the_optimizer():
     assert parts(optimizer, weights, ones_like(weights)) == {"fused", "inner"}
 
 
-@pytest.mark.slow_except("adam-*")
+@pytest.mark.xslow_except("*-eager", "adam-graph")
+@pytest.mark.slow_except("adam-eager")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "adafactor"])
 def test_weights_on_two_devices_are_left_to_the_optimizer(name, mode):
@@ -314,7 +325,8 @@ def test_a_norm_over_all_gradients_is_not_split():
     assert parts(optimizer, weights, gradients) == {"inner"}
 
 
-@pytest.mark.slow_except("*-graph")
+@pytest.mark.xslow_except("*-graph", "adam-*", "nadam-xla")
+@pytest.mark.slow_except("sgd-graph", "adam-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "nadam"])
 def test_a_step_of_two_parts_is_one_step(name, mode):
@@ -343,7 +355,16 @@ def test_a_step_of_two_parts_is_one_step(name, mode):
     assert optimizer.skipped_steps.numpy() == 2
 
 
-@pytest.mark.slow_except("nearest-*")
+@pytest.mark.xslow_except(
+    "nearest-*",
+    "stochastic-adam",
+    "stochastic-sgd",
+    "stochastic-lamb",
+    "stochastic-adafactor",
+)
+@pytest.mark.slow_except(
+    "nearest-adam", "nearest-sgd", "nearest-lamb", "nearest-adafactor"
+)
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_skipped_step_leaves_no_trace(name, rounding):

@@ -45,8 +45,15 @@ CASES = [
 CASES += [("adam", form, mode) for form in FORMS for mode in ("graph", "xla")]
 
 
+@pytest.mark.xslow_except(
+    "adam-*-eager",
+    "adam-None-*",
+    "adam-both-*",
+    "adam-int8 remainders, int4-*",
+    "*-both-eager",
+    "*-remainders-eager",
+)
 @pytest.mark.slow_except("adam-*-eager", "adagrad-both-eager")
-@pytest.mark.xslow_except("adam-*", "*-both-eager", "*-remainders-eager")
 @pytest.mark.parametrize(("rule", "form", "mode"), CASES)
 def test_a_rule_takes_the_square_of_each_token(rule, form, mode):
     """As by Keras's own optimizers on TensorFlow, which do the step without forms."""
@@ -71,8 +78,17 @@ WITH_OPTIONS = {
 }
 
 
+@pytest.mark.xslow_except(
+    "sgd-4",
+    "adam-4",
+    "adamw-4",
+    "lamb-4",
+    "adafactor-4",
+    "adagrad-4",
+    "rmsprop_momentum-4",
+    "global_clipnorm-4",
+)
 @pytest.mark.slow_except("adam-4", "adafactor-4", "sgd-4")
-@pytest.mark.xslow_except("*-4")
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("rule", [*RULES, *WITH_OPTIONS])
 def test_remainders_are_fp32_masters(rule, times):
@@ -111,10 +127,10 @@ CLIPPING = {
 }
 
 
-@pytest.mark.slow_except("*-both-eager", "norm-remainders-graph")
 @pytest.mark.xslow_except(
-    "*-both-*", "*-int8-eager", "*-None-eager", "*-remainders-graph"
+    "*-both-*", "*-int8-eager", "norm-remainders-graph", "accumulation-remainders-graph"
 )
+@pytest.mark.slow_except("*-both-eager", "norm-remainders-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("form", [None, *FORMS])
 @pytest.mark.parametrize("clipping", CLIPPING)

@@ -63,6 +63,7 @@ def train(rule, steps, coded):
     return largest, [oracle.value(weight) for weight in weights]
 
 
+@pytest.mark.slow_except("int4-adam-200", "int8-momentum-200")
 @pytest.mark.parametrize(
     "steps",
     [200, pytest.param(STEPS, marks=pytest.mark.xslow)],

@@ -33,6 +33,7 @@ def test_variables_without_elements_accumulate_gradients(shape, form):
     assert weight.numpy().tolist() == [2.0 - 0.5 * 2.0]
 
 
+@pytest.mark.xslow_except("adagrad-*", "*-None", "*-both")
 @pytest.mark.slow_except("adagrad-dense-*")
 @pytest.mark.parametrize("form", WITH_NONE)
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
@@ -68,7 +69,8 @@ RUNS = [(form, "eager") for form in WITH_NONE]
 RUNS += [(form, mode) for form in (None, "remainders") for mode in ("graph", "xla")]
 
 
-@pytest.mark.slow_except("*-eager")
+@pytest.mark.xslow_except("*-eager", "rmsprop-*", "adagrad-remainders-*")
+@pytest.mark.slow_except("adagrad-*-eager", "norm-both-eager")
 @pytest.mark.parametrize(("form", "mode"), RUNS)
 @pytest.mark.parametrize(
     ("inner", "expected"),
@@ -103,6 +105,7 @@ def test_rows_without_the_shape_of_their_matrix(inner, expected, form, mode):
     assert table.numpy().tolist() == [[2.0], [expected], [2.0]]
 
 
+@pytest.mark.slow_except("*-float16")
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("form", WITH_NONE)
 def test_a_variable_that_is_listed_twice_decays_before_its_updates(form, dtype):

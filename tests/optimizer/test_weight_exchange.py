@@ -71,8 +71,8 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("adamw-graph", "accumulation-graph", "remainders-eager")
-@pytest.mark.slow_except("adamw-graph", "remainders-graph", "accumulation-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("name", CASES)
 def test_all_state_stays(name, mode):
@@ -98,6 +98,7 @@ def test_all_state_stays(name, mode):
     assert int(optimizer.skipped_steps) == 0
 
 
+@pytest.mark.slow
 def test_the_next_step_is_that_of_a_model_converted_before():
     """Adam in FP32 for the normalization, from the same state: the same bits."""
     late, early = (compiled(network(), adamw, {}) for _ in range(2))
@@ -137,6 +138,7 @@ def test_a_checkpoint_of_tensorflow_is_saved_and_restored(tmp_path):
     assert_equal(state(model), before)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_planned_again(tmp_path):
     """What its layers make themselves is loaded in FP16, and no bit is lost."""
     model = compiled(network(), adamw, {})
@@ -154,6 +156,7 @@ def test_a_loaded_model_is_planned_again(tmp_path):
     assert_equal(state(loaded), state(model))
 
 
+@pytest.mark.slow
 def test_a_frozen_normalization_has_no_state():
     model = network()
     model.get_layer("norm").trainable = False

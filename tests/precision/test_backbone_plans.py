@@ -86,8 +86,7 @@ def model(name, policy):
     return each
 
 
-@pytest.mark.xslow_except("ViTDet")
-@pytest.mark.slow
+@pytest.mark.xslow
 @pytest.mark.parametrize("name", BACKBONES)
 def test_large_embeddings_train_as_in_fp32(name):
     x = INPUTS.get(name, IMAGES)

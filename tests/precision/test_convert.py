@@ -299,6 +299,7 @@ class Custom(keras.Model):
         return super().train_step(data)
 
 
+@pytest.mark.slow
 def test_a_model_of_its_own_class_goes_on_with_its_optimizer():
     model = Custom(name="mine")
     optimizer = keras.optimizers.Adam(0.5)

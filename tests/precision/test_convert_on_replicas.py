@@ -22,8 +22,8 @@ def there_and_back(model):
     return keras_mp.to_keras(keras_mp.convert(model))
 
 
-@pytest.mark.xslow_except("affine-convert", "statistics-there_and_back")
-@pytest.mark.slow_except("affine-convert")
+@pytest.mark.xslow_except("affine-convert")
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [keras_mp.convert, there_and_back])
 @pytest.mark.parametrize("is_affine", [False, True], ids=["statistics", "affine"])
 def test_outside_of_the_scope(strategy, is_affine, change):

@@ -98,8 +98,8 @@ def losses(model):
     return [float(model.train_on_batch(X, Y)) for _ in range(3)]
 
 
-@pytest.mark.slow_except("block-mixed_float16-sequential")
-@pytest.mark.xslow_except("*-mixed_float16-sequential", "block-float16-functional")
+@pytest.mark.xslow_except("*-mixed_float16-sequential")
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("make", [block, subclassed])

@@ -102,7 +102,7 @@ def policies(each):
     return [layer.dtype_policy for layer in each._flatten_layers()]
 
 
-@pytest.mark.slow_except("model-deep-without_a_plan")
+@pytest.mark.slow
 @pytest.mark.xslow_except("model-deep-*", "graph-loaded-*", "model-cloned-to_keras")
 @pytest.mark.parametrize("undo", [without_a_plan, keras_mp.to_keras])
 @pytest.mark.parametrize("make", [cloned, deep, loaded])

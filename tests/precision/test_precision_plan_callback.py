@@ -115,7 +115,7 @@ def test_a_run_that_outgrows_fp16_goes_on(mode):
     assert loss == pytest.approx(fit(reference, STEPS - skipped), rel=1e-3)
 
 
-@pytest.mark.xslow_except("Model-*", "OwnStep-float16")
+@pytest.mark.xslow_except("OwnStep-float16")
 @pytest.mark.slow
 @CHANGES
 @pytest.mark.parametrize(
@@ -130,6 +130,7 @@ def test_a_converted_model_and_a_step_of_ones_own(model_class, policy):
     assert int(model.optimizer.skipped_steps) < 2 * PATIENCE
 
 
+@pytest.mark.slow
 @CHANGES
 def test_train_on_batch_in_a_loop_of_ones_own():
     keras.config.set_dtype_policy("mixed_float16")

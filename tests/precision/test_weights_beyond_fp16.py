@@ -133,8 +133,8 @@ def fit(model):
     return np.asarray(history.history["loss"])
 
 
-@pytest.mark.slow_except("dense", "tied")
-@pytest.mark.xslow_except("recurrent", "tied", "dense", "nested", "dict")
+@pytest.mark.slow
+@pytest.mark.xslow_except("recurrent", "tied", "dense")
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_stored_in_fp32(name, tmp_path):
     exact = compiled(network(name, "float32"))

@@ -259,6 +259,7 @@ def test_a_build_asks_for_tensorflow_only_where_there_is_none(is_there, expected
     assert result.stdout.splitlines()[-1] == str(expected)
 
 
+@pytest.mark.slow
 def test_a_library_of_an_earlier_build_is_not_installed(tree, tmp_path):
     tree.builds()
     tree.library.unlink()

@@ -52,7 +52,7 @@ def server(archive):
     server.requests, server.served = 0, len(archive)
     server.may_hang_up = threading.Event()
     server.may_hang_up.set()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
     thread.start()
     yield server
     server.may_hang_up.set()

@@ -13,7 +13,7 @@ import tensorflow as tf
 from workers import Workers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS, BATCH, SAVE_EVERY = 240, 16, 10
+STEPS, BATCH, SAVE_EVERY = 120, 16, 10
 
 
 @pytest.fixture

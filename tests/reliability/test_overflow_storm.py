@@ -165,6 +165,7 @@ def on_replicas(strategy):
 MODES = ["eager", "graph", "xla"]
 
 
+@pytest.mark.xslow_except("graph", "xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_short_storm(mode):
     storm(on_one_device(mode), 1, steps=100)

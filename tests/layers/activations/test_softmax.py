@@ -60,7 +60,7 @@ print("zeros:", not np.any(layer(tf.zeros((1, 100_000), tf.float16))))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.xslow
 def test_100_000_equal_logits_in_fp16():
     done = subprocess.run(
         [sys.executable, "-c", IN_FP16],

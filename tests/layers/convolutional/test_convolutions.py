@@ -190,6 +190,7 @@ def test_which_channels_the_native_library_convolves(name, options, shape, is_na
     assert ("KerasMp>DepthwiseConv" in kinds) is (is_native and has_library)
 
 
+@pytest.mark.slow_except("*-mixed_float16-graph", "*-float16-xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize("padding", ["valid", "same"])
@@ -261,6 +262,7 @@ def test_pictures_of_any_size(name, options, data_format):
     assert traced.structured_outputs.shape.as_list() == sizes
 
 
+@pytest.mark.slow_except("*-two")
 @pytest.mark.parametrize("keep", [(1, 0, 1, 0), (0, 0, 0, 0)], ids=["two", "none"])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -341,7 +343,13 @@ EMPTY = {
 }
 
 
-@pytest.mark.slow_except("*-float16-graph")
+@pytest.mark.xslow_except("*-float16-*", "*-bfloat16-eager")
+@pytest.mark.slow_except(
+    "batch-float16-graph",
+    "groups-float16-graph",
+    "separable-float16-graph",
+    "transposed-*-float16-graph",
+)
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(

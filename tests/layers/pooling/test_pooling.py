@@ -305,6 +305,7 @@ def means_in_float64(x, counts):
     return x, matrices
 
 
+@pytest.mark.xslow_except("*-float16-*", "*-bfloat16-eager")
 @pytest.mark.slow_except("*-float16-eager")
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])

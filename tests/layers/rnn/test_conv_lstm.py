@@ -82,7 +82,7 @@ def test_sums_of_bfloat16_are_not_rounded():
     )
 
 
-@pytest.mark.slow_except("float16")
+@pytest.mark.slow
 @POLICIES
 def test_gradients_are_summed_over_time_in_fp32(policy):
     # In FP16 each of the 48 steps would add a rounding of the sum.

@@ -50,6 +50,7 @@ def made(make, package, policy):
     return make(package)
 
 
+@pytest.mark.xslow_except("*-float16-*", "*-bfloat16-ours")
 @pytest.mark.slow_except("*-float16-ours", "*-float16-converted")
 @pytest.mark.parametrize("way", ["ours", "converted", "converted-model"])
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])

@@ -100,8 +100,8 @@ def test_every_cpu_has_the_portable_kernels_and_the_fastest_are_the_default():
     assert native.cpu_instructions() == chosen
 
 
+@pytest.mark.slow
 @pytest.mark.xslow_except("portable")
-@pytest.mark.slow_except("portable")
 @pytest.mark.parametrize("name", native.supported_cpu_instructions())
 def test_a_set_that_this_cpu_has_is_used(name):
     lines = [line.split(":", 1) for line in run(MULTIPLY, name).splitlines()]

@@ -1,7 +1,5 @@
 """The native library: loaded, refused or missing, and the messages."""
 
-import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,7 +9,6 @@ import pytest
 import tensorflow as tf
 from older_versions import needs
 
-import keras_mp
 from keras_mp.ops import build_info, fp16_gemm
 from keras_mp.ops.kernels import native
 from keras_mp.registration import register_ops
@@ -227,17 +224,6 @@ def test_an_empty_mode_is_the_default(ops_mode):
     assert native.mode() == "auto"
 
 
-@pytest.mark.slow
-def test_the_library_is_loaded_when_an_op_is_called():
-    """Not on import: a program that needs no op works where the library is broken."""
-    code = (
-        "import keras_mp; from keras_mp.ops.kernels import native;"
-        "assert native.library.cache_info().currsize == 0;"
-        "assert native.load.cache_info().currsize == 0"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
 @needs("TensorFlow", 2, 20)
 def test_build_info_with_the_library(ops_mode):
     ops_mode("native")
@@ -296,29 +282,3 @@ def test_build_info_refuses_an_unknown_mode(ops_mode):
     ops_mode("cuda")
     with pytest.raises(ValueError, match="KERAS_MP_OPS"):
         build_info()
-
-
-def run_info(mode):
-    """What `python -m keras_mp info` prints: texts by name."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "keras_mp", "info"],
-        env=os.environ | {"KERAS_MP_OPS": mode},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    pairs = (line.split(":", 1) for line in done.stdout.splitlines())
-    return {name: text.strip() for name, text in pairs}
-
-
-@pytest.mark.slow
-@needs("TensorFlow", 2, 20)
-def test_info():
-    info = run_info("native")
-    assert info["keras_mp"] == keras_mp.__version__
-    assert info["tensorflow"] == tf.__version__
-    assert info["route"] == "native"
-    assert {"python", "keras", "machine", "library", "compiler", "cpu", "cuda"} <= set(
-        info
-    )
