@@ -20,8 +20,8 @@ message(STATUS
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
   tensorflow/attention/attention_cpu.cc
+  tensorflow/common/locked_variables.cc
   tensorflow/common/status.cc
-  tensorflow/conv/depthwise_conv_cpu.cc
   tensorflow/gemm/cpu_op_kernel.cc
   tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
@@ -35,13 +35,11 @@ set(op_sources
   tensorflow/pool/average_pool_cpu.cc
   tensorflow/update/arguments.cc
   tensorflow/update/cpu_op_kernels.cc
-  tensorflow/update/locked_variables.cc
   tensorflow/update/op_definitions.cc)
 set(xla_sources
   tensorflow/attention/attention_xla.cc
   tensorflow/attention/attention_xla_ffi.cc
-  tensorflow/conv/depthwise_conv_xla.cc
-  tensorflow/conv/depthwise_conv_xla_ffi.cc
+  tensorflow/conv/depthwise_conv_ops.cc
   tensorflow/gemm/xla_op_kernel.cc
   tensorflow/histogram/exponent_histogram_xla.cc
   tensorflow/logits/logit_statistics_xla.cc
@@ -55,7 +53,6 @@ set(xla_sources
   tensorflow/update/xla_op_kernels.cc)
 if(KERAS_MP_CUDA)
   list(APPEND op_sources
-    tensorflow/conv/depthwise_conv_gpu.cc
     tensorflow/gemm/gpu_op_kernel.cc
     tensorflow/norm/gpu_op_kernels.cc
     tensorflow/update/gpu_op_kernels.cc)

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/arguments.h"
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "common/status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -8,7 +8,7 @@
 #include "attention/xla_call_names.h"
 #include "common/xla_ffi.h"
 #include "common/xla_ffi_buffers.h"
-#include "common/xla_threads.h"
+#include "common/cpu_device.h"
 #include "keras_mp/attention_cpu.h"
 
 namespace keras_mp {

@@ -1,6 +1,6 @@
 // KerasMp>Fp16Gemm on a CPU: the kernel of gemm_cpu.h on TensorFlow's threads.
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "gemm/op_kernel.h"
 #include "keras_mp/gemm_cpu.h"
 

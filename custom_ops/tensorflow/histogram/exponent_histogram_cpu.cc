@@ -1,7 +1,7 @@
 // The op KerasMp>ExponentHistogram: input, attribute and shape function; and its CPU
 // kernel, the function of exponent_histogram_cpu.h on TensorFlow's threads.
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "common/status.h"
 #include "keras_mp/exponent_histogram_cpu.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "common/status.h"
 #include "logits/arguments.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -5,7 +5,7 @@
 
 #include "common/xla_ffi.h"
 #include "common/xla_ffi_buffers.h"
-#include "common/xla_threads.h"
+#include "common/cpu_device.h"
 #include "keras_mp/logit_statistics_cpu.h"
 #include "logits/arguments.h"
 #include "logits/xla_call_names.h"

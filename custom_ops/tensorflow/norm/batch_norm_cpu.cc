@@ -3,7 +3,7 @@
 
 #include "keras_mp/batch_norm_cpu.h"
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "norm/batch_norm_op_kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 

@@ -1,7 +1,7 @@
 // The CPU kernels of KerasMp>Softmax, KerasMp>FloatSoftmax, KerasMp>RowNorm and their
 // gradients: the functions of softmax_cpu.h and row_norm_cpu.h on TensorFlow's threads.
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "keras_mp/row_norm_cpu.h"
 #include "keras_mp/softmax_cpu.h"
 #include "norm/row_op_kernels.h"

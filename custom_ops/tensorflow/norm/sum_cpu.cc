@@ -1,7 +1,7 @@
 // The op KerasMp>Sum: input, attribute and shape function; and its CPU kernel, the
 // function of sum_cpu.h on TensorFlow's threads.
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "keras_mp/sum_cpu.h"
 #include "norm/sum_op_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/attributes.h"
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "common/status.h"
 #include "keras_mp/average_pool_cpu.h"
 #include "pool/pooling_window.h"

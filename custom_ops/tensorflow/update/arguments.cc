@@ -100,11 +100,6 @@ absl::Status CheckPairs(const std::vector<TensorSpec>& inputs, int count) {
   return absl::OkStatus();
 }
 
-absl::Status DuplicateVariable() {
-  return absl::InvalidArgumentError(
-      "every master, slot and weight must be a variable of its own. Received: one twice");
-}
-
 UpdateArguments::UpdateArguments(UpdateRule rule, bool is_stochastic,
                                  std::vector<std::int64_t> weight_of,
                                  std::vector<std::int64_t> exponent_of,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/locked_variables.h"
 #include "keras_mp/update.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -48,9 +49,6 @@ absl::Status CheckUniformCount(tensorflow::OpKernelConstruction* ctx);
 // Checks dtypes and shapes of KerasMp>SyncMastersFromWeights and KerasMp>CastMasters,
 // whose inputs are `count` masters, their weights, and uniforms.
 absl::Status CheckPairs(const std::vector<TensorSpec>& inputs, int count);
-
-// The error of ops that got a variable twice.
-absl::Status DuplicateVariable();
 
 // The positions of the inputs of KerasMp>UpdateVariables: finite, hyperparameters,
 // gradients, masters, the first slots of all masters, the second slots and so on, as many

@@ -1,7 +1,7 @@
 // Registers the kernels of the update ops for a CPU: update_cpu.h on TensorFlow's
 // threads.
 
-#include "common/cpu_threads.h"
+#include "common/cpu_device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "update/cpu_backend.h"
 #include "update/op_kernel_templates.h"

@@ -6,14 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "keras_mp/update.h"
+#include "common/locked_variables.h"
 #include "common/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "update/arguments.h"
-#include "update/locked_variables.h"
 
 namespace keras_mp::update_op {
 
@@ -65,11 +64,10 @@ inline Slot AsSlot(Tensor& values, Tensor* exponents, std::int64_t code_bits) {
 template <class Backend>
 absl::Status LockInputs(OpKernelContext* ctx, const Backend& backend, int first, int end,
                         LockedVariables* variables) {
-  std::vector<int> inputs(end - first);
-  std::iota(inputs.begin(), inputs.end(), first);
-  return variables->Lock(ctx, inputs, [&](void* to, const void* from, std::size_t bytes) {
+  const auto copy = [&](void* to, const void* from, std::size_t bytes) {
     return backend.Copy(to, from, bytes);
-  });
+  };
+  return variables->Lock(ctx, first, end, copy);
 }
 
 // The specs of all inputs, of which [first, end) are handles of locked variables.

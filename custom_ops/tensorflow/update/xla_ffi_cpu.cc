@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/xla_threads.h"
+#include "common/cpu_device.h"
 #include "update/cpu_backend.h"
 #include "update/xla_ffi_handlers.h"
 

@@ -1,22 +1,16 @@
-// The ops KerasMp>DepthwiseConv and its gradients: inputs, attributes and shape functions;
-// and their CPU kernels, the functions of depthwise_conv_cpu.h on TensorFlow's threads.
+// The ops KerasMp>DepthwiseConv and its gradients: inputs, attributes and shape functions.
 
-#include <cstdint>
 #include <vector>
 
-#include "common/cpu_threads.h"
-#include "conv/arguments.h"
-#include "conv/depthwise_conv_op_kernels.h"
-#include "keras_mp/depthwise_conv_cpu.h"
+#include "common/register_op.h"
+#include "conv/depthwise_conv_ops.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace keras_mp {
 namespace {
 
-using tensorflow::OpKernelContext;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -38,8 +32,8 @@ REGISTER_OP("KerasMp>DepthwiseConv")
       ShapeHandle x, kernel;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &x));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &kernel));
-      ConvAttributes attributes;
-      TF_RETURN_IF_ERROR(GetConvAttributes(c, &attributes));
+      DepthwiseConvOp op;
+      TF_RETURN_IF_ERROR(ReadAttributes(c, &op));
       DimensionHandle channels, one;
       TF_RETURN_IF_ERROR(c->Merge(c->Dim(x, 3), c->Dim(kernel, 2), &channels));
       TF_RETURN_IF_ERROR(c->WithValue(c->Dim(kernel, 3), 1, &one));
@@ -58,10 +52,8 @@ REGISTER_OP("KerasMp>DepthwiseConv")
               "the kernel must have sizes from 1 to 2^31 - 1. Received: kernel.shape=",
               c->DebugString(kernel)));
         }
-        sizes.back() = c->MakeDim(
-            Convolved(c->Value(size), c->Value(reach), attributes.strides[d],
-                      attributes.dilations[d], attributes.is_same)
-                .result);
+        sizes.back() =
+            c->MakeDim(op.Dimension(d, c->Value(size), c->Value(reach)).result);
       }
       sizes.push_back(channels);
       c->set_output(0, c->MakeShape(sizes));
@@ -104,43 +96,22 @@ REGISTER_OP("KerasMp>DepthwiseConvGradKernel")
       ShapeHandle x, grad_y;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &x));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 4, &grad_y));
-      std::vector<std::int64_t> kernel_size;
-      TF_RETURN_IF_ERROR(GetKernelSize(c, &kernel_size));
-      c->set_output(0, c->MakeShape({c->MakeDim(kernel_size[0]),
-                                     c->MakeDim(kernel_size[1]), c->Dim(x, 3),
+      DepthwiseConvGradKernelOp op;
+      TF_RETURN_IF_ERROR(ReadAttributes(c, &op));
+      c->set_output(0, c->MakeShape({c->MakeDim(op.kernel_size()[0]),
+                                     c->MakeDim(op.kernel_size()[1]), c->Dim(x, 3),
                                      c->MakeDim(1)}));
       return absl::OkStatus();
     })
     .Doc("The gradient of KerasMp>DepthwiseConv for its kernel, in FP32.");
 
-struct CpuConv {
-  explicit CpuConv(OpKernelContext* ctx) : threads(CpuThreads(ctx)) {}
+KERAS_MP_REGISTER(DepthwiseConvOp, CpuDevice);
+KERAS_MP_REGISTER(DepthwiseConvGradXOp, CpuDevice);
+KERAS_MP_REGISTER(DepthwiseConvGradKernelOp, CpuDevice);
 
-  Status Convolve(const DepthwiseConv& conv, const void* x, const void* kernel,
-                  const void* bias, DataType bias_type, void* y, DataType y_type) const {
-    return DepthwiseConvCpu(conv, x, kernel, bias, bias_type, y, y_type, threads);
-  }
-  Status GradX(const DepthwiseConv& conv, const void* kernel, const void* grad_y,
-               void* grad_x) const {
-    return DepthwiseConvGradXCpu(conv, kernel, grad_y, grad_x, threads);
-  }
-  Status GradKernel(const DepthwiseConv& conv, const void* x, const void* grad_y,
-                    float* grad_kernel) const {
-    return DepthwiseConvGradKernelCpu(conv, x, grad_y, grad_kernel, threads);
-  }
-
-  Parallel threads;
-};
-
-#define KERAS_MP_REGISTER(name)                                               \
-  REGISTER_KERNEL_BUILDER(Name("KerasMp>" #name).Device(tensorflow::DEVICE_CPU), \
-                          depthwise_conv_op::name##Op<CpuConv>)
-
-KERAS_MP_REGISTER(DepthwiseConv);
-KERAS_MP_REGISTER(DepthwiseConvGradX);
-KERAS_MP_REGISTER(DepthwiseConvGradKernel);
-
-#undef KERAS_MP_REGISTER
+KERAS_MP_REGISTER_ON_GPU(DepthwiseConvOp);
+KERAS_MP_REGISTER_ON_GPU(DepthwiseConvGradXOp);
+KERAS_MP_REGISTER_ON_GPU(DepthwiseConvGradKernelOp);
 
 }  // namespace
 }  // namespace keras_mp

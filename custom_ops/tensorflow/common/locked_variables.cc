@@ -1,11 +1,10 @@
-#include "update/locked_variables.h"
+#include "common/locked_variables.h"
 
 #include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "common/status.h"
-#include "update/arguments.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace keras_mp {
@@ -37,11 +36,17 @@ absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, Var* variable,
 
 }  // namespace
 
-absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
-                                   const std::vector<int>& inputs, const Copy& copy) {
+absl::Status DuplicateVariable() {
+  return absl::InvalidArgumentError(
+      "every master, slot and weight must be a variable of its own. Received: one twice");
+}
+
+absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx, int first, int end,
+                                   const Copy& copy) {
   std::vector<decltype(std::declval<Var>().mu())> mutexes;
-  tensors_.assign(ctx->num_inputs(), nullptr);
-  for (int input : inputs) {
+  first_ = first;
+  variables_.reserve(end - first);
+  for (int input = first; input < end; ++input) {
     if (ctx->input(input).NumElements() != 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("a variable must have one handle. Received: input ", input,
@@ -51,15 +56,12 @@ absl::Status LockedVariables::Lock(tensorflow::OpKernelContext* ctx,
     TF_RETURN_IF_ERROR(tensorflow::LookupResource(
         ctx, tensorflow::HandleFromInput(ctx, input), &variable));
     mutexes.push_back(variable->mu());
-    tensors_[input] = variable->tensor();
     variables_.push_back(std::move(variable));
   }
   // Every op locks in the order of addresses, so that no two wait for each other.
   std::sort(mutexes.begin(), mutexes.end(), std::less<>());
   mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
-  if (mutexes.size() != variables_.size()) {
-    return DuplicateVariable();
-  }
+  if (mutexes.size() != variables_.size()) return DuplicateVariable();
   for (auto* mutex : mutexes) locks_.emplace_back(*mutex);
   for (const auto& variable : variables_) {
     TF_RETURN_IF_ERROR(MakeWritable(ctx, variable.get(), copy));
