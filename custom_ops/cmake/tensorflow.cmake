@@ -19,14 +19,12 @@ message(STATUS
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
-  tensorflow/attention/attention_cpu.cc
   tensorflow/common/locked_variables.cc
   tensorflow/common/status.cc
   tensorflow/gemm/cpu_op_kernel.cc
   tensorflow/gemm/op_definition.cc
   tensorflow/gemm/op_kernel.cc
   tensorflow/histogram/exponent_histogram_cpu.cc
-  tensorflow/logits/logit_statistics_cpu.cc
   tensorflow/norm/batch_norm_cpu.cc
   tensorflow/norm/batch_norm_op_definitions.cc
   tensorflow/norm/row_norm_softmax_cpu.cc
@@ -37,13 +35,11 @@ set(op_sources
   tensorflow/update/cpu_op_kernels.cc
   tensorflow/update/op_definitions.cc)
 set(xla_sources
-  tensorflow/attention/attention_xla.cc
-  tensorflow/attention/attention_xla_ffi.cc
+  tensorflow/attention/attention_ops.cc
   tensorflow/conv/depthwise_conv_ops.cc
   tensorflow/gemm/xla_op_kernel.cc
   tensorflow/histogram/exponent_histogram_xla.cc
-  tensorflow/logits/logit_statistics_xla.cc
-  tensorflow/logits/logit_statistics_xla_ffi.cc
+  tensorflow/logits/logit_statistics_ops.cc
   tensorflow/norm/batch_norm_xla.cc
   tensorflow/norm/row_norm_xla.cc
   tensorflow/norm/softmax_xla.cc

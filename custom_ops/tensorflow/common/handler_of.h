@@ -88,18 +88,20 @@ inline absl::Status SetData(absl::Span<const TensorView> variables, const Views&
   const std::size_t count = variables.size() + outputs->size();
   TF_RETURN_IF_ERROR(CheckCount("results", results.size(), count, count));
   for (std::size_t i = 0; i < variables.size(); ++i) {
-    const TensorView& variable = variables[i];
-    TF_RETURN_IF_ERROR(
-        CheckTensor("a variable", results[i], variable.dtype, variable.shape));
-    if (results[i].data != variable.data && variable.shape.num_elements() > 0) {
-      return absl::InternalError("XLA moved a variable that is updated in place");
-    }
+    TF_RETURN_IF_ERROR(CheckTensor("a variable", results[i], variables[i].dtype,
+                                   variables[i].shape));
   }
   for (std::size_t i = 0; i < outputs->size(); ++i) {
     TensorView& output = (*outputs)[i];
     const TensorView& result = results[variables.size() + i];
     TF_RETURN_IF_ERROR(CheckTensor("a result", result, output.dtype, output.shape));
     output.data = result.data;
+  }
+  for (std::size_t i = 0; i < variables.size(); ++i) {
+    const bool is_empty = variables[i].shape.num_elements() == 0;
+    if (!is_empty && results[i].data != variables[i].data) {
+      return absl::InternalError("XLA moved a variable that is updated in place");
+    }
   }
   return absl::OkStatus();
 }

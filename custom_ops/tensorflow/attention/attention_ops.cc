@@ -1,26 +1,14 @@
-// The ops KerasMp>Attention and its gradient: inputs, attributes and shape functions; and
-// their CPU kernels, the functions of attention_cpu.h on TensorFlow's threads.
+// The ops KerasMp>Attention and its gradient: inputs, attributes and shape functions.
 
-#include "keras_mp/attention_cpu.h"
-
-#include <cstdint>
-#include <vector>
-
-#include "attention/arguments.h"
-#include "common/cpu_device.h"
-#include "common/status.h"
+#include "attention/attention_ops.h"
+#include "common/register_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace keras_mp {
 namespace {
 
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -116,88 +104,8 @@ REGISTER_OP("KerasMp>AttentionGradient")
     .Doc("The gradient of KerasMp>Attention for its tensors, from its results and the "
          "gradient of the first. It computes the scores again.");
 
-// The shapes of a list of inputs, and the data of the first; null for none.
-absl::Status ReadList(OpKernelContext* ctx, const char* name,
-                      std::vector<TensorShape>* shapes, const void** data) {
-  tensorflow::OpInputList list;
-  TF_RETURN_IF_ERROR(ctx->input_list(name, &list));
-  for (const Tensor& tensor : list) shapes->push_back(tensor.shape());
-  *data = list.size() == 0 ? nullptr : list[0].data();
-  return absl::OkStatus();
-}
-
-class AttentionOp : public tensorflow::OpKernel {
- public:
-  explicit AttentionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetAttentionAttributes(ctx, &attributes_));
-  }
-
- protected:
-  // Makes the problem of the inputs that both ops have.
-  absl::Status Make(OpKernelContext* ctx, Attention* a) const {
-    std::vector<TensorShape> masks, seeds;
-    const void *mask, *seed;
-    TF_RETURN_IF_ERROR(ReadList(ctx, "mask", &masks, &mask));
-    TF_RETURN_IF_ERROR(ReadList(ctx, "seed", &seeds, &seed));
-    const Tensor &query = ctx->input(0), &key = ctx->input(1), &value = ctx->input(2);
-    TF_RETURN_IF_ERROR(MakeAttention(query.shape(), key.shape(), value.shape(), masks,
-                                     seeds, attributes_, query.dtype(), a));
-    a->query = query.data();
-    a->key = key.data();
-    a->value = value.data();
-    a->mask = static_cast<const std::uint8_t*>(mask);
-    if (seed != nullptr) SetSeed(seed, a);
-    return absl::OkStatus();
-  }
-
- private:
-  AttentionAttributes attributes_;
-};
-
-class AttentionCpuOp : public AttentionOp {
- public:
-  using AttentionOp::AttentionOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    Attention a;
-    OP_REQUIRES_OK(ctx, Make(ctx, &a));
-    TensorShape of_result, of_sums;
-    OP_REQUIRES_OK(ctx, ResultShapes(a, &of_result, &of_sums));
-    Tensor *result, *log_sum_exp;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, of_result, &result));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, of_sums, &log_sum_exp));
-    const AttentionResult results = {result->data(), log_sum_exp->flat<float>().data()};
-    OP_REQUIRES_OK(ctx, ToAbsl(AttentionCpu(a, results, CpuThreads(ctx))));
-  }
-};
-
-class AttentionGradientCpuOp : public AttentionOp {
- public:
-  using AttentionOp::AttentionOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    Attention a;
-    OP_REQUIRES_OK(ctx, Make(ctx, &a));
-    const Tensor &result = ctx->input(3), &log_sum_exp = ctx->input(4);
-    const Tensor& grad = ctx->input(5);
-    OP_REQUIRES_OK(
-        ctx, CheckResults(a, result.shape(), log_sum_exp.shape(), grad.shape()));
-    Tensor* grads[3];
-    for (int i = 0; i < 3; ++i) {
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(i).shape(), &grads[i]));
-    }
-    const AttentionGradient gradient = {
-        result.data(),    log_sum_exp.flat<float>().data(),
-        grad.data(),      grads[0]->data(),
-        grads[1]->data(), grads[2]->data()};
-    OP_REQUIRES_OK(ctx, ToAbsl(AttentionGradientCpu(a, gradient, CpuThreads(ctx))));
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name("KerasMp>Attention").Device(tensorflow::DEVICE_CPU),
-                        AttentionCpuOp);
-REGISTER_KERNEL_BUILDER(Name("KerasMp>AttentionGradient").Device(tensorflow::DEVICE_CPU),
-                        AttentionGradientCpuOp);
+KERAS_MP_REGISTER(AttentionForwardOp, CpuDevice);
+KERAS_MP_REGISTER(AttentionGradientOp, CpuDevice);
 
 }  // namespace
 }  // namespace keras_mp
