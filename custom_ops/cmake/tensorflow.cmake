@@ -31,9 +31,7 @@ set(op_sources
   tensorflow/norm/row_norm_softmax_op_definitions.cc
   tensorflow/norm/sum_cpu.cc
   tensorflow/pool/average_pool_cpu.cc
-  tensorflow/update/arguments.cc
-  tensorflow/update/cpu_op_kernels.cc
-  tensorflow/update/op_definitions.cc)
+  tensorflow/update/update_variables_op.cc)
 set(xla_sources
   tensorflow/attention/attention_ops.cc
   tensorflow/conv/depthwise_conv_ops.cc
@@ -45,14 +43,11 @@ set(xla_sources
   tensorflow/norm/softmax_xla.cc
   tensorflow/norm/sum_xla.cc
   tensorflow/pool/average_pool_xla.cc
-  tensorflow/update/xla_ffi_cpu.cc
-  tensorflow/update/xla_op_kernels.cc)
+  tensorflow/update/update_ops.cc)
 if(KERAS_MP_CUDA)
   list(APPEND op_sources
     tensorflow/gemm/gpu_op_kernel.cc
-    tensorflow/norm/gpu_op_kernels.cc
-    tensorflow/update/gpu_op_kernels.cc)
-  list(APPEND xla_sources tensorflow/update/xla_ffi_cuda.cc)
+    tensorflow/norm/gpu_op_kernels.cc)
 endif()
 add_library(keras_mp_ops MODULE
   ${op_sources} ${xla_sources}

@@ -11,7 +11,6 @@
 #include "common/tensor_view.h"
 #include "common/visit_attributes.h"
 #include "common/xla_custom_call.h"
-#include "common/xla_dynamic_batch.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 

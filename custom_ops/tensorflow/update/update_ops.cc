@@ -1,10 +1,15 @@
-// The definitions of the ops of the update step: inputs, outputs, attributes and shape
-// functions. keras_mp/update.h defines what they compute.
+// The ops of the update step: inputs, outputs, attributes and shape functions.
+// keras_mp/update.h defines what they compute.
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/register_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "update/arguments.h"
+#include "update/gradient_ops.h"
+#include "update/master_ops.h"
+#include "update/update_variables_op.h"
 
 namespace keras_mp {
 namespace {
@@ -44,9 +49,10 @@ REGISTER_OP("KerasMp>UnscaleGradients")
     .Attr("count: int >= 1")
     .Attr("compute_sum_of_squares: bool")
     .SetShapeFn([](InferenceContext* c) {
+      UnscaleGradientsOp op;
       TF_RETURN_IF_ERROR(ExpectScalar(c, 0));
+      TF_RETURN_IF_ERROR(ReadAttributes(c, &op));
       const int count = c->num_inputs() - 1;
-      TF_RETURN_IF_ERROR(CheckResultCount(count, c->num_outputs() - 2));
       for (int i = 0; i < count; ++i) c->set_output(i, c->input(1 + i));
       c->set_output(count, c->Vector(count));
       c->set_output(count + 1, c->Scalar());
@@ -111,6 +117,18 @@ REGISTER_OP("KerasMp>UpdateVariables")
     .SetIsStateful()
     .Doc("Updates masters and slots by the gradients and rounds masters into weights, "
          "unless `finite` is false.");
+
+KERAS_MP_REGISTER(CheckGradientsOp, CpuDevice);
+KERAS_MP_REGISTER(UnscaleGradientsOp, CpuDevice);
+KERAS_MP_REGISTER(SyncMastersFromWeightsOp, CpuDevice);
+KERAS_MP_REGISTER(CastMastersOp, CpuDevice);
+KERAS_MP_REGISTER(UpdateVariablesOp, CpuDevice);
+
+KERAS_MP_REGISTER_ON_GPU(CheckGradientsOp);
+KERAS_MP_REGISTER_ON_GPU(UnscaleGradientsOp);
+KERAS_MP_REGISTER_ON_GPU(SyncMastersFromWeightsOp);
+KERAS_MP_REGISTER_ON_GPU(CastMastersOp);
+KERAS_MP_REGISTER_ON_GPU(UpdateVariablesOp);
 
 }  // namespace
 }  // namespace keras_mp
