@@ -12,10 +12,10 @@
 #include <optional>
 #include <utility>
 
-#include "common/gpu_stream.h"
 #include "keras_mp/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla/stream_executor/stream.h"
 
 namespace keras_mp {
 
@@ -36,7 +36,10 @@ class GpuDevice {
   // TensorFlow's allocator returns the memory to other ops once the device is destroyed.
   // Its work is on the stream by then, before theirs.
   explicit GpuDevice(tensorflow::OpKernelContext* ctx)
-      : stream_(GpuStream(ctx).get()),
+      : stream_(ctx->op_device_context()
+                    ->stream()
+                    ->platform_specific_handle()
+                    .stream),
         allocate_([ctx, workspace = tensorflow::Tensor()](
                       std::size_t bytes) mutable -> void* {
           const auto size = static_cast<std::int64_t>(bytes);

@@ -1,6 +1,7 @@
 // What the class of an op tells the templates that register it: OpKernelOf, which runs it
 // outside of XLA, XlaOpKernelOf, which compiles it to an XLA call of its kernel, and
-// HandlerOf, which XLA calls.
+// HandlerOf, which XLA calls. An op that XLA computes by operations of its own has a class
+// without a call, for OpKernelOf and LoweringOf.
 //
 //   struct Negate : OpHooks {
 //     static constexpr char kName[] = "KerasMp>Negate";   // of the op
@@ -32,6 +33,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/checks.h"
 #include "common/tensor_view.h"
 
 namespace keras_mp {
@@ -43,6 +45,9 @@ struct OpHooks {
   // The op has this many inputs, its first, of which only the shape matters. The call has
   // none of them: its first results have their shapes.
   static constexpr int kShapeInputs = 0;
+
+  // The input whose numbers decide about shapes, so that XLA has to know them, or -1.
+  static constexpr int kConstantInput = -1;
 
   // The names of inputs that are in host memory, also on a GPU.
   static std::vector<const char*> HostInputs() { return {}; }

@@ -45,16 +45,6 @@ inline bool Has16Bits(tensorflow::DataType dtype) {
   return dtype == tensorflow::DT_HALF || dtype == tensorflow::DT_BFLOAT16;
 }
 
-// Checks that a tensor, which `name` names in the error, has this dtype and shape.
-inline absl::Status CheckTensor(const char* name, const TensorView& tensor,
-                                tensorflow::DataType dtype,
-                                const tensorflow::TensorShape& shape) {
-  if (tensor.dtype == dtype && tensor.shape == shape) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be ", DataTypeString(dtype), " ", shape.DebugString(),
-                   ". Received: ", tensor.DebugString()));
-}
-
 }  // namespace keras_mp
 
 #endif  // KERAS_MP_TENSORFLOW_COMMON_TENSOR_VIEW_H_

@@ -1,5 +1,5 @@
-// The XlaOpKernel of an op's class: it makes the checks, and compiles to an XLA call of
-// the kernel that the op runs outside of XLA.
+// The XlaOpKernels of an op's class, which make its checks: XlaOpKernelOf compiles to an
+// XLA call of the kernel that the op runs outside of XLA, LoweringOf to XLA's operations.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_XLA_OP_KERNEL_OF_H_
 #define KERAS_MP_TENSORFLOW_COMMON_XLA_OP_KERNEL_OF_H_
@@ -7,10 +7,10 @@
 #include <set>
 
 #include "common/locked_variables.h"
-#include "common/lowering.h"
 #include "common/tensor_view.h"
 #include "common/visit_attributes.h"
 #include "common/xla_custom_call.h"
+#include "tensorflow/compiler/tf2xla/shape_util.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 
@@ -24,7 +24,9 @@ inline absl::StatusOr<Views> ViewsOfInputs(tensorflow::XlaOpKernelContext* ctx, 
   for (int i = 0; i < ctx->num_inputs(); ++i) {
     if (i < first || i >= end) {
       views[i].dtype = ctx->input_type(i);
-      TF_RETURN_IF_ERROR(GetShape(ctx, i, &views[i].shape));
+      const auto shape = ctx->InputXlaShape(i);
+      TF_RETURN_IF_ERROR(shape.status());
+      TF_RETURN_IF_ERROR(tensorflow::XLAShapeToTensorShape(*shape, &views[i].shape));
       continue;
     }
     tensorflow::XlaResource* resource = nullptr;
@@ -90,6 +92,37 @@ class XlaOpKernelOf : public tensorflow::XlaOpKernel {
     return absl::OkStatus();
   }
 
+  Op op_;
+};
+
+template <class Op>
+class LoweringOf : public tensorflow::XlaOpKernel {
+ public:
+  explicit LoweringOf(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &op_));
+  }
+
+  void Compile(tensorflow::XlaOpKernelContext* ctx) override {
+    auto inputs = ViewsOfInputs(ctx, 0, 0);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    xla::Literal numbers;
+    if (Op::kConstantInput >= 0) {
+      OP_REQUIRES_OK(ctx, ctx->ConstantInput(Op::kConstantInput, &numbers));
+      (*inputs)[Op::kConstantInput].data = numbers.untyped_data();
+    }
+    const auto outputs = op_.Outputs(*inputs);
+    OP_REQUIRES_OK(ctx, outputs.status());
+    Lower(ctx, *inputs, *outputs);
+  }
+
+ protected:
+  // Sets the outputs, of inputs that fit. The views have the largest sizes.
+  virtual void Lower(tensorflow::XlaOpKernelContext* ctx, const Views& inputs,
+                     const Views& outputs) = 0;
+
+  const Op& op() const { return op_; }
+
+ private:
   Op op_;
 };
 
