@@ -19,47 +19,27 @@ message(STATUS
 
 set(tensorflow_include ${KERAS_MP_TENSORFLOW_DIR}/include)
 set(op_sources
-  tensorflow/attention/attention_cpu.cc
+  tensorflow/common/locked_variables.cc
   tensorflow/common/status.cc
-  tensorflow/conv/depthwise_conv_cpu.cc
-  tensorflow/gemm/cpu_op_kernel.cc
-  tensorflow/gemm/op_definition.cc
-  tensorflow/gemm/op_kernel.cc
+  tensorflow/gemm/gemm_op.cc
   tensorflow/histogram/exponent_histogram_cpu.cc
-  tensorflow/logits/logit_statistics_cpu.cc
-  tensorflow/norm/batch_norm_cpu.cc
-  tensorflow/norm/batch_norm_op_definitions.cc
-  tensorflow/norm/row_norm_softmax_cpu.cc
-  tensorflow/norm/row_norm_softmax_op_definitions.cc
-  tensorflow/norm/sum_cpu.cc
-  tensorflow/pool/average_pool_cpu.cc
-  tensorflow/update/arguments.cc
-  tensorflow/update/cpu_op_kernels.cc
-  tensorflow/update/locked_variables.cc
-  tensorflow/update/op_definitions.cc)
+  tensorflow/norm/norm_ops.cc
+  tensorflow/pool/average_pool_ops.cc
+  tensorflow/update/update_variables_op.cc)
 set(xla_sources
-  tensorflow/attention/attention_xla.cc
-  tensorflow/attention/attention_xla_ffi.cc
-  tensorflow/conv/depthwise_conv_xla.cc
-  tensorflow/conv/depthwise_conv_xla_ffi.cc
-  tensorflow/gemm/xla_op_kernel.cc
+  tensorflow/attention/attention_ops.cc
+  tensorflow/conv/depthwise_conv_ops.cc
+  tensorflow/gemm/gemm_op_xla.cc
   tensorflow/histogram/exponent_histogram_xla.cc
-  tensorflow/logits/logit_statistics_xla.cc
-  tensorflow/logits/logit_statistics_xla_ffi.cc
+  tensorflow/logits/logit_statistics_ops.cc
   tensorflow/norm/batch_norm_xla.cc
   tensorflow/norm/row_norm_xla.cc
   tensorflow/norm/softmax_xla.cc
   tensorflow/norm/sum_xla.cc
   tensorflow/pool/average_pool_xla.cc
-  tensorflow/update/xla_ffi_cpu.cc
-  tensorflow/update/xla_op_kernels.cc)
+  tensorflow/update/update_ops.cc)
 if(KERAS_MP_CUDA)
-  list(APPEND op_sources
-    tensorflow/conv/depthwise_conv_gpu.cc
-    tensorflow/gemm/gpu_op_kernel.cc
-    tensorflow/norm/gpu_op_kernels.cc
-    tensorflow/update/gpu_op_kernels.cc)
-  list(APPEND xla_sources tensorflow/update/xla_ffi_cuda.cc)
+  list(APPEND op_sources tensorflow/gemm/gemm_op_gpu.cc)
 endif()
 add_library(keras_mp_ops MODULE
   ${op_sources} ${xla_sources}

@@ -78,6 +78,24 @@ CALLS = {
         "apply_weight_decay = array<i64: 0>",
         3,
     ),
+    "update_variables of two codes": (
+        # finite, hyperparameters, gradient, remainder, two codes, weight, two exponents
+        ["i1", "24xf32", "3xf16", "3xi16", "3xui8", "3xui8", "3xf16", "1xui8", "1xui8"],
+        ["3xi16", "3xui8", "3xui8", "3xf16", "1xui8", "1xui8"],
+        "rule = 3 : i64, is_stochastic = false, weight_of = array<i64: 0>, "
+        "exponent_of = array<i64: 0, 1>, code_bits = 8 : i64, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
+        3,
+    ),
+    "update_variables of a weight alone": (
+        # finite, hyperparameters, gradient, weight, slot
+        ["i1", "24xf32", "3xf16", "3xf16", "3xf32"],
+        ["3xf16", "3xf32"],
+        "rule = 1 : i64, is_stochastic = false, weight_of = array<i64>, "
+        "exponent_of = array<i64>, code_bits = 8 : i64, power_of = array<i64>, "
+        "apply_weight_decay = array<i64: 0>",
+        3,
+    ),
     "update_variables of matrices": (
         # finite, hyperparameters, gradient, master, three slots, weight
         ["i1", "24xf32", HALF_MATRIX, MATRIX, MATRIX, "3xf32", "4xf32", HALF_MATRIX],
@@ -149,12 +167,16 @@ CALLS = {
 # The last operand of these is optional.
 WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv", "logit_statistics"}
 
+# Uniforms are for masters in FP32 alone: beside a remainder the call has one too many.
+UNIFORMS = "update_variables of compressed state"
+
 CODED = "exponent_of = array<i64: 0>"
 
 ATTRIBUTES = {
     "rule": ("rule = 1", "rule = 99"),
     "negative-rule": ("rule = 1", "rule = -1"),
     "rule-of-two-slots": ("rule = 1", "rule = 3"),
+    "rule-without-codes": ("rule = 3", "rule = 10"),
     "not-stochastic": ("is_stochastic = true", "is_stochastic = false"),
     "stochastic": ("is_stochastic = false", "is_stochastic = true"),
     "weight-of-none": ("weight_of = array<i64: 0>", "weight_of = array<i64: 5>"),
@@ -260,6 +282,7 @@ def other_types(text):
     *size, dtype = text.split("x")
     yield "x".join(["0", *size[1:], dtype])
     yield "x".join(["2", *size[1:], dtype])
+    yield "x".join(["1", *size, dtype])
     yield "x".join([*size, "i32"])
 
 
@@ -285,6 +308,9 @@ def mistakes(name):
     if name not in WITH_OPTION:
         yield "too few operands", (operands[:-1], results, attributes)
     yield "too many operands", ([*operands, "3xf32"], results, attributes)
+    if name == UNIFORMS:
+        stochastic = attributes.replace("is_stochastic = false", "is_stochastic = true")
+        yield "uniforms", ([*operands, "3xf32"], results, stochastic)
     yield "too few results", (operands, results[:-1], attributes)
     yield "too many results", (operands, [*results, "3xf32"], attributes)
     for key, (old, new) in ATTRIBUTES.items():

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tensorflow/compiler/tf2xla/shape_util.h"
+#include "common/xla_op_kernel_of.h"
 #include "tensorflow/compiler/tf2xla/xla_compiler.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
@@ -105,32 +105,6 @@ inline xla::XlaOp MeanOver(tensorflow::XlaOpKernelContext* ctx, xla::XlaOp x,
 inline void SetRounded(tensorflow::XlaOpKernelContext* ctx, int output, xla::XlaOp wide,
                        xla::PrimitiveType type) {
   ctx->SetOutput(output, xla::ConvertElementType(wide, type));
-}
-
-inline absl::Status GetShape(tensorflow::XlaOpKernelContext* ctx, int input,
-                             tensorflow::TensorShape* shape) {
-  const auto found = ctx->InputXlaShape(input);
-  TF_RETURN_IF_ERROR(found.status());
-  return tensorflow::XLAShapeToTensorShape(*found, shape);
-}
-
-inline absl::Status GetShape(tensorflow::XlaOpKernelContext* ctx, int input, int rank,
-                             tensorflow::TensorShape* shape) {
-  TF_RETURN_IF_ERROR(GetShape(ctx, input, shape));
-  if (shape->dims() == rank) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("input ", input, " must have ", rank,
-                   " dimensions. Received: the shape ", shape->DebugString()));
-}
-
-inline absl::Status CheckShape(tensorflow::XlaOpKernelContext* ctx, int input,
-                               const tensorflow::TensorShape& expected) {
-  tensorflow::TensorShape shape;
-  TF_RETURN_IF_ERROR(GetShape(ctx, input, &shape));
-  if (shape == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("input ", input, " must have the shape ", expected.DebugString(),
-                   ". Received: ", shape.DebugString()));
 }
 
 }  // namespace keras_mp

@@ -1,17 +1,17 @@
-// The XLA custom call of a handler that is registered with XLA FFI.
+// The XLA custom call of a handler, and operands and results of it whose batch has a size
+// that is known at run time alone: a handler takes static shapes.
 
 #ifndef KERAS_MP_TENSORFLOW_COMMON_XLA_CUSTOM_CALL_H_
 #define KERAS_MP_TENSORFLOW_COMMON_XLA_CUSTOM_CALL_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/layout_util.h"
 #include "xla/shape_util.h"
@@ -72,20 +72,34 @@ class CustomCall {
       aliases_;
 };
 
-inline std::string Attribute(const char* name, bool value) {
-  return absl::StrCat(name, " = ", value ? "true" : "false");
+// Gives an operand its largest size: where the first dimension has a dynamic one, which
+// `size` becomes, with zeros at the end. No other dimension may have one, and that one
+// neither unless `has_batch`. `what` names the op in the error.
+inline absl::Status MakeStatic(const char* what, bool has_batch, xla::XlaOp* operand,
+                               xla::XlaOp* size) {
+  auto* builder = operand->builder();
+  const auto shape = builder->GetShape(*operand);
+  TF_RETURN_IF_ERROR(shape.status());
+  const int first_static = has_batch ? 1 : 0;
+  for (int d = first_static; d < static_cast<int>(shape->dimensions().size()); ++d) {
+    if (shape->is_static_dimension(d)) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("of ", what, " XLA may find the size of the batch at run time, but "
+                     "no other size"));
+  }
+  if (!shape->is_dynamic()) return absl::OkStatus();
+  *size = xla::GetDimensionSize(*operand, 0);
+  const xla::XlaOp all = xla::RemoveDynamicDimension(*operand, 0);
+  xla::Shape indices = xla::ShapeUtil::ChangeElementType(*shape, xla::S32);
+  indices.clear_dynamic_dimensions();
+  const xla::XlaOp is_given = xla::Lt(xla::Iota(builder, indices, 0), *size);
+  *operand = xla::Select(is_given, all, xla::ZerosLike(all));
+  return absl::OkStatus();
 }
 
-// As its bits, which say infinities too.
-inline std::string Attribute(const char* name, float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return absl::StrCat(name, " = 0x", absl::Hex(bits, absl::kZeroPad8), " : f32");
-}
-
-inline std::string Attribute(const char* name, const std::vector<std::int64_t>& values) {
-  return absl::StrCat(name, " = array<i64", values.empty() ? "" : ": ",
-                      absl::StrJoin(values, ", "), ">");
+// A result of that size, where it is one.
+inline xla::XlaOp MakeDynamic(xla::XlaOp result, xla::XlaOp size) {
+  return size.valid() ? xla::SetDimensionSize(result, size, 0) : result;
 }
 
 }  // namespace keras_mp

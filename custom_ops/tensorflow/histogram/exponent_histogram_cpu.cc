@@ -1,12 +1,12 @@
 // The op KerasMp>ExponentHistogram: input, attribute and shape function; and its CPU
-// kernel, the function of exponent_histogram_cpu.h on TensorFlow's threads.
+// kernel, the function of exponent_histogram_cpu.h.
 
-#include "common/cpu_threads.h"
-#include "common/status.h"
+#include <cstdint>
+
+#include "common/register_kernel.h"
 #include "keras_mp/exponent_histogram_cpu.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace keras_mp {
@@ -22,27 +22,30 @@ REGISTER_OP("KerasMp>ExponentHistogram")
     })
     .Doc("How many numbers of x are zero, between two powers of two, or not finite.");
 
-class ExponentHistogramCpuOp : public tensorflow::OpKernel {
+// Inputs: x.
+class ExponentHistogramOp : public OpHooks {
  public:
-  using OpKernel::OpKernel;
+  static constexpr char kName[] = "KerasMp>ExponentHistogram";
 
-  void Compute(tensorflow::OpKernelContext* ctx) override {
-    const tensorflow::Tensor& x = ctx->input(0);
-    tensorflow::Tensor* counts;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({kExponentBins}),
-                                             &counts));
+  template <class Visitor>
+  void Visit(Visitor&) {}
+
+  absl::StatusOr<Views> Outputs(const Views&) const {
+    return Views{{tensorflow::DT_INT64, tensorflow::TensorShape({kExponentBins})}};
+  }
+
+  Status Run(const CpuDevice& device, const Views& inputs, const Views& outputs) const {
+    const TensorView& x = inputs[0];
     ExponentHistogram histogram;
-    histogram.size = x.NumElements();
-    histogram.type = TypeOf(x.dtype());
-    histogram.x = x.data();
-    histogram.counts = counts->flat<std::int64_t>().data();
-    OP_REQUIRES_OK(ctx, ToAbsl(ExponentHistogramCpu(histogram, CpuThreads(ctx))));
+    histogram.size = x.shape.num_elements();
+    histogram.type = x.type();
+    histogram.x = x.data;
+    histogram.counts = outputs[0].As<std::int64_t>();
+    return ExponentHistogramCpu(histogram, device.threads());
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("KerasMp>ExponentHistogram").Device(tensorflow::DEVICE_CPU),
-    ExponentHistogramCpuOp);
+KERAS_MP_REGISTER_KERNEL(ExponentHistogramOp, CpuDevice);
 
 }  // namespace
 }  // namespace keras_mp

@@ -4,13 +4,13 @@
 #include <limits>
 
 #include "common/lowering.h"
+#include "norm/row_ops.h"
 #include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/lib/math.h"
 
 namespace keras_mp {
 namespace {
 
-using tensorflow::TensorShape;
 using tensorflow::XlaOpKernelContext;
 using xla::XlaOp;
 
@@ -29,13 +29,12 @@ XlaOp Probabilities(XlaOpKernelContext* ctx) {
   return xla::Div(powers, xla::Select(xla::IsFinite(largest), sums, nan), {0});
 }
 
-class SoftmaxXlaOp : public tensorflow::XlaOpKernel {
+class SoftmaxXlaOp : public LoweringOf<SoftmaxOp> {
  public:
-  using XlaOpKernel::XlaOpKernel;
+  using LoweringOf::LoweringOf;
 
-  void Compile(XlaOpKernelContext* ctx) override {
-    TensorShape x;
-    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
+ private:
+  void Lower(XlaOpKernelContext* ctx, const Views&, const Views&) override {
     SetRounded(ctx, 0, Probabilities(ctx), ctx->output_xla_type(0));
   }
 };
@@ -46,26 +45,22 @@ XlaOp GradientOf(XlaOpKernelContext* ctx, XlaOp p) {
   return weighted - xla::Mul(p, SumOver(ctx, weighted, {1}), {0});
 }
 
-class SoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
+class SoftmaxGradientXlaOp : public LoweringOf<SoftmaxGradientOp> {
  public:
-  using XlaOpKernel::XlaOpKernel;
+  using LoweringOf::LoweringOf;
 
-  void Compile(XlaOpKernelContext* ctx) override {
-    TensorShape x;
-    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &x));
-    OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, x));
+ private:
+  void Lower(XlaOpKernelContext* ctx, const Views&, const Views&) override {
     SetRounded(ctx, 0, GradientOf(ctx, Probabilities(ctx)), ctx->input_xla_type(0));
   }
 };
 
-class FloatSoftmaxGradientXlaOp : public tensorflow::XlaOpKernel {
+class FloatSoftmaxGradientXlaOp : public LoweringOf<FloatSoftmaxGradientOp> {
  public:
-  using XlaOpKernel::XlaOpKernel;
+  using LoweringOf::LoweringOf;
 
-  void Compile(XlaOpKernelContext* ctx) override {
-    TensorShape y;
-    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/2, &y));
-    OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, y));
+ private:
+  void Lower(XlaOpKernelContext* ctx, const Views&, const Views&) override {
     ctx->SetOutput(0, GradientOf(ctx, Widen(ctx->Input(0))));
   }
 };

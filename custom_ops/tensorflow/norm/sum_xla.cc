@@ -1,17 +1,17 @@
 // The XLA lowering of KerasMp>Sum: one reduction in FP32.
 
 #include "common/lowering.h"
+#include "norm/channel_ops.h"
 
 namespace keras_mp {
 namespace {
 
-class SumXlaOp : public tensorflow::XlaOpKernel {
+class SumXlaOp : public LoweringOf<SumOp> {
  public:
-  using XlaOpKernel::XlaOpKernel;
+  using LoweringOf::LoweringOf;
 
-  void Compile(tensorflow::XlaOpKernelContext* ctx) override {
-    tensorflow::TensorShape x;
-    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/3, &x));
+ private:
+  void Lower(tensorflow::XlaOpKernelContext* ctx, const Views&, const Views&) override {
     ctx->SetOutput(0, SumOver(ctx, Widen(ctx->Input(0)), {1}));
   }
 };

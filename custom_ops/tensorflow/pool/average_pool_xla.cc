@@ -8,9 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/attributes.h"
 #include "common/lowering.h"
-#include "pool/pooling_window.h"
+#include "pool/average_pool_ops.h"
 
 namespace keras_mp {
 namespace {
@@ -77,51 +76,30 @@ bool Overlap(const std::vector<PooledDimension>& dimensions) {
       [](const PooledDimension& one) { return one.window > one.stride; });
 }
 
-class AveragePoolXla : public tensorflow::XlaOpKernel {
+// Divides each sum by the number of elements of x in its window, the product of the counts
+// of the three dimensions.
+XlaOp DivideByCounts(XlaOp sums, const std::vector<PooledDimension>& dimensions) {
+  for (int d = 0; d < 3; ++d) {
+    const PooledDimension& one = dimensions[d];
+    std::vector<float> counts;
+    for (std::int64_t i = 0; i < one.pooled; ++i) {
+      const std::int64_t first = i * one.stride - one.before;
+      counts.push_back(static_cast<float>(std::min(first + one.window, one.size) -
+                                          std::max<std::int64_t>(first, 0)));
+    }
+    sums = xla::Div(sums, xla::ConstantR1<float>(sums.builder(), counts), {d + 1});
+  }
+  return sums;
+}
+
+class AveragePoolXlaOp : public LoweringOf<AveragePoolOp> {
  public:
-  explicit AveragePoolXla(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetWindows(ctx, &windows_));
-  }
-
- protected:
-  std::vector<PooledDimension> DimensionsOf(const TensorShape& x) const {
-    std::vector<PooledDimension> dimensions;
-    for (int d = 0; d < 3; ++d) {
-      dimensions.push_back(Pooled(x.dim_size(d + 1), windows_.window[d],
-                                  windows_.strides[d], windows_.is_same));
-    }
-    return dimensions;
-  }
-
-  // Divides each sum by the number of elements of x in its window, the product of the
-  // counts of the three dimensions.
-  static XlaOp DivideByCounts(XlaOp sums,
-                              const std::vector<PooledDimension>& dimensions) {
-    for (int d = 0; d < 3; ++d) {
-      const PooledDimension& one = dimensions[d];
-      std::vector<float> counts;
-      for (std::int64_t i = 0; i < one.pooled; ++i) {
-        const std::int64_t first = i * one.stride - one.before;
-        counts.push_back(static_cast<float>(std::min(first + one.window, one.size) -
-                                            std::max<std::int64_t>(first, 0)));
-      }
-      sums = xla::Div(sums, xla::ConstantR1<float>(sums.builder(), counts), {d + 1});
-    }
-    return sums;
-  }
+  using LoweringOf::LoweringOf;
 
  private:
-  Windows windows_;
-};
-
-class AveragePoolXlaOp : public AveragePoolXla {
- public:
-  using AveragePoolXla::AveragePoolXla;
-
-  void Compile(XlaOpKernelContext* ctx) override {
-    TensorShape x;
-    OP_REQUIRES_OK(ctx, GetShape(ctx, 0, /*rank=*/5, &x));
-    const auto dimensions = DimensionsOf(x);
+  void Lower(XlaOpKernelContext* ctx, const Views& inputs, const Views&) override {
+    const TensorShape& x = inputs[0].shape;
+    const auto dimensions = op().DimensionsOf(x);
     Sizes window = {1, 1, 1, 1, 1}, strides = window;
     Sizes pooled = {x.dim_size(0), 0, 0, 0, x.dim_size(4)};
     Paddings padding = {};
@@ -145,32 +123,23 @@ class AveragePoolXlaOp : public AveragePoolXla {
   }
 };
 
-class AveragePoolGradientXlaOp : public AveragePoolXla {
+class AveragePoolGradientXlaOp : public LoweringOf<AveragePoolGradientOp> {
  public:
-  using AveragePoolXla::AveragePoolXla;
+  using LoweringOf::LoweringOf;
 
-  void Compile(XlaOpKernelContext* ctx) override {
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ctx->ConstantInputAsShape(0, &shape));
-    OP_REQUIRES(ctx, shape.dims() == 5,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "shape must be that of [batch, a, b, c, channels]. Received: ",
-                    shape.DebugString())));
-    const auto dimensions = DimensionsOf(shape);
-    TensorShape result = shape;
-    for (int d = 0; d < 3; ++d) result.set_dim(d + 1, dimensions[d].pooled);
-    OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, result));
+ private:
+  void Lower(XlaOpKernelContext* ctx, const Views& inputs,
+             const Views& outputs) override {
+    const TensorShape &x = outputs[0].shape, &y = inputs[1].shape;
+    const auto dimensions = op().DimensionsOf(x);
     const XlaOp grad_sums = DivideByCounts(Widen(ctx->Input(1)), dimensions);
     const XlaOp grad_x =
-        result.num_elements() == 0
-            ? xla::Broadcast(Constant(grad_sums, 0), shape.dim_sizes())
-        : Overlap(dimensions)
-            ? Spread(ctx, grad_sums, dimensions)
-            : Repeat(grad_sums, dimensions, result);
+        y.num_elements() == 0 ? xla::Broadcast(Constant(grad_sums, 0), x.dim_sizes())
+        : Overlap(dimensions) ? Spread(ctx, grad_sums, dimensions)
+                              : Repeat(grad_sums, dimensions, y);
     SetRounded(ctx, 0, grad_x, ctx->input_xla_type(1));
   }
 
- private:
   // Repeats, where windows do not overlap, the gradient of each window over its elements,
   // with zeros between the windows and after them.
   static XlaOp Repeat(XlaOp grad_sums, const std::vector<PooledDimension>& dimensions,

@@ -1,0 +1,201 @@
+// The checks of KerasMp>Fp16Gemm, and its products; its inputs, attributes and shape
+// function.
+
+#include "gemm/gemm_op.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/register_kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/util/bcast.h"
+#include "tensorflow/core/util/matmul_bcast.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+Activation ActivationOf(const std::string& name) {
+  if (name == "relu") return Activation::kRelu;
+  if (name == "tanh") return Activation::kTanh;
+  if (name == "sigmoid") return Activation::kSigmoid;
+  if (name == "gelu") return Activation::kGelu;
+  return Activation::kNone;
+}
+
+tensorflow::BCast::Vec LeadingSizes(const TensorShape& shape) {
+  const auto sizes = shape.dim_sizes();
+  return {sizes.begin(), sizes.end() - 2};
+}
+
+// The step from indices[first] to the next index, or 0 at the end: the stride, in
+// matrices, of the products that begin at `first`.
+std::int64_t StepAt(const std::vector<std::int64_t>& indices, std::int64_t first) {
+  const auto next = static_cast<std::size_t>(first + 1);
+  return next < indices.size() ? indices[next] - indices[first] : 0;
+}
+
+// The matrix of this index.
+char* MatrixAt(const TensorView& matrices, std::int64_t index, std::int64_t size) {
+  return matrices.As<char>() + index * size * tensorflow::DataTypeSize(matrices.dtype);
+}
+
+}  // namespace
+
+absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
+  const TensorView &a = inputs[0], &b = inputs[1], &alpha = inputs[2];
+  const auto misfit = [&](const char* rule) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(rule, ". Received: a.shape=", a.shape.DebugString(),
+                     ", b.shape=", b.shape.DebugString()));
+  };
+  const auto fits_type = [&](tensorflow::DataType type) {
+    return type == a.dtype || type == tensorflow::DT_FLOAT;
+  };
+  const int dims_a = a.shape.dims(), dims_b = b.shape.dims();
+  if (dims_a < 2 || dims_b < 2) return misfit("a and b must have at least 2 dimensions");
+  if (alpha.shape.dims() != 0) return misfit("alpha must be a scalar");
+  if (b.shape.dim_size(dims_b - (transpose_b_ ? 1 : 2)) != InnerSize(a.shape)) {
+    return misfit("the inner sizes of a and b must be equal");
+  }
+  const std::int64_t n = b.shape.dim_size(dims_b - (transpose_b_ ? 2 : 1));
+  if (inputs.size() > 4 || (inputs.size() == 4 && inputs[3].shape != TensorShape({n}))) {
+    return misfit("there is at most one bias, of shape [N]");
+  }
+  if (!fits_type(type_of_c_)) return misfit("the result has the dtype of a, or float32");
+  if (!fits_type(b.dtype)) return misfit("b has the dtype of a, or float32");
+  // Checked here, because MatMulBCast ends the process on more than 2^63 products.
+  const tensorflow::BCast leading(LeadingSizes(a.shape), LeadingSizes(b.shape));
+  if (!leading.IsValid()) {
+    return misfit("the leading dimensions of a and b must broadcast");
+  }
+  Views c(1);
+  c[0].dtype = type_of_c_;
+  TF_RETURN_IF_ERROR(
+      TensorShape::BuildTensorShape(leading.output_shape(), &c[0].shape));
+  TF_RETURN_IF_ERROR(c[0].shape.AddDimWithStatus(
+      a.shape.dim_size(dims_a - (transpose_a_ ? 1 : 2))));
+  TF_RETURN_IF_ERROR(c[0].shape.AddDimWithStatus(n));
+  return c;
+}
+
+absl::InlinedVector<Gemm, 1> Fp16GemmOp::PartsOf(const Views& inputs,
+                                                 const TensorView& c) const {
+  absl::InlinedVector<Gemm, 1> parts;
+  if (c.shape.num_elements() == 0) return parts;
+  const TensorView &a = inputs[0], &b = inputs[1];
+  Gemm gemm;
+  gemm.m = c.shape.dim_size(c.shape.dims() - 2);
+  gemm.n = c.shape.dim_size(c.shape.dims() - 1);
+  gemm.k = InnerSize(a.shape);
+  gemm.transpose_a = transpose_a_;
+  gemm.transpose_b = transpose_b_;
+  gemm.input = a.type();
+  gemm.rounds_b = b.dtype != a.dtype;
+  gemm.output = c.type();
+  gemm.activation = ActivationOf(activation_);
+  gemm.alpha = inputs[2].As<float>();
+  gemm.bias_type = DataType::kFloat;
+  if (inputs.size() == 4) {
+    gemm.bias = inputs[3].data;
+    gemm.bias_type = inputs[3].type();
+  }
+  gemm.lda = transpose_a_ ? gemm.m : gemm.k;
+  gemm.ldb = transpose_b_ ? gemm.k : gemm.n;
+  gemm.ldc = gemm.n;
+  gemm.stride_c = gemm.m * gemm.n;
+
+  const tensorflow::MatMulBCast broadcast(a.shape.dim_sizes(), b.shape.dim_sizes());
+  // Empty without broadcasting: then matrix i belongs to product i.
+  const std::vector<std::int64_t> of_a(broadcast.x_batch_indices().begin(),
+                                       broadcast.x_batch_indices().end());
+  const std::vector<std::int64_t> of_b(broadcast.y_batch_indices().begin(),
+                                       broadcast.y_batch_indices().end());
+  const std::int64_t count = broadcast.output_batch_size();
+  const bool regular = !broadcast.IsBroadcastingRequired();
+  for (std::int64_t first = 0; first < count;) {
+    const std::int64_t step_a = regular ? 1 : StepAt(of_a, first);
+    const std::int64_t step_b = regular ? 1 : StepAt(of_b, first);
+    std::int64_t end = first + 1;
+    while (end < count && (regular || (of_a[end] - of_a[end - 1] == step_a &&
+                                       of_b[end] - of_b[end - 1] == step_b &&
+                                       step_a >= 0 && step_b >= 0))) {
+      ++end;
+    }
+    Gemm part = gemm;
+    part.batch = end - first;
+    part.stride_a = part.batch > 1 ? step_a * gemm.m * gemm.k : 0;
+    part.stride_b = part.batch > 1 ? step_b * gemm.k * gemm.n : 0;
+    part.a = MatrixAt(a, regular ? first : of_a[first], gemm.m * gemm.k);
+    part.b = MatrixAt(b, regular ? first : of_b[first], gemm.k * gemm.n);
+    part.c = MatrixAt(c, first, gemm.stride_c);
+    parts.push_back(part);
+    first = end;
+  }
+  return parts;
+}
+
+namespace {
+
+absl::Status Fp16GemmShape(InferenceContext* c) {
+  ShapeHandle a, b, alpha;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 2, &a));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 2, &b));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &alpha));
+  bool transpose_a, transpose_b;
+  TF_RETURN_IF_ERROR(c->GetAttr("transpose_a", &transpose_a));
+  TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
+
+  DimensionHandle inner;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(a, transpose_a ? -2 : -1),
+                              c->Dim(b, transpose_b ? -1 : -2), &inner));
+  const DimensionHandle rows = c->Dim(a, transpose_a ? -1 : -2);
+  DimensionHandle columns = c->Dim(b, transpose_b ? -2 : -1);
+  for (int i = 3; i < c->num_inputs(); ++i) {
+    ShapeHandle bias;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &bias));
+    TF_RETURN_IF_ERROR(c->Merge(columns, c->Dim(bias, 0), &columns));
+  }
+
+  ShapeHandle batch_a, batch_b, batch, result;
+  TF_RETURN_IF_ERROR(c->Subshape(a, 0, -2, &batch_a));
+  TF_RETURN_IF_ERROR(c->Subshape(b, 0, -2, &batch_b));
+  TF_RETURN_IF_ERROR(tensorflow::shape_inference::BroadcastBinaryOpOutputShapeFnHelper(
+      c, batch_a, batch_b, /*incompatible_shape_error=*/true, &batch));
+  TF_RETURN_IF_ERROR(c->Concatenate(batch, c->Matrix(rows, columns), &result));
+  c->set_output(0, result);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("KerasMp>Fp16Gemm")
+    .Input("a: T")
+    .Input("b: Tb")
+    .Input("alpha: float")
+    .Input("bias: num_bias * Tbias")
+    .Output("c: Tout")
+    .Attr("T: {half, bfloat16}")
+    .Attr("Tb: {half, bfloat16, float}")
+    .Attr("Tbias: {half, bfloat16, float} = DT_FLOAT")
+    .Attr("Tout: {half, bfloat16, float} = DT_HALF")
+    .Attr("num_bias: int >= 0 = 0")
+    .Attr("transpose_a: bool = false")
+    .Attr("transpose_b: bool = false")
+    .Attr("activation: {'', 'relu', 'tanh', 'sigmoid', 'gelu'} = ''")
+    .SetShapeFn(Fp16GemmShape)
+    .Doc("round(activation(alpha * op(a) op(b) + bias)), accumulated in FP32. An FP32 b "
+         "is rounded to the dtype of a first, and its gradient is FP32.");
+
+KERAS_MP_REGISTER_KERNEL(Fp16GemmOp, CpuDevice);
+#ifdef KERAS_MP_HAS_CUDA
+KERAS_MP_REGISTER_KERNEL(Fp16GemmOp, GpuDevice);
+#endif
+
+}  // namespace
+}  // namespace keras_mp

@@ -1,0 +1,70 @@
+// The class of KerasMp>Fp16Gemm: its attributes, checks and kernels, the functions of
+// gemm_cpu.h and gemm_cuda.h.
+
+#ifndef KERAS_MP_TENSORFLOW_GEMM_GEMM_OP_H_
+#define KERAS_MP_TENSORFLOW_GEMM_GEMM_OP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "common/op_hooks.h"
+#include "keras_mp/gemm_cpu.h"
+
+namespace keras_mp {
+
+class GpuDevice;
+
+// In gemm_op_gpu.cc.
+Status MultiplyOnGpu(const GpuDevice& device, const Gemm& gemm);
+
+// Inputs: a, b, alpha, and at most one bias.
+class Fp16GemmOp : public OpHooks {
+ public:
+  static constexpr char kName[] = "KerasMp>Fp16Gemm";
+
+  template <class Visitor>
+  void Visit(Visitor& visit) {
+    visit("transpose_a", &transpose_a_);
+    visit("transpose_b", &transpose_b_);
+    visit("activation", &activation_);
+    visit("Tout", &type_of_c_);
+  }
+
+  bool transpose_a() const { return transpose_a_; }
+  bool transpose_b() const { return transpose_b_; }
+  const std::string& activation() const { return activation_; }
+
+  // The size over which products of a are summed.
+  std::int64_t InnerSize(const tensorflow::TensorShape& a) const {
+    return a.dim_size(a.dims() - (transpose_a_ ? 2 : 1));
+  }
+
+  absl::StatusOr<Views> Outputs(const Views& inputs) const;
+
+  template <class Device>
+  Status Run(const Device& device, const Views& inputs, const Views& outputs) const {
+    for (const Gemm& part : PartsOf(inputs, outputs[0])) {
+      Status status;
+      if constexpr (Device::kIsCpu) {
+        status = GemmCpu(part, device.threads());
+      } else {
+        status = MultiplyOnGpu(device, part);
+      }
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+ private:
+  // The products of a broadcast batch, as calls of the kernel with constant strides.
+  absl::InlinedVector<Gemm, 1> PartsOf(const Views& inputs, const TensorView& c) const;
+
+  bool transpose_a_ = false, transpose_b_ = false;
+  std::string activation_;
+  tensorflow::DataType type_of_c_ = tensorflow::DT_INVALID;
+};
+
+}  // namespace keras_mp
+
+#endif  // KERAS_MP_TENSORFLOW_GEMM_GEMM_OP_H_

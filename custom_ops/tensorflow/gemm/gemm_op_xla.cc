@@ -1,0 +1,89 @@
+// The XLA lowering of KerasMp>Fp16Gemm: one DotGeneral with an FP32 result, and therefore
+// an FP32 accumulator.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/lowering.h"
+#include "gemm/gemm_op.h"
+#include "xla/hlo/builder/lib/constants.h"
+#include "xla/hlo/builder/lib/math.h"
+
+namespace keras_mp {
+namespace {
+
+using tensorflow::TensorShape;
+using tensorflow::XlaOpKernelContext;
+using xla::XlaOp;
+
+// Broadcasts a batch of matrices to the leading dimensions `batch`.
+XlaOp BroadcastBatch(XlaOp matrices, const TensorShape& shape, const TensorShape& batch) {
+  std::vector<std::int64_t> wanted, kept, kept_at;
+  for (int i = 0; i < batch.dims(); ++i) wanted.push_back(batch.dim_size(i));
+  for (int i = 2; i > 0; --i) wanted.push_back(shape.dim_size(shape.dims() - i));
+  const int missing = static_cast<int>(wanted.size()) - shape.dims();
+  for (int i = 0; i < shape.dims(); ++i) {
+    // BroadcastInDim adds dimensions only, so those of size 1 are removed first.
+    if (shape.dim_size(i) != wanted[i + missing]) continue;
+    kept.push_back(shape.dim_size(i));
+    kept_at.push_back(i + missing);
+  }
+  return xla::BroadcastInDim(xla::Reshape(matrices, kept), wanted, kept_at);
+}
+
+class Fp16GemmXlaOp : public LoweringOf<Fp16GemmOp> {
+ public:
+  using LoweringOf::LoweringOf;
+
+ private:
+  void Lower(XlaOpKernelContext* ctx, const Views& inputs,
+             const Views& outputs) override {
+    const TensorShape &of_a = inputs[0].shape, &of_b = inputs[1].shape;
+    TensorShape batch = outputs[0].shape;
+    batch.RemoveLastDims(2);
+    XlaOp a = ctx->Input(0);
+    XlaOp b = xla::ConvertElementType(ctx->Input(1), ctx->input_xla_type(0));
+    xla::DotDimensionNumbers dims;
+    int rank_a = of_a.dims(), rank_b = of_b.dims();
+    if (rank_b > 2) {
+      a = BroadcastBatch(a, of_a, batch);
+      b = BroadcastBatch(b, of_b, batch);
+      rank_a = rank_b = batch.dims() + 2;
+      for (int i = 0; i < batch.dims(); ++i) {
+        dims.add_lhs_batch_dimensions(i);
+        dims.add_rhs_batch_dimensions(i);
+      }
+    }
+    dims.add_lhs_contracting_dimensions(rank_a - (op().transpose_a() ? 2 : 1));
+    dims.add_rhs_contracting_dimensions(rank_b - (op().transpose_b() ? 1 : 2));
+    XlaOp result = xla::DotGeneral(a, b, dims, /*precision_config=*/nullptr, xla::F32);
+    // An empty sum is 0, not 0 * alpha.
+    if (op().InnerSize(of_a) > 0) result = result * ctx->Input(2);
+    if (inputs.size() > 3) {
+      const XlaOp bias = xla::ConvertElementType(ctx->Input(3), xla::F32);
+      result = xla::Add(result, bias, {rank_a - 1});
+    }
+    SetRounded(ctx, 0, Activate(result), ctx->output_xla_type(0));
+  }
+
+  XlaOp Activate(XlaOp x) const {
+    if (op().activation() == "relu") {
+      // Not xla::Max, which may lose a NaN on a CPU.
+      const XlaOp zeros = xla::ZerosLike(x);
+      return xla::Select(xla::Lt(x, zeros), zeros, x);
+    }
+    if (op().activation() == "tanh") return xla::Tanh(x);
+    if (op().activation() == "sigmoid") return xla::Logistic(x);
+    if (op().activation() == "gelu") {
+      const XlaOp half = xla::ScalarLike(x, 0.5);
+      const XlaOp root = xla::ScalarLike(x, 0x1.6a09e6p-1);
+      return half * x * xla::Erfc(-x * root);
+    }
+    return x;
+  }
+};
+
+KERAS_MP_REGISTER_LOWERING("Fp16Gemm", Fp16GemmXlaOp);
+
+}  // namespace
+}  // namespace keras_mp
