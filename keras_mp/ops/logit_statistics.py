@@ -2,7 +2,7 @@
 
 The logits `z = cap(inputs @ kernel + bias)` are never all in memory. One pass over
 words finds a few numbers for each row; the backward pass computes each block of logits
-again. For 16-bit tensors on a CPU native kernels do this, elsewhere TensorFlow.
+again. On a CPU native kernels do this, elsewhere and in float64 TensorFlow.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ BLOCK = 2048
 # FP16 gradients of logits are multiplied by a power of two that brings the largest
 # upstream gradient to 2^14: 2^-38 of it is still not rounded to 0.
 _LARGEST = 14.0
+_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 
 class Statistics(NamedTuple):
@@ -116,8 +117,8 @@ class Head:
         return compute(inputs, kernel, bias, *upstream)
 
     def _computation(self, inputs: tf.Tensor) -> "type[_Kernels] | type[_Blocks]":
-        is_native = is_half(inputs.dtype.name) and has_cpu_kernels()
-        return _Kernels if is_native else _Blocks
+        has_kernels = inputs.dtype in _KERNEL_DTYPES and has_cpu_kernels()
+        return _Kernels if has_kernels else _Blocks
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class _Computation:
 
 
 class _Kernels(_Computation):
-    """The native kernels for one set of 16-bit tensors."""
+    """The native kernels for one set of tensors."""
 
     def forward(self) -> Statistics:
         run = native.library().keras_mp_logit_statistics

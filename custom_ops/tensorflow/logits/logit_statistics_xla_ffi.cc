@@ -23,7 +23,7 @@ bool Make(const ffi::AnyBuffer& inputs, const ffi::AnyBuffer& kernel,
   const auto transpose = given.get<bool>("transpose");
   const auto soft_cap = given.get<float>("soft_cap");
   const bool has_labels = targets.element_type() == ffi::S32;
-  if ((type != tensorflow::DT_HALF && type != tensorflow::DT_BFLOAT16) ||
+  if (type == tensorflow::DT_INVALID ||
       (!has_labels && targets.element_type() != ffi::F32) || !transpose.has_value() ||
       !soft_cap.has_value()) {
     return false;
