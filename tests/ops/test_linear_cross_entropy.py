@@ -305,9 +305,10 @@ def test_no_numbers_in_a_row(library, dtype):
     np.testing.assert_allclose(loss, [np.log(3)], rtol=2.0**-20)
 
 
-def test_float64_is_float64(library):
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_float64_is_float64(library, run):
     given = problem(5, 7, 17, "float32")
-    found = linear_cross_entropy(given.inputs, given.kernel, given.labels)
+    found = run(linear_cross_entropy)(given.inputs, given.kernel, given.labels)
     z = given.inputs @ given.kernel
     wanted = np.log(np.exp(z).sum(1)) - z[range(5), given.labels]
     assert found.dtype == tf.float64
