@@ -1,6 +1,6 @@
 // GFLOP/s of the product on this CPU, for each instruction set and blocking:
 //
-//   gemm_cpu [ISA [half|bfloat16 [float|same [NAME=VALUE[,VALUE...] [M,N,K ...]]]]]
+//   gemm_cpu [ISA [half|bfloat16|float [float|same [NAME=VALUE[,VALUE...] [M,N,K ...]]]]]
 //
 // NAME is a member of `Blocking` (cpu/gemm/gemm_kernel.h), to be tried with other values:
 // the kernel as it is comes first in a row, and all take turns.
@@ -18,6 +18,7 @@
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cpu/gemm/gemm_kernel.h"
@@ -122,9 +123,12 @@ std::vector<double> Seconds(const std::vector<GemmKernel>& kernels, const Gemm& 
 
 void Measure(const std::vector<GemmKernel>& kernels, DataType type, DataType output,
              const std::vector<Size>& sizes, const Parallel& parallel) {
-  const std::uint16_t one = type == DataType::kHalf ? 0x3c00 : 0x3f80;
+  // A 1 of FP32, or two of 16 bits.
+  const std::uint32_t one = type == DataType::kHalf       ? 0x3c003c00
+                            : type == DataType::kBfloat16 ? 0x3f803f80
+                                                          : 0x3f800000;
   for (const auto& [m, n, k] : sizes) {
-    const std::vector<std::uint16_t> a(m * k, one), b(k * n, one);
+    const std::vector<std::uint32_t> a(m * k, one), b(k * n, one);
     std::vector<float> c(m * n);
     for (int layout = 0; layout < 3; ++layout) {  // as in training: NN, NT, TN
       Gemm gemm;
@@ -217,17 +221,16 @@ int main(int argc, char** argv) {
   SpinningThreads threads(static_cast<int>(std::thread::hardware_concurrency()));
   for (Isa isa : kIsas) {
     if (!runs(isa)) continue;
-    for (DataType type : {DataType::kHalf, DataType::kBfloat16}) {
-      const bool half = type == DataType::kHalf;
-      if (argc > 2 && half != (std::strcmp(argv[2], "half") == 0)) continue;
-      for (DataType output : {type, DataType::kFloat}) {
-        const bool same = output == type;
+    for (const auto& [name, type] : {std::pair{"half", DataType::kHalf},
+                                     {"bfloat16", DataType::kBfloat16},
+                                     {"float", DataType::kFloat}}) {
+      if (argc > 2 && std::strcmp(argv[2], name) != 0) continue;
+      for (const bool same : {true, false}) {
         if (argc > 3 && same != (std::strcmp(argv[3], "same") == 0)) continue;
-        const Kernels& kernels = *KernelsOf(isa);
-        const GemmKernel& kernel =
-            half ? *kernels.half_gemm : *kernels.bfloat16_gemm;
-        std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa),
-                    half ? "half" : "bfloat16", same ? "the same" : "float");
+        const DataType output = same ? type : DataType::kFloat;
+        const GemmKernel& kernel = *KernelsOf(isa)->GemmOf(type);
+        std::printf("%s, %s, output %s: GFLOP/s\n", Name(isa), name,
+                    same ? "the same" : "float");
         Measure(argc > 4 ? Changed(kernel, argv[4]) : std::vector{kernel}, type, output,
                 sizes, threads.parallel);
       }

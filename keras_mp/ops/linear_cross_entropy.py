@@ -43,10 +43,10 @@ def linear_cross_entropy(
     loss of a row is `log(sum(exp(z))) - z[label]`. Logits, softmax and sums are FP32. A
     pass over the words finds the numbers of each row, a block of words at a time; the
     backward pass computes each block again. So memory besides arguments, results and
-    gradients is one block and an FP32 gradient of the inputs, while the logits would be
-    `rows * words` numbers. On a CPU native kernels compute this, with XLA and without,
-    and a block has 4 MiB of logits, or `rows * 256` FP32 numbers where that is more.
-    Elsewhere TensorFlow does, and a block has 2,048 words.
+    gradients is one block and two FP32 arrays as large as `inputs`, while the logits
+    would be `rows * words` numbers. On a CPU native kernels compute this, with XLA and
+    without, and a block has 4 MiB of logits, or `rows * 256` FP32 numbers where that is
+    more. Elsewhere TensorFlow does, and a block has 2,048 words.
 
     The gradient of the logits is rounded to the dtype of `inputs` for the products
     that make the gradients of inputs and kernel; in FP16 it is first multiplied by a

@@ -191,7 +191,7 @@ class _Blocks(_Computation):
             argmax = tf.where(of_block > maximum, here, argmax)
             largest = tf.maximum(of_block, maximum)
             # Without a logit above -inf the sum is 0, not NaN.
-            shift = tf.where(tf.equal(largest, -float("inf")), 0.0, largest)
+            shift = tf.where(tf.equal(largest, -float("inf")), zeros, largest)
             exponentials *= tf.exp(maximum - shift)
             exponentials += tf.reduce_sum(tf.exp(z - shift[:, tf.newaxis]), 1)
             of_targets = self._of_targets(start, size)

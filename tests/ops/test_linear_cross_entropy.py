@@ -81,12 +81,28 @@ def test_cases(library, name, dtype):
         assert_within(value_and_gradients(lambda f: f, given), expected(given), name)
 
 
-@pytest.mark.slow_except("*-rest")
+@pytest.mark.slow_except("*-rest-*")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", LARGE)
-def test_several_blocks(route, name):
+def test_several_blocks(route, name, dtype):
     rows, size, words, options = LARGE[name]
-    given = problem(rows, size, words, "float16", **options)
+    given = problem(rows, size, words, dtype, **options)
     assert_within(value_and_gradients(route, given), expected(given), name)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
+def test_which_dtypes_have_a_kernel(ops_mode, dtype):
+    ops_mode("native")
+
+    @tf.function
+    def compute():
+        return linear_cross_entropy(
+            tf.ones((2, 3), dtype), tf.ones((3, 4), dtype), [0, 1]
+        )
+
+    operations = compute.get_concrete_function().graph.get_operations()
+    has_kernel = "KerasMp>LogitStatistics" in {one.type for one in operations}
+    assert has_kernel == (dtype in DTYPES)
 
 
 def random_problem(draw):
@@ -215,7 +231,8 @@ def test_the_logsumexp_has_a_gradient(route):
     np.testing.assert_array_equal(found, [[0.5, 0.5]])
 
 
-def test_ignored_rows(route):
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_ignored_rows(route, dtype):
     """Neither a loss nor a gradient, even of a label that is no word."""
 
     @route
@@ -225,7 +242,7 @@ def test_ignored_rows(route):
             loss = linear_cross_entropy(inputs, kernel, labels, ignore_class=-1)
         return [loss, *tape.gradient(loss, [inputs, kernel])]
 
-    inputs, kernel = tf.ones((2, 1), "float16"), tf.constant([[0.0, 0.0]])
+    inputs, kernel = tf.ones((2, 1), dtype), tf.constant([[0.0, 0.0]])
     loss, of_inputs, of_kernel = slope(inputs, kernel, tf.constant([-1, 0]))
     np.testing.assert_allclose(loss, [0, np.log(2)], rtol=2.0**-20)
     np.testing.assert_array_equal(of_inputs, [[0], [0]])
@@ -286,15 +303,17 @@ def test_no_rows(route, dtype):
         np.testing.assert_array_equal(grad, np.zeros(x.shape))
 
 
-def test_no_numbers_in_a_row(library):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_numbers_in_a_row(library, dtype):
     """Of empty sums: equal probabilities."""
-    loss = linear_cross_entropy(np.zeros((1, 0), "float16"), np.zeros((0, 3), "f"), [1])
+    loss = linear_cross_entropy(tf.zeros((1, 0), dtype), tf.zeros((0, 3)), [1])
     np.testing.assert_allclose(loss, [np.log(3)], rtol=2.0**-20)
 
 
-def test_float64_is_float64(library):
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_float64_is_float64(library, run):
     given = problem(5, 7, 17, "float32")
-    found = linear_cross_entropy(given.inputs, given.kernel, given.labels)
+    found = run(linear_cross_entropy)(given.inputs, given.kernel, given.labels)
     z = given.inputs @ given.kernel
     wanted = np.log(np.exp(z).sum(1)) - z[range(5), given.labels]
     assert found.dtype == tf.float64
@@ -376,7 +395,8 @@ def slopes(inputs, kernel, labels):
 
 def run(rows, words):
     labels = tf.zeros([rows], "int32")
-    slopes(tf.ones((rows, 8), "float16"), tf.ones((8, words), "float16"), labels)
+    dtype = sys.argv[2]
+    slopes(tf.ones((rows, 8), dtype), tf.ones((8, words), dtype), labels)
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 
 before = run(64, 64)
@@ -384,14 +404,15 @@ print((run(2048, 65536) - before) // 1024)
 """
 
 
-@pytest.mark.xslow_except("xla")
+@pytest.mark.xslow_except("xla-*")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_memory_is_that_of_a_block(mode):
+def test_memory_is_that_of_a_block(mode, dtype):
     """Its 4 MiB of logits and 2 of slopes, gradients, and workspaces of threads."""
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, mode],
+        [sys.executable, "-c", MEMORY, mode, dtype],
         env=os.environ | {"KERAS_MP_OPS": "native"},
         capture_output=True,
         text=True,

@@ -1,5 +1,6 @@
 // Products of 16-bit matrices that accumulate in FP32: the third technique of
-// "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3).
+// "Mixed Precision Training" (Micikevicius et al., 2018, section 3.3). On a CPU also those
+// of FP32 matrices.
 //
 //   C = round(activation(alpha * op(A) * op(B) + bias))
 //
@@ -10,11 +11,13 @@
 // unless it underflows), so that an element of A * B errs by at most
 // k * 2^-24 * sum |a| |b|, whatever the order of the sum, where every sum is rounded to
 // nearest; on tensor cores, which cut off instead, by at most 3 k * 2^-24 * sum |a| |b|:
-// src/cuda/gemm/primitives.cuh derives it. On avx512_bf16, amx_bf16 and
-// amx_fp16, the dot-product instructions of bfloat16 flush elements and sums below 2^-126
-// to 0, and so err by up to another 2^-126 * sum (1 + |a| + |b|). On amx_bf16 an FP16
-// element is the exact sum of two numbers of bfloat16, whose four products are summed: k
-// counts as 8 there, at least.
+// src/cuda/gemm/primitives.cuh derives it. The bound is the same for FP32 elements, whose
+// products are rounded, too, but for 2^-150 for each product below 2^-126 ("Improved error
+// bounds for inner products in floating-point arithmetic", Jeannerod and Rump, 2013). On
+// avx512_bf16, amx_bf16 and amx_fp16, the dot-product instructions of bfloat16 flush
+// elements and sums below 2^-126 to 0, and so err by up to another
+// 2^-126 * sum (1 + |a| + |b|). On amx_bf16 an FP16 element is the exact sum of two numbers
+// of bfloat16, whose four products are summed: k counts as 8 there, at least.
 // Rounding: once, when C is written, to nearest even. What overflows becomes inf.
 // k = 0 gives activation(bias), whatever alpha is. NaN and inf propagate as in IEEE 754.
 
@@ -37,7 +40,7 @@ struct Gemm {
   bool transpose_a = false;
   bool transpose_b = false;
 
-  DataType input = DataType::kHalf;   // of A and B: kHalf or kBfloat16
+  DataType input = DataType::kHalf;   // of A and B: 16 bits, or kFloat on a CPU
   bool rounds_b = false;  // B is FP32, and rounded to the type of A when it is read
   DataType output = DataType::kHalf;  // of C: as the input, or kFloat
   DataType bias_type = DataType::kHalf;  // as the input, or kFloat

@@ -44,7 +44,7 @@ struct LinearLogits {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t words = 0;
-  DataType type = DataType::kHalf;         // of the inputs: kHalf or kBfloat16
+  DataType type = DataType::kHalf;         // of the inputs
   DataType kernel_type = DataType::kHalf;  // the same, or kFloat
   bool transpose = false;
   float soft_cap = 0;  // none where 0

@@ -11,8 +11,8 @@ namespace keras_mp {
 
 // The results depend on `isa` to the last bit, and never on the number of threads. Beside
 // the workspaces of the products, memory for one block of logits is allocated: 4 MiB, or
-// 256 FP32 numbers for each row where that is more; in the gradient another half of it,
-// and up to two FP32 gradients of the inputs.
+// 256 FP32 numbers for each row where that is more; in the gradient another half of it for
+// 16-bit inputs, and up to two FP32 gradients of the inputs.
 Status LogitStatisticsCpu(const LinearLogits& logits, const LogitStatistics& statistics,
                           const Parallel& parallel = {}, Isa isa = ChosenIsa());
 Status LogitStatisticsGradientCpu(const LinearLogits& logits,

@@ -25,7 +25,6 @@ Status Validate(const Gemm& g) {
   if (g.m < 0 || g.n < 0 || g.k < 0 || g.batch < 0) {
     return Invalid("a size is negative");
   }
-  if (g.input == DataType::kFloat) return Invalid("the inputs must be 16-bit numbers");
   if (g.output != g.input && g.output != DataType::kFloat) {
     return Invalid("the output must have the type of the inputs, or FP32");
   }

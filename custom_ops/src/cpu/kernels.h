@@ -20,6 +20,7 @@ namespace keras_mp {
 struct Kernels {
   const GemmKernel* half_gemm;
   const GemmKernel* bfloat16_gemm;
+  const GemmKernel* float_gemm;
   const BatchNormKernel* batch_norm;  // and the sum along one dimension
   const RowNormKernel* row_norm;
   const SoftmaxKernel* softmax;
@@ -28,6 +29,11 @@ struct Kernels {
   const ExponentHistogramKernel* exponent_histogram;
   const AttentionKernel* attention;
   const LogitRowKernel* logit_row;
+
+  const GemmKernel* GemmOf(DataType input) const {
+    if (input == DataType::kFloat) return float_gemm;
+    return input == DataType::kHalf ? half_gemm : bfloat16_gemm;
+  }
 };
 
 // Null where the library was built without the instruction set.

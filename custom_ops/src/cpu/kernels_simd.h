@@ -18,10 +18,10 @@ namespace keras_mp {
 
 template <class Simd>
 constexpr Kernels kKernels = {
-    &kHalfGemm<Simd>,      &kBfloat16Gemm<Simd>,  &kBatchNormKernel<Simd>,
-    &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>, &kAveragePoolKernel<Simd>,
-    &kDepthwiseConvKernel<Simd>, &kExponentHistogramKernel<Simd>,
-    &kAttention<Simd>,     &kLogitRowKernel<Simd>,
+    &kHalfGemm<Simd>,        &kBfloat16Gemm<Simd>,  &kFloatGemm<Simd>,
+    &kBatchNormKernel<Simd>, &kRowNormKernel<Simd>, &kSoftmaxKernel<Simd>,
+    &kAveragePoolKernel<Simd>, &kDepthwiseConvKernel<Simd>,
+    &kExponentHistogramKernel<Simd>, &kAttention<Simd>, &kLogitRowKernel<Simd>,
 };
 
 }  // namespace keras_mp

@@ -62,11 +62,11 @@ class LogitOp : public OpHooks {
 
   absl::Status CheckInputs(const Views& inputs, std::size_t first_bias) const {
     const TensorView &x = inputs[0], &kernel = inputs[1], &targets = inputs[2];
-    if (!Has16Bits(x.dtype) ||
+    if ((!Has16Bits(x.dtype) && x.dtype != tensorflow::DT_FLOAT) ||
         (kernel.dtype != x.dtype && kernel.dtype != tensorflow::DT_FLOAT)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "inputs must be half or bfloat16, and kernel have their dtype, or float. "
-          "Received: ",
+          "inputs must be half, bfloat16 or float, and kernel have their dtype, or "
+          "float. Received: ",
           DataTypeString(kernel.dtype), " for ", DataTypeString(x.dtype)));
     }
     const bool has_bias = inputs.size() > first_bias;

@@ -31,6 +31,8 @@ constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
                                        Activation::kTanh, Activation::kSigmoid,
                                        Activation::kGelu};
 
+constexpr DataType kInputs[] = {DataType::kHalf, DataType::kBfloat16, DataType::kFloat};
+
 double ToDouble(DataType type, const void* data, std::int64_t i) {
   if (type == DataType::kFloat) return static_cast<const float*>(data)[i];
   return From16(type, static_cast<const std::uint16_t*>(data)[i]);
@@ -64,26 +66,30 @@ struct Subject {
   const char* name;
   const GemmKernel* half;
   const GemmKernel* bfloat16;
+  const GemmKernel* single;
   bool is_emulated = false;  // which takes long
 };
 
 Status Multiply(const Subject& subject, const Gemm& gemm, const Parallel& parallel) {
-  const bool half = gemm.input == DataType::kHalf;
-  return GemmWith(half ? *subject.half : *subject.bfloat16, gemm, parallel);
+  const GemmKernel& kernel = gemm.input == DataType::kHalf       ? *subject.half
+                             : gemm.input == DataType::kBfloat16 ? *subject.bfloat16
+                                                                 : *subject.single;
+  return GemmWith(kernel, gemm, parallel);
 }
 
 std::vector<Subject> Subjects() {
   std::vector<Subject> subjects;
   for (Isa isa : SupportedIsas()) {
     const Kernels& kernels = *KernelsOf(isa);
-    subjects.push_back({Name(isa), kernels.half_gemm, kernels.bfloat16_gemm});
+    subjects.push_back(
+        {Name(isa), kernels.half_gemm, kernels.bfloat16_gemm, kernels.float_gemm});
   }
   subjects.push_back({"a model of dot products", &kHalfGemm<DotModel>,
-                      &kBfloat16Gemm<DotModel>, true});
-  subjects.push_back(
-      {"a model of AMX", &kHalfGemm<AmxModel>, &kBfloat16Gemm<AmxModel>, true});
+                      &kBfloat16Gemm<DotModel>, &kFloatGemm<DotModel>, true});
+  subjects.push_back({"a model of AMX", &kHalfGemm<AmxModel>, &kBfloat16Gemm<AmxModel>,
+                      &kFloatGemm<AmxModel>, true});
   subjects.push_back({"a model of AMX without FP16", &kHalfGemm<AmxBf16Model>,
-                      &kBfloat16Gemm<AmxBf16Model>, true});
+                      &kBfloat16Gemm<AmxBf16Model>, &kFloatGemm<AmxBf16Model>, true});
   return subjects;
 }
 
@@ -107,36 +113,28 @@ class Case {
     gemm.stride_b = (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb;
     gemm.stride_c = gemm.m * gemm.ldc;
     if (gemm.batch > 1 && Pick(2)) gemm.stride_b = 0;
-    a_ = Numbers(gemm.batch * gemm.stride_a + offset, exponent_a);
-    const std::int64_t size_b = gemm.batch * gemm.stride_b + gemm.stride_b + offset +
+    gemm.a =
+        a_.Draw(gemm.input, gemm.batch * gemm.stride_a, offset, exponent_a, random_);
+    const std::int64_t size_b = gemm.batch * gemm.stride_b + gemm.stride_b +
                                 (gemm.transpose_b ? gemm.n : gemm.k) * gemm.ldb;
-    gemm.a = a_.data() + offset;
-    if (gemm.rounds_b) {
-      b_float_ = Floats(size_b, 0.0f, 1.0f, random_);
-      gemm.b = b_float_.data() + offset;
-    } else {
-      b_ = Numbers(size_b, exponent_b);
-      gemm.b = b_.data() + offset;
-    }
+    gemm.b = b_.Draw(TypeOfB(), size_b, offset, exponent_b, random_);
     c_.assign((gemm.batch * gemm.stride_c + 2 * kGuard) * Size(), kUnwritten);
     gemm.c = c_.data() + kGuard * Size();
   }
 
   void SetA(std::int64_t i, std::int64_t p, float x) {
     const std::int64_t at = gemm.transpose_a ? p * gemm.lda + i : i * gemm.lda + p;
-    auto* a = static_cast<std::uint16_t*>(const_cast<void*>(gemm.a));
-    a[at] = To16(gemm.input, x);
+    void* a = const_cast<void*>(gemm.a);
+    if (gemm.input == DataType::kFloat) {
+      static_cast<float*>(a)[at] = x;
+    } else {
+      static_cast<std::uint16_t*>(a)[at] = To16(gemm.input, x);
+    }
   }
 
   void AddBias(DataType type) {
     gemm.bias_type = type;
-    bias_ = Numbers(gemm.n, 0);
-    for (std::uint16_t bits : bias_) {
-      bias_float_.push_back(From16(gemm.input, bits));
-    }
-    gemm.bias = type == DataType::kFloat ? static_cast<void*>(bias_float_.data())
-                                         : bias_.data();
-    if (gemm.n == 0) gemm.bias = nullptr;
+    gemm.bias = gemm.n == 0 ? nullptr : bias_.Draw(type, gemm.n, 0, 0, random_);
   }
 
   void Check(const Subject& subject, int threads) {
@@ -166,10 +164,24 @@ class Case {
 
   std::int64_t Size() const { return gemm.output == DataType::kFloat ? 4 : 2; }
 
-  std::vector<std::uint16_t> Numbers(std::int64_t count, int exponent) {
-    const float unit = std::ldexp(1.0f, exponent);
-    return keras_mp::Numbers(gemm.input, count, 0.0f, unit, random_);
-  }
+  // Normal numbers of a type, `offset` elements from the start of their memory.
+  struct Elements {
+    std::vector<std::uint16_t> halves;
+    std::vector<float> floats;
+
+    const void* Draw(DataType type, std::int64_t count, std::int64_t offset, int exponent,
+                     std::mt19937& random) {
+      const float unit = std::ldexp(1.0f, exponent);
+      if (type == DataType::kFloat) {
+        floats = Floats(offset + count, 0.0f, unit, random);
+        return floats.data() + offset;
+      }
+      halves = Numbers(type, offset + count, 0.0f, unit, random);
+      return halves.data() + offset;
+    }
+  };
+
+  DataType TypeOfB() const { return gemm.rounds_b ? DataType::kFloat : gemm.input; }
 
   void CheckElement(const Subject& subject, std::int64_t index, std::int64_t i,
                     std::int64_t j) {
@@ -221,9 +233,8 @@ class Case {
 
   // Element `at` of B as the product reads it.
   double B(std::int64_t at) const {
-    if (!gemm.rounds_b) return ToDouble(gemm.input, gemm.b, at);
-    const float x = static_cast<const float*>(gemm.b)[at];
-    return From16(gemm.input, To16(gemm.input, x));
+    const auto x = static_cast<float>(ToDouble(TypeOfB(), gemm.b, at));
+    return gemm.input == DataType::kFloat ? x : From16(gemm.input, To16(gemm.input, x));
   }
 
   void CheckGuard() {
@@ -240,8 +251,7 @@ class Case {
   }
 
   std::mt19937& random_;
-  std::vector<std::uint16_t> a_, b_, bias_;
-  std::vector<float> b_float_, bias_float_;
+  Elements a_, b_, bias_;
   std::vector<unsigned char> c_;
 };
 
@@ -281,7 +291,7 @@ void TestSizes(const Subject& subject) {
         Case one(m, n, k, random);
         one.gemm.transpose_a = random() % 2;
         one.gemm.transpose_b = random() % 2;
-        if (random() % 2) one.gemm.input = one.gemm.output = DataType::kBfloat16;
+        one.gemm.input = one.gemm.output = kInputs[random() % 3];
         if (random() % 2) one.gemm.output = DataType::kFloat;
         one.gemm.rounds_b = random() % 3 == 0;
         one.Allocate();
@@ -293,7 +303,7 @@ void TestSizes(const Subject& subject) {
 
 void TestOptions(const Subject& subject) {
   std::mt19937 random(2);
-  for (DataType input : kTypes) {
+  for (DataType input : kInputs) {
     for (DataType output : {input, DataType::kFloat}) {
       for (Activation activation : kActivations) {
         for (int bits = 0; bits < 16; ++bits) {
@@ -338,9 +348,10 @@ float MultiplyOne(const Subject& subject, const std::vector<float>& a,
 
 // One row has an inf, whose tile has rows before and after it.
 void TestInfAmongNumbers(const Subject& subject) {
-  for (int bits = 0; bits < 8; ++bits) {
+  for (int bits = 0; bits < 16; ++bits) {
     std::mt19937 random(9);
     Case one(700, 20, 33, random);
+    one.gemm.input = bits & 8 ? DataType::kFloat : DataType::kHalf;
     one.gemm.transpose_a = bits & 1;
     one.gemm.transpose_b = bits & 2;
     one.gemm.rounds_b = bits & 4;
@@ -444,10 +455,10 @@ void TestModel(Isa isa, DataType input, GemmKernel model) {
 
 // Several blocks of rows and along k, whose last ones are no multiples of anything.
 void TestBlocks(const Subject& subject) {
-  GemmKernel half = *subject.half, bfloat16 = *subject.bfloat16;
-  for (GemmKernel* kernel : {&half, &bfloat16}) kernel->blocking.steps = 20;
-  const Subject changed = {subject.name, &half, &bfloat16};
-  for (DataType input : kTypes) {
+  GemmKernel half = *subject.half, bfloat16 = *subject.bfloat16, single = *subject.single;
+  for (GemmKernel* kernel : {&half, &bfloat16, &single}) kernel->blocking.steps = 20;
+  const Subject changed = {subject.name, &half, &bfloat16, &single};
+  for (DataType input : kInputs) {
     for (int bits = 0; bits < 4; ++bits) {
       std::mt19937 random(7);
       Case one(483, 99, 131, random);
@@ -466,7 +477,7 @@ void TestDispatch() {
   for (const Subject& subject : Subjects()) {
     for (Isa isa : SupportedIsas()) {
       if (std::strcmp(subject.name, Name(isa)) != 0) continue;
-      for (DataType input : kTypes) {
+      for (DataType input : kInputs) {
         std::mt19937 random(6);
         Case one(20, 30, 401, random);
         one.gemm.input = input;

@@ -32,16 +32,16 @@ struct Case {
   std::int64_t rows, size, words;
   Options options;
   std::vector<std::uint16_t> inputs, kernel, grad_inputs, grad_kernel;
-  std::vector<float> float_kernel, bias, targets, upstream[3];
+  std::vector<float> float_inputs, float_kernel, bias, targets, upstream[3];
   std::vector<std::int32_t> labels, argmax;
-  std::vector<float> logsumexp, target, total, grad_float_kernel, grad_bias;
+  std::vector<float> logsumexp, target, total;
+  std::vector<float> grad_float_inputs, grad_float_kernel, grad_bias;
 
   Case(std::int64_t rows, std::int64_t size, std::int64_t words, const Options& options,
        std::mt19937& random)
       : rows(rows), size(size), words(words), options(options) {
-    inputs = Numbers(options.type, rows * size, 0, 1, random);
-    kernel = Numbers(options.type, size * words, 0, 1, random);
-    for (std::uint16_t x : kernel) float_kernel.push_back(From16(options.type, x));
+    Draw(rows * size, random, &inputs, &float_inputs);
+    Draw(size * words, random, &kernel, &float_kernel);
     bias = Floats(words, 0, 1, random);
     targets = Floats(rows * words, 0.5, 0.25, random);
     for (auto& of_rows : upstream) of_rows = Floats(rows, 0, 1, random);
@@ -51,12 +51,24 @@ struct Case {
     Clear();
   }
 
+  // Numbers of the type, in 16 bits where it has those, and in FP32.
+  void Draw(std::int64_t count, std::mt19937& random, std::vector<std::uint16_t>* halves,
+            std::vector<float>* floats) const {
+    if (options.type == DataType::kFloat) {
+      *floats = Floats(count, 0, 1, random);
+      return;
+    }
+    *halves = Numbers(options.type, count, 0, 1, random);
+    for (std::uint16_t x : *halves) floats->push_back(From16(options.type, x));
+  }
+
   void Clear() {
     logsumexp.assign(rows + 1, kGuard);
     target = total = logsumexp;
     argmax.assign(rows + 1, -7);
     grad_inputs.assign(rows * size + 1, kGuard16);
     grad_kernel.assign(size * words + 1, kGuard16);
+    grad_float_inputs.assign(rows * size + 1, kGuard);
     grad_float_kernel.assign(size * words + 1, kGuard);
     grad_bias.assign(words + 1, kGuard);
   }
@@ -71,7 +83,8 @@ struct Case {
     l.soft_cap = options.soft_cap;
     l.inputs = inputs.data();
     l.kernel = kernel.data();
-    if (options.has_float_kernel) {
+    if (HasFloatInputs()) l.inputs = float_inputs.data();
+    if (HasFloatKernel()) {
       l.kernel_type = DataType::kFloat;
       l.kernel = float_kernel.data();
     }
@@ -93,17 +106,26 @@ struct Case {
     g.grad_total = upstream[2].data();
     g.grad_inputs = grad_inputs.data();
     g.grad_kernel = grad_kernel.data();
-    if (options.has_float_kernel) g.grad_kernel = grad_float_kernel.data();
+    if (HasFloatInputs()) g.grad_inputs = grad_float_inputs.data();
+    if (HasFloatKernel()) g.grad_kernel = grad_float_kernel.data();
     if (options.has_bias) g.grad_bias = grad_bias.data();
     const Status backward = LogitStatisticsGradientCpu(Problem(), g, parallel, isa);
     EXPECT(backward.ok(), "%s", backward.message);
   }
 
   double Input(std::int64_t r, std::int64_t h) const {
-    return From16(options.type, inputs[r * size + h]);
+    return float_inputs[r * size + h];
   }
   std::int64_t KernelIndex(std::int64_t h, std::int64_t v) const {
     return options.transpose ? v * size + h : h * words + v;
+  }
+  bool HasFloatInputs() const { return options.type == DataType::kFloat; }
+  bool HasFloatKernel() const { return options.has_float_kernel || HasFloatInputs(); }
+  double GradInput(std::int64_t i) const {
+    return HasFloatInputs() ? grad_float_inputs[i] : From16(options.type, grad_inputs[i]);
+  }
+  double GradKernel(std::int64_t i) const {
+    return HasFloatKernel() ? grad_float_kernel[i] : From16(options.type, grad_kernel[i]);
   }
   double Kernel(std::int64_t h, std::int64_t v) const {
     return float_kernel[KernelIndex(h, v)];
@@ -116,7 +138,11 @@ struct Case {
 // Bounds: how far the results may err, as in logit_statistics.h.
 void Compare(const Case& c, const char* name) {
   const DataType type = c.options.type;
-  const double unit = type == DataType::kHalf ? 0x1p-11 : 0x1p-8;
+  // Of the slopes.
+  const double unit = type == DataType::kHalf       ? 0x1p-11
+                      : type == DataType::kBfloat16 ? 0x1p-8
+                                                    : 0;
+  const double lost = type == DataType::kHalf ? 0x1p-38 : 0;
   const double cap = c.options.soft_cap;
   std::vector<double> slopes(c.rows * c.words), errors(c.rows * c.words);
   double largest_upstream = 0;
@@ -164,13 +190,15 @@ void Compare(const Case& c, const char* name) {
       const double p = std::exp(z[v] - log_sum);
       const double bend = cap == 0 ? 1 : 1 - z[v] / cap * (z[v] / cap);
       const double of_p = c.upstream[0][r] * p;
-      const double rest = c.upstream[1][r] * c.TargetOf(r, v) + c.upstream[2][r];
-      double& slope = slopes[r * c.words + v] = (of_p + rest) * bend;
+      const double of_weight = c.upstream[1][r] * c.TargetOf(r, v);
+      const double of_total = c.upstream[2][r];
+      double& slope = slopes[r * c.words + v] = (of_p + of_weight + of_total) * bend;
+      const double of_slope = std::abs(of_p) + std::abs(of_weight) + std::abs(of_total);
       double& bound = errors[r * c.words + v];
       bound = std::abs(of_p) * (2 * error + 2 * of_log_sum + 0x1p-19) +
-              8 * kUnit * (std::abs(of_p) + std::abs(rest));
-      if (cap != 0) bound += (std::abs(of_p) + std::abs(rest)) * (4 * error / cap + 0x1p-19);
-      bound += unit * (std::abs(slope) + bound) + 0x1p-38 * largest_upstream;
+              8 * kUnit * of_slope;
+      if (cap != 0) bound += of_slope * (4 * error / cap + 0x1p-19);
+      bound += unit * (std::abs(slope) + bound) + lost * largest_upstream;
     }
   }
   const auto check = [&](double found, double value, double bound, const char* what,
@@ -188,7 +216,7 @@ void Compare(const Case& c, const char* name) {
         bound += std::abs(c.Kernel(h, v)) *
                  (errors[r * c.words + v] + (c.words + 8) * kUnit * std::abs(slope));
       }
-      check(From16(type, c.grad_inputs[r * c.size + h]), value, bound, "inputs", true);
+      check(c.GradInput(r * c.size + h), value, bound, "inputs", !c.HasFloatInputs());
     }
   }
   for (std::int64_t v = 0; v < c.words; ++v) {
@@ -200,10 +228,8 @@ void Compare(const Case& c, const char* name) {
         bound += std::abs(c.Input(r, h)) *
                  (errors[r * c.words + v] + (c.rows + 8) * kUnit * std::abs(slope));
       }
-      const std::int64_t i = c.KernelIndex(h, v);
-      const bool is_float = c.options.has_float_kernel;
-      check(is_float ? c.grad_float_kernel[i] : From16(type, c.grad_kernel[i]), value,
-            bound, "kernel", !is_float);
+      check(c.GradKernel(c.KernelIndex(h, v)), value, bound, "kernel",
+            !c.HasFloatKernel());
     }
     if (!c.options.has_bias) continue;
     double value = 0, bound = 0;
@@ -218,6 +244,7 @@ void Compare(const Case& c, const char* name) {
              c.total.back() == Case::kGuard && c.argmax.back() == -7 &&
              c.grad_inputs.back() == Case::kGuard16 &&
              c.grad_kernel.back() == Case::kGuard16 &&
+             c.grad_float_inputs.back() == Case::kGuard &&
              c.grad_float_kernel.back() == Case::kGuard &&
              c.grad_bias.back() == Case::kGuard,
          "%s: written beyond the end", name);
@@ -233,8 +260,8 @@ void TestValues(Isa isa) {
   std::mt19937 random(1);
   int index = 0;
   for (const Sizes& sizes : kSizes) {
-    for (DataType type : kTypes) {
-      for (int bits = 0; bits < 16; ++bits) {
+    for (DataType type : {DataType::kHalf, DataType::kBfloat16, DataType::kFloat}) {
+      for (int bits = 0; bits < (type == DataType::kFloat ? 8 : 16); ++bits) {
         // All combinations for small problems, some for large ones.
         if (sizes.words > 1000 && (bits + index) % 5 != 0) continue;
         Options options;
@@ -253,13 +280,20 @@ void TestValues(Isa isa) {
 }
 
 void TestThreadsDoNotChangeBits(Isa isa) {
-  std::mt19937 random(5), again(5);
-  Case one(300, 17, 5000, {}, random), other(300, 17, 5000, {}, again);
-  one.Run(isa, 1);
-  other.Run(isa, 3);
-  EXPECT(one.logsumexp == other.logsumexp && one.grad_inputs == other.grad_inputs &&
-             one.grad_kernel == other.grad_kernel && one.grad_bias == other.grad_bias,
-         "%s", Name(isa));
+  for (DataType type : {DataType::kHalf, DataType::kFloat}) {
+    std::mt19937 random(5), again(5);
+    Options options;
+    options.type = type;
+    Case one(300, 17, 5000, options, random), other(300, 17, 5000, options, again);
+    one.Run(isa, 1);
+    other.Run(isa, 3);
+    EXPECT(one.logsumexp == other.logsumexp && one.grad_inputs == other.grad_inputs &&
+               one.grad_float_inputs == other.grad_float_inputs &&
+               one.grad_kernel == other.grad_kernel &&
+               one.grad_float_kernel == other.grad_float_kernel &&
+               one.grad_bias == other.grad_bias,
+           "%s", Name(isa));
+  }
 }
 
 // By hand: logits of 0 but for the bias.

@@ -174,9 +174,7 @@ Status GemmWith(const GemmKernel& kernel, const Gemm& given, const Parallel& par
 
 Status GemmCpu(const Gemm& gemm, const Parallel& parallel, Isa isa) {
   if (!IsSupported(isa)) return kUnsupportedIsa;
-  const Kernels& kernels = *KernelsOf(isa);
-  const bool half = gemm.input == DataType::kHalf;
-  return GemmWith(half ? *kernels.half_gemm : *kernels.bfloat16_gemm, gemm, parallel);
+  return GemmWith(*KernelsOf(isa)->GemmOf(gemm.input), gemm, parallel);
 }
 
 }  // namespace keras_mp

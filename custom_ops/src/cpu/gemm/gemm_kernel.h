@@ -1,5 +1,5 @@
 // The interface between cpu/gemm/gemm.cc, which cuts a product into tiles, and the GEMM
-// kernel that each instruction set has for each 16-bit format.
+// kernel that each instruction set has for each format.
 
 #ifndef KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
 #define KERAS_MP_SRC_CPU_GEMM_GEMM_KERNEL_H_
@@ -68,7 +68,7 @@ struct Blocking {
   std::int64_t skinny_max_columns;
 };
 
-// The GEMM kernel of one instruction set for one 16-bit format.
+// The GEMM kernel of one instruction set for one format.
 struct GemmKernel {
   Blocking blocking;
   std::int64_t panel;  // columns of a packed panel of B: a tile is best a multiple wide

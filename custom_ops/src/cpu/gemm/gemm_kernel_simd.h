@@ -2,7 +2,7 @@
 //
 //   C = round(activation(alpha * op(A) * op(B) + bias))
 //
-// for A and B in FP16 or bfloat16, accumulated in FP32. For FP16 on AVX-512 the format
+// for A and B in FP16, bfloat16 or FP32, accumulated in FP32. For FP16 on AVX-512 the format
 // is Half<Avx512> of cpu/simd/avx512.h. A block of A and panels of B are packed
 // (cpu/gemm/packing.h), multiplied by the micro-kernel (cpu/gemm/micro_kernel.h, with AMX
 // cpu/gemm/tile_register_micro_kernel.h), and written by the epilogue
@@ -40,18 +40,20 @@
 
 namespace keras_mp {
 
-// A tile of C for A and B of `Format`, which is Half<Simd> or Bfloat16<Simd>, where A and
-// B are packed by steps of `Step`.
+// A tile of C for A and B of `Format`, which is Half<Simd>, Bfloat16<Simd> or Single<Simd>,
+// where A and B are packed by steps of `Step`.
 template <class Simd, class Format,
           class Step = typename StepFor<Simd, Format>::Type>
 class GemmTile {
   using InVectors = GemmTile<Simd, Format, typename VectorStepFor<Simd, Format>::Type>;
   using SkinnyStep = typename VectorStepFor<Simd, Format>::Type;
-  using From16Bits = StoredSource<Simd, Format>;
-  using FromFloat = RoundedSource<Simd, Format>;
+  using Element = typename Format::Element;
+  using FromFormat = StoredSource<Simd, Format>;
+  using FromFloat = std::conditional_t<std::is_same_v<Element, float>, FromFormat,
+                                       RoundedSource<Simd, Format>>;
   static constexpr std::int64_t kWidth = Simd::kWidth;
   static constexpr int kVectors = 2, kParts = Step::kParts;
-  static constexpr std::int64_t kElementBytes = sizeof(std::uint16_t);
+  static constexpr std::int64_t kElementBytes = sizeof(Element);
 
  public:
   static constexpr int kPanel = kVectors * Simd::kWidth;
@@ -125,7 +127,7 @@ class GemmTile {
       const MatrixView b = product.b.At(p, tile.j);
       const auto multiply = b.type == DataType::kFloat
                                 ? SkinnyGemm<Simd, SkinnyStep, FromFloat>::Multiply
-                                : SkinnyGemm<Simd, SkinnyStep, From16Bits>::Multiply;
+                                : SkinnyGemm<Simd, SkinnyStep, FromFormat>::Multiply;
       multiply(workspace.skinny_a, kSkinnyMaxSteps, tile.rows, b, depth, tile.columns,
                workspace.c, c_row);
     }
@@ -195,7 +197,7 @@ class GemmTile {
   static void PackRows(const MatrixView& a, std::int64_t rows, std::int64_t depth,
                        typename AnyStep::Packed* to, std::int64_t stride) {
     using Float = PartOf<Simd, AnyStep, FromFloat, kPart>;
-    using Stored = PartOf<Simd, AnyStep, From16Bits, kPart>;
+    using Stored = PartOf<Simd, AnyStep, FromFormat, kPart>;
     const auto pack = a.type == DataType::kFloat ? Packer<Simd, AnyStep, Float>::Rows
                                                  : Packer<Simd, AnyStep, Stored>::Rows;
     pack(a, rows, depth, to + kPart * stride, AnyStep::kParts * stride);
@@ -208,7 +210,7 @@ class GemmTile {
   static void PackPanels(const MatrixView& b, std::int64_t depth, std::int64_t columns,
                          typename Step::Packed* to) {
     using Float = PartOf<Simd, Step, FromFloat, kPart>;
-    using Stored = PartOf<Simd, Step, From16Bits, kPart>;
+    using Stored = PartOf<Simd, Step, FromFormat, kPart>;
     const auto pack = b.type == DataType::kFloat
                           ? Packer<Simd, Step, Float>::template Panels<kPanel>
                           : Packer<Simd, Step, Stored>::template Panels<kPanel>;
@@ -284,7 +286,7 @@ class GemmTile {
     if (product.bias_type == DataType::kFloat) {
       return static_cast<const float*>(product.bias) + j;
     }
-    Convert<Simd, Format>(static_cast<const std::uint16_t*>(product.bias) + j, columns,
+    Convert<Simd, Format>(static_cast<const Element*>(product.bias) + j, columns,
                           workspace.bias);
     return workspace.bias;
   }
@@ -301,7 +303,7 @@ class GemmTile {
     } else {
       ApplyEpilogue<Simd, Format>(sums, sums_row, out.rows, out.columns, product.alpha,
                                   bias, product.activation,
-                                  static_cast<std::uint16_t*>(product.c) + offset,
+                                  static_cast<Element*>(product.c) + offset,
                                   product.c_row);
     }
   }
@@ -320,6 +322,8 @@ template <class Simd>
 constexpr GemmKernel kHalfGemm = kGemmKernel<Simd, Half<Simd>>;
 template <class Simd>
 constexpr GemmKernel kBfloat16Gemm = kGemmKernel<Simd, Bfloat16<Simd>>;
+template <class Simd>
+constexpr GemmKernel kFloatGemm = kGemmKernel<Simd, Single<Simd>>;
 
 }  // namespace keras_mp
 

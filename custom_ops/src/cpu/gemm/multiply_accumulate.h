@@ -7,7 +7,7 @@
 //
 // A *packed element* is what a step takes from a row of A or a column of B: one element
 // widened to FP32, or two 16-bit elements that are neighbours along k. A *source* reads
-// the matrix in memory: its 16-bit format, or FP32 that is rounded to that format.
+// the matrix in memory: its format, or FP32 that is rounded to that format.
 //
 //   cmake --build build/custom_ops --target gemm_cpu_test &&
 //     build/custom_ops/gemm_cpu_test

@@ -23,7 +23,8 @@ namespace keras_mp {
 
 // to[0, count) = from[0, count)
 template <class Simd, class Format>
-static inline void Convert(const std::uint16_t* from, std::int64_t count, float* to) {
+static inline void Convert(const typename Format::Element* from, std::int64_t count,
+                           float* to) {
   std::int64_t i = 0;
   for (; i + Simd::kWidth <= count; i += Simd::kWidth) {
     Store<Simd>(to + i, Format::Load(from + i));

@@ -38,14 +38,14 @@ struct RowUpstream {
 struct LogitRowKernel {
   // Adds a block whose first word is `first`. Overwrites the logits.
   void (*add)(const LogitRow& row, std::int64_t first, RowStatistics* statistics);
-  // Writes g * scale in the type to slopes [count], and adds g to bias_sums [count], unless
-  // they are null.
+  // Writes g * scale in the type to slopes [count], which may be those of the logits, and
+  // adds g to bias_sums [count], unless they are null.
   void (*differentiate)(const LogitRow& row, const RowUpstream& upstream, DataType type,
-                        float scale, std::uint16_t* slopes, float* bias_sums);
+                        float scale, void* slopes, float* bias_sums);
   // sums += terms.
   void (*accumulate)(const float* terms, std::int64_t count, float* sums);
   // to = round(sums), in the type.
-  void (*round)(const float* sums, std::int64_t count, DataType type, std::uint16_t* to);
+  void (*round)(const float* sums, std::int64_t count, DataType type, void* to);
 };
 
 }  // namespace keras_mp

@@ -74,11 +74,10 @@ class LogitRows {
   }
 
   static void Differentiate(const LogitRow& row, const RowUpstream& upstream,
-                            DataType type, float scale, std::uint16_t* slopes,
-                            float* bias_sums) {
-    const auto compute = type == DataType::kHalf ? DifferentiateTo<Half<Simd>>
-                                                 : DifferentiateTo<Bfloat16<Simd>>;
-    compute(row, upstream, scale, slopes, bias_sums);
+                            DataType type, float scale, void* slopes, float* bias_sums) {
+    WithFormat(type, [&](auto format) {
+      DifferentiateTo<decltype(format)>(row, upstream, scale, slopes, bias_sums);
+    });
   }
 
   static void Accumulate(const float* terms, std::int64_t count, float* sums) {
@@ -88,15 +87,29 @@ class LogitRows {
   }
 
   static void Round(const float* sums, std::int64_t count, DataType type,
-                    std::uint16_t* to) {
-    const auto round = [&](auto part, int v, std::int64_t i) {
-      part.Store(to + i, v, part.Load(sums + i, v));
-    };
-    type == DataType::kHalf ? ForRow<Half<Simd>>(count, round)
-                            : ForRow<Bfloat16<Simd>>(count, round);
+                    void* to) {
+    WithFormat(type, [&](auto format) {
+      using Format = decltype(format);
+      auto* elements = static_cast<typename Format::Element*>(to);
+      ForRow<Format>(count, [&](auto part, int v, std::int64_t i) {
+        part.Store(elements + i, v, part.Load(sums + i, v));
+      });
+    });
   }
 
  private:
+  template <class Body>
+  static void WithFormat(DataType type, const Body& body) {
+    switch (type) {
+      case DataType::kHalf:
+        return body(Half<Simd>());
+      case DataType::kBfloat16:
+        return body(Bfloat16<Simd>());
+      case DataType::kFloat:
+        return body(Single<Simd>());
+    }
+  }
+
   static float Target(const LogitRow& row) {
     if (row.targets == nullptr) {
       return row.label >= 0 && row.label < row.count ? row.z[row.label] : 0;
@@ -121,7 +134,8 @@ class LogitRows {
 
   template <class Format>
   static void DifferentiateTo(const LogitRow& row, const RowUpstream& upstream,
-                              float scale, std::uint16_t* slopes, float* bias_sums) {
+                              float scale, void* slopes, float* bias_sums) {
+    auto* elements = static_cast<typename Format::Element*>(slopes);
     ForRow<Format>(row.count, [&](auto part, int v, std::int64_t i) {
       const Float z = Cap(part.Load(row.z + i, v), row.soft_cap);
       const Float targets = row.targets == nullptr
@@ -133,7 +147,7 @@ class LogitRows {
         const Float bent = z / row.soft_cap;
         slope *= 1 - bent * bent;
       }
-      part.Store(slopes + i, v, slope * scale);
+      part.Store(elements + i, v, slope * scale);
       if (bias_sums != nullptr) {
         part.Store(bias_sums + i, v, part.Load(bias_sums + i, v) + slope);
       }

@@ -39,10 +39,9 @@ Status Check(const LinearLogits& l, Isa isa) {
   for (std::int64_t size : {l.rows, l.size, l.words}) {
     if (size < 0) return {StatusCode::kInvalidArgument, "a size must not be negative"};
   }
-  if (l.type == DataType::kFloat ||
-      (l.kernel_type != l.type && l.kernel_type != DataType::kFloat)) {
+  if (l.kernel_type != l.type && l.kernel_type != DataType::kFloat) {
     return {StatusCode::kInvalidArgument,
-            "inputs must be of 16 bits, and the kernel of their type or FP32"};
+            "the kernel must be of the type of the inputs, or FP32"};
   }
   if (!(l.soft_cap >= 0 && std::isfinite(l.soft_cap))) {
     return {StatusCode::kInvalidArgument,
@@ -97,7 +96,7 @@ class Products {
   }
 
   // grad_inputs = alpha * slopes * kernel^T.
-  Status GradInputs(const Block& block, const std::uint16_t* slopes, float alpha,
+  Status GradInputs(const Block& block, const void* slopes, float alpha,
                     float* grad_inputs) const {
     Gemm gemm = WithKernel(block);
     gemm.m = l_.rows;
@@ -114,7 +113,7 @@ class Products {
   }
 
   // The block of grad_kernel = round(alpha * inputs^T * slopes), or its transpose.
-  Status GradKernel(const Block& block, const std::uint16_t* slopes, float alpha,
+  Status GradKernel(const Block& block, const void* slopes, float alpha,
                     void* grad_kernel) const {
     Gemm gemm;
     gemm.input = l_.type;
@@ -244,10 +243,13 @@ Status LogitStatisticsGradientCpu(const LinearLogits& l, const LogitStatisticsGr
   constexpr std::int64_t kRowsOfPart = 64;
   const std::int64_t parts = CeilDiv(l.rows, kRowsOfPart);
   const auto z = Allocate<float>(l.rows * words);
-  const auto slopes = Allocate<std::uint16_t>(l.rows * words);
+  // In FP32 the slopes of a block take the place of its logits.
+  const bool is_float = l.type == DataType::kFloat;
+  const auto halves = Allocate<std::uint16_t>(is_float ? 0 : l.rows * words);
+  void* const slopes = is_float ? static_cast<void*>(z.get()) : halves.get();
   const auto sums = Allocate<float>(elements), terms = Allocate<float>(elements);
   const auto bias_sums = Allocate<float>(g.grad_bias == nullptr ? 0 : parts * words);
-  if (!z || !slopes || !sums || !terms || !bias_sums) return kOutOfMemory;
+  if (!z || !halves || !sums || !terms || !bias_sums) return kOutOfMemory;
   std::fill_n(sums.get(), elements, 0.0f);
   const float scale = ScaleOf(l, g);
 
@@ -261,8 +263,8 @@ Status LogitStatisticsGradientCpu(const LinearLogits& l, const LogitStatisticsGr
     for (std::int64_t row = part * kRowsOfPart; row < end; ++row) {
       const RowUpstream upstream = {g.logsumexp[row], g.grad_logsumexp[row],
                                     g.grad_target[row], g.grad_total[row]};
-      kernel.differentiate(RowOf(l, block, row), upstream, l.type, scale,
-                           slopes.get() + row * block.count, of_bias);
+      void* of_row = static_cast<char*>(slopes) + row * block.count * BytesOf(l.type);
+      kernel.differentiate(RowOf(l, block, row), upstream, l.type, scale, of_row, of_bias);
     }
   };
 
@@ -278,9 +280,9 @@ Status LogitStatisticsGradientCpu(const LinearLogits& l, const LogitStatisticsGr
         kernel.accumulate(bias_sums.get() + part * block.count, block.count, of_block);
       }
     }
-    multiplied = products.GradKernel(block, slopes.get(), 1 / scale, g.grad_kernel);
+    multiplied = products.GradKernel(block, slopes, 1 / scale, g.grad_kernel);
     if (!multiplied.ok() || elements == 0) return multiplied;
-    multiplied = products.GradInputs(block, slopes.get(), 1 / scale, terms.get());
+    multiplied = products.GradInputs(block, slopes, 1 / scale, terms.get());
     if (!multiplied.ok()) return multiplied;
     ParallelFor(parallel, l.rows, l.size, [&](std::int64_t row) {
       kernel.accumulate(terms.get() + row * l.size, l.size, sums.get() + row * l.size);
@@ -290,7 +292,7 @@ Status LogitStatisticsGradientCpu(const LinearLogits& l, const LogitStatisticsGr
   if (!done.ok()) return done;
   ParallelFor(parallel, l.rows, l.size, [&](std::int64_t row) {
     kernel.round(sums.get() + row * l.size, l.size, l.type,
-                 static_cast<std::uint16_t*>(g.grad_inputs) + row * l.size);
+                 static_cast<char*>(g.grad_inputs) + row * l.size * BytesOf(l.type));
   });
   return {};
 }

@@ -67,7 +67,7 @@ Isa NamedIsa(const std::string& name) {
   return Isa::kUnknown;
 }
 
-// The kernels of avx512, except for those that multiply.
+// The kernels of avx512, except for those that multiply 16-bit numbers.
 Kernels Avx512KernelsWith(const GemmKernel* half, const GemmKernel* bfloat16,
                           const AttentionKernel* attention) {
   Kernels kernels = *Avx512Kernels();

@@ -59,6 +59,11 @@ Status CurrentDevice(Device* device) {
 
 bool IsEmpty(const Gemm& g) { return g.m == 0 || g.n == 0 || g.batch == 0; }
 
+Status Check(const Gemm& gemm) {
+  if (gemm.input != DataType::kFloat) return Validate(gemm);
+  return {StatusCode::kInvalidArgument, "the inputs must be 16-bit numbers"};
+}
+
 // Folds the batch into the rows where that is possible.
 Gemm Simplify(const Gemm& gemm) {
   const Gemm folded = FoldBatch(gemm);
@@ -284,7 +289,7 @@ bool IsAvailable(CudaRoute route, const char** why) {
 }
 
 std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route) {
-  if (!Validate(gemm).ok() || cuda::IsEmpty(gemm) || gemm.k == 0) return 0;
+  if (!cuda::Check(gemm).ok() || cuda::IsEmpty(gemm) || gemm.k == 0) return 0;
   // A copy of B is aligned to 256 bytes, as null is.
   const std::size_t rounded = cuda::RoundedBytes(gemm);
   const Gemm simple =
@@ -306,7 +311,7 @@ std::size_t WorkspaceBytes(const Gemm& gemm, CudaRoute route) {
 
 Status GemmCuda(const Gemm& gemm, CudaRoute route, void* workspace,
                 std::size_t workspace_bytes, void* stream) {
-  const Status status = Validate(gemm);
+  const Status status = cuda::Check(gemm);
   if (!status.ok() || cuda::IsEmpty(gemm)) return status;
   const auto queue = static_cast<cudaStream_t>(stream);
   if (gemm.rounds_b && gemm.k > 0) {
