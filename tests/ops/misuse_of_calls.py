@@ -150,6 +150,12 @@ CALLS = {
         "scale = 5.0e-01 : f32, is_causal = true",
         None,
     ),
+    "gemm": (
+        ["3x4xf16", "4x5xf16", "f32", "5xf32"],
+        ["3x5xf16"],
+        'transpose_a = false, transpose_b = false, activation = "relu"',
+        None,
+    ),
     "logit_statistics": (
         LOGITS,
         ["3xf32", "3xf32", "3xf32", "3xi32"],
@@ -165,7 +171,13 @@ CALLS = {
 }
 
 # The last operand of these is optional.
-WITH_OPTION = {"attention", "attention_gradient", "depthwise_conv", "logit_statistics"}
+WITH_OPTION = {
+    "attention",
+    "attention_gradient",
+    "depthwise_conv",
+    "gemm",
+    "logit_statistics",
+}
 
 # Uniforms are for masters in FP32 alone: beside a remainder the call has one too many.
 UNIFORMS = "update_variables of compressed state"
@@ -204,6 +216,9 @@ ATTRIBUTES = {
     "dropout-of-all": ("dropout = 2.5e-01", "dropout = 1.0"),
     "negative-dropout": ("dropout = 2.5e-01", "dropout = -2.5e-01"),
     "dropout-of-a-bool": ("dropout = 2.5e-01 : f32", "dropout = true"),
+    "transposed-a": ("transpose_a = false", "transpose_a = true"),
+    "transposed-b": ("transpose_b = false", "transpose_b = true"),
+    "activation-of-none": ('activation = "relu"', 'activation = "softmax"'),
     "transposed": ("transpose = false", "transpose = true"),
     "negative-cap": ("soft_cap = 2.0e+00", "soft_cap = -2.0e+00"),
     "cap-of-a-bool": ("soft_cap = 2.0e+00 : f32", "soft_cap = true"),

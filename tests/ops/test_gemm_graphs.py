@@ -255,3 +255,66 @@ def test_a_graph_gives_the_bits_of_eager(ops_mode):
     a, b = (random.normal(size=(111, 111)).astype(HALF) for _ in "ab")
     graph = tf.function(fp16_gemm, autograph=False)
     oracle.assert_same_bits(graph(a, b).numpy(), fp16_gemm(a, b).numpy())
+
+
+# The shapes of a and b.
+UNDER_XLA = {
+    "matrices": ([111, 217], [217, 17]),
+    "batch-of-a": ([2, 3, 7, 17], [17, 5]),
+    "batches": ([4, 1, 7, 17], [3, 17, 5]),
+    "empty-sum": ([7, 0], [0, 5]),
+    "no-rows": ([0, 17], [17, 5]),
+}
+
+
+@pytest.mark.parametrize("shapes", UNDER_XLA.values(), ids=UNDER_XLA)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_xla_on_a_cpu_gives_the_bits_of_eager(ops_mode, shapes, dtype, activation):
+    ops_mode("native")
+    random = np.random.default_rng(0)
+    a, b = (tf.constant(random.normal(size=shape), dtype) for shape in shapes)
+    bias = tf.constant(random.normal(size=shapes[1][-1]), tf.float32)
+
+    def product(a, b):
+        return fp16_gemm(a, b, alpha=0.5, bias=bias, activation=activation)
+
+    compiled = tf.function(product, jit_compile=True, autograph=False)
+    with tf.device("CPU"):
+        oracle.assert_same_bits(compiled(a, b).numpy(), product(a, b).numpy())
+
+
+def test_xla_on_a_cpu_calls_the_kernel(ops_mode):
+    ops_mode("native")
+    a, b = tf.ones([7, 17], HALF), tf.ones([17, 5])
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            y = fp16_gemm(a, b)
+        return y, *tape.gradient(y, [a, b])
+
+    with tf.device("CPU"):
+        hlo = step.experimental_get_compiler_ir(a, b)(stage="hlo")
+    assert hlo.count("keras_mp.gemm") == 3
+    # Each would be a copy of a matrix, in FP32 or rounded from it.
+    assert " dot(" not in hlo and " convert(" not in hlo
+
+
+def test_xla_finds_the_number_of_rows_when_it_runs(ops_mode):
+    ops_mode("native")
+    a = tf.reshape(tf.range(12, dtype="float32"), [4, 3])
+    b, keep = tf.ones([3, 2], HALF), [True, False, True, True]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch(b)
+            rows = tf.cast(tf.boolean_mask(a, keep), HALF)
+            y = fp16_gemm(rows, b)
+        return y, tape.gradient(y, b)
+
+    y, of_b = step(a, b)
+    np.testing.assert_array_equal(y, np.float16([[3, 3], [21, 21], [30, 30]]))
+    np.testing.assert_array_equal(of_b, np.float16([[15, 15], [18, 18], [21, 21]]))

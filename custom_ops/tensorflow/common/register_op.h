@@ -10,13 +10,13 @@
 
 namespace keras_mp {
 
-template <class Op, class Device>
+template <class Op, class Device, class XlaKernel = XlaOpKernelOf<Op>>
 bool RegisterOp() {
   RegisterKernel<Op, Device>();
   // Not REGISTER_XLA_OP, which has no effect after the first op has run.
   tensorflow::KernelDefBuilder builder(Op::kName);
   builder.Device(Device::kXlaKernel);
-  Register<XlaOpKernelOf<Op>>(Op::kName, builder);
+  Register<XlaKernel>(Op::kName, builder);
   return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), Op::kCall,
                                               Device::kHandler,
                                               HandlerOf<Op, Device>) == nullptr;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -59,6 +60,11 @@ class FromCall {
     ReadIntegers(name, values);
   }
 
+  void operator()(const char* name, std::string* text) {
+    const auto found = given_.get<std::string_view>(name);
+    if (Check(name, found.has_value())) text->assign(*found);
+  }
+
   // The call has no lists of booleans, but of 0 and 1.
   void operator()(const char* name, std::vector<bool>* values) {
     ReadIntegers(name, values);
@@ -106,6 +112,10 @@ class ToCall {
 
   void operator()(const char* name, const std::int64_t* value) {
     Append(name, absl::StrCat(*value, " : i64"));
+  }
+
+  void operator()(const char* name, const std::string* text) {
+    Append(name, absl::StrCat("\"", *text, "\""));
   }
 
   // As its bits, which say infinities too.

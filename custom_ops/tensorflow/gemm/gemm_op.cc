@@ -4,6 +4,7 @@
 #include "gemm/gemm_op.h"
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,12 +23,13 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-Activation ActivationOf(const std::string& name) {
+std::optional<Activation> ActivationOf(const std::string& name) {
+  if (name.empty()) return Activation::kNone;
   if (name == "relu") return Activation::kRelu;
   if (name == "tanh") return Activation::kTanh;
   if (name == "sigmoid") return Activation::kSigmoid;
   if (name == "gelu") return Activation::kGelu;
-  return Activation::kNone;
+  return std::nullopt;
 }
 
 tensorflow::BCast::Vec LeadingSizes(const TensorShape& shape) {
@@ -49,6 +51,12 @@ char* MatrixAt(const TensorView& matrices, std::int64_t index, std::int64_t size
 
 }  // namespace
 
+absl::Status Fp16GemmOp::Complete() const {
+  if (ActivationOf(activation_)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "activation must be '', relu, tanh, sigmoid or gelu. Received: ", activation_));
+}
+
 absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
   const TensorView &a = inputs[0], &b = inputs[1], &alpha = inputs[2];
   const auto misfit = [&](const char* rule) {
@@ -61,13 +69,19 @@ absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
   };
   const int dims_a = a.shape.dims(), dims_b = b.shape.dims();
   if (dims_a < 2 || dims_b < 2) return misfit("a and b must have at least 2 dimensions");
-  if (alpha.shape.dims() != 0) return misfit("alpha must be a scalar");
+  if (alpha.dtype != tensorflow::DT_FLOAT || alpha.shape.dims() != 0) {
+    return misfit("alpha must be a scalar of float");
+  }
   if (b.shape.dim_size(dims_b - (transpose_b_ ? 1 : 2)) != InnerSize(a.shape)) {
     return misfit("the inner sizes of a and b must be equal");
   }
   const std::int64_t n = b.shape.dim_size(dims_b - (transpose_b_ ? 2 : 1));
   if (inputs.size() > 4 || (inputs.size() == 4 && inputs[3].shape != TensorShape({n}))) {
     return misfit("there is at most one bias, of shape [N]");
+  }
+  if (!Has16Bits(a.dtype)) return misfit("a must be half or bfloat16");
+  if (inputs.size() == 4 && !fits_type(inputs[3].dtype)) {
+    return misfit("the bias has the dtype of a, or float32");
   }
   if (!fits_type(type_of_c_)) return misfit("the result has the dtype of a, or float32");
   if (!fits_type(b.dtype)) return misfit("b has the dtype of a, or float32");
@@ -100,7 +114,7 @@ absl::InlinedVector<Gemm, 1> Fp16GemmOp::PartsOf(const Views& inputs,
   gemm.input = a.type();
   gemm.rounds_b = b.dtype != a.dtype;
   gemm.output = c.type();
-  gemm.activation = ActivationOf(activation_);
+  gemm.activation = *ActivationOf(activation_);
   gemm.alpha = inputs[2].As<float>();
   gemm.bias_type = DataType::kFloat;
   if (inputs.size() == 4) {
@@ -192,7 +206,6 @@ REGISTER_OP("KerasMp>Fp16Gemm")
     .Doc("round(activation(alpha * op(a) op(b) + bias)), accumulated in FP32. An FP32 b "
          "is rounded to the dtype of a first, and its gradient is FP32.");
 
-KERAS_MP_REGISTER_KERNEL(Fp16GemmOp, CpuDevice);
 #ifdef KERAS_MP_HAS_CUDA
 KERAS_MP_REGISTER_KERNEL(Fp16GemmOp, GpuDevice);
 #endif

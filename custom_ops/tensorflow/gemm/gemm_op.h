@@ -22,14 +22,26 @@ Status MultiplyOnGpu(const GpuDevice& device, const Gemm& gemm);
 class Fp16GemmOp : public OpHooks {
  public:
   static constexpr char kName[] = "KerasMp>Fp16Gemm";
+  static constexpr char kCall[] = "keras_mp.gemm";
+  static constexpr int kMinInputs = 3, kMaxInputs = 4;
 
   template <class Visitor>
   void Visit(Visitor& visit) {
     visit("transpose_a", &transpose_a_);
     visit("transpose_b", &transpose_b_);
     visit("activation", &activation_);
-    visit("Tout", &type_of_c_);
   }
+
+  template <class Context>
+  absl::Status ReadOp(Context* ctx) {
+    return ctx->GetAttr("Tout", &type_of_c_);
+  }
+
+  void ReadCall(const Views&, const Views& results) {
+    if (!results.empty()) type_of_c_ = results[0].dtype;
+  }
+
+  absl::Status Complete() const;
 
   bool transpose_a() const { return transpose_a_; }
   bool transpose_b() const { return transpose_b_; }

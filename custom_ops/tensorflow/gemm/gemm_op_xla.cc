@@ -1,10 +1,13 @@
-// The XLA lowering of KerasMp>Fp16Gemm: one DotGeneral with an FP32 result, and therefore
-// an FP32 accumulator.
+// KerasMp>Fp16Gemm under XLA. On a CPU XLA calls the kernel: it would convert 16-bit
+// matrices to FP32 in memory, and multiply those. Elsewhere, and where XLA finds a size when
+// the program runs, the op becomes a DotGeneral with an FP32 result, and therefore an FP32
+// accumulator.
 
 #include <cstdint>
 #include <vector>
 
 #include "common/lowering.h"
+#include "common/register_op.h"
 #include "gemm/gemm_op.h"
 #include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/lib/math.h"
@@ -83,7 +86,35 @@ class Fp16GemmXlaOp : public LoweringOf<Fp16GemmOp> {
   }
 };
 
-KERAS_MP_REGISTER_LOWERING("Fp16Gemm", Fp16GemmXlaOp);
+class Fp16GemmXlaCpuOp : public tensorflow::XlaOpKernel {
+ public:
+  explicit Fp16GemmXlaCpuOp(tensorflow::OpKernelConstruction* ctx)
+      : XlaOpKernel(ctx), call_(ctx), lowering_(ctx) {}
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    if (HasStaticInputs(ctx)) {
+      call_.Compile(ctx);
+    } else {
+      lowering_.Compile(ctx);
+    }
+  }
+
+ private:
+  static bool HasStaticInputs(XlaOpKernelContext* ctx) {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const auto shape = ctx->InputXlaShape(i);
+      if (!shape.ok() || !shape->is_static()) return false;
+    }
+    return true;
+  }
+
+  XlaOpKernelOf<Fp16GemmOp> call_;
+  Fp16GemmXlaOp lowering_;
+};
+
+[[maybe_unused]] const bool is_gemm_registered =
+    RegisterOp<Fp16GemmOp, CpuDevice, Fp16GemmXlaCpuOp>();
+REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device("XLA_GPU_JIT"), Fp16GemmXlaOp);
 
 }  // namespace
 }  // namespace keras_mp
