@@ -44,7 +44,7 @@ class CustomCall {
 
   // Builds the call of a handler and returns its results. `attributes`: in MLIR's syntax.
   absl::StatusOr<std::vector<xla::XlaOp>> Make(const std::string& target,
-                                          const std::string& attributes) const {
+                                               const std::string& attributes) const {
     std::vector<xla::Shape> shapes;
     for (xla::XlaOp operand : operands_) {
       const auto shape = builder_->GetShape(operand);

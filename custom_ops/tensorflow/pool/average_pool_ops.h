@@ -5,6 +5,7 @@
 #define KERAS_MP_TENSORFLOW_POOL_AVERAGE_POOL_OPS_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -18,6 +19,9 @@
 #include "tensorflow/core/lib/math/math_util.h"
 
 namespace keras_mp {
+
+// Those of an x, without batch and channels.
+using PooledDimensions = std::array<PooledDimension, 3>;
 
 // What both ops have in common.
 class PoolOp : public OpHooks {
@@ -49,9 +53,9 @@ class PoolOp : public OpHooks {
   std::int64_t stride(int d) const { return strides_[d]; }
   bool is_same() const { return padding_ == "same"; }  // otherwise "valid"
 
-  // The dimensions of an x that fits, without batch and channels.
-  std::vector<PooledDimension> DimensionsOf(const tensorflow::TensorShape& x) const {
-    std::vector<PooledDimension> dimensions(3);
+  // Of an x that fits.
+  PooledDimensions DimensionsOf(const tensorflow::TensorShape& x) const {
+    PooledDimensions dimensions;
     for (int d = 0; d < 3; ++d) {
       PooledDimension& one = dimensions[d];
       one.size = x.dim_size(d + 1);

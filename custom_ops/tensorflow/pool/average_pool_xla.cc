@@ -70,7 +70,7 @@ XlaOp SumsOfWindows(XlaOpKernelContext* ctx, XlaOp x, const Sizes& window,
 }
 
 // Whether an element of x may be in several windows.
-bool Overlap(const std::vector<PooledDimension>& dimensions) {
+bool Overlap(const PooledDimensions& dimensions) {
   return std::any_of(
       dimensions.begin(), dimensions.end(),
       [](const PooledDimension& one) { return one.window > one.stride; });
@@ -78,7 +78,7 @@ bool Overlap(const std::vector<PooledDimension>& dimensions) {
 
 // Divides each sum by the number of elements of x in its window, the product of the counts
 // of the three dimensions.
-XlaOp DivideByCounts(XlaOp sums, const std::vector<PooledDimension>& dimensions) {
+XlaOp DivideByCounts(XlaOp sums, const PooledDimensions& dimensions) {
   for (int d = 0; d < 3; ++d) {
     const PooledDimension& one = dimensions[d];
     std::vector<float> counts;
@@ -142,7 +142,7 @@ class AveragePoolGradientXlaOp : public LoweringOf<AveragePoolGradientOp> {
 
   // Repeats, where windows do not overlap, the gradient of each window over its elements,
   // with zeros between the windows and after them.
-  static XlaOp Repeat(XlaOp grad_sums, const std::vector<PooledDimension>& dimensions,
+  static XlaOp Repeat(XlaOp grad_sums, const PooledDimensions& dimensions,
                       const TensorShape& pooled) {
     // [batch, a, window, b, window, c, window, channels]
     std::vector<std::int64_t> repeated = {pooled.dim_size(0)}, from = {0};
@@ -170,7 +170,7 @@ class AveragePoolGradientXlaOp : public LoweringOf<AveragePoolGradientOp> {
   // Sums, for each element of x, the gradients of the windows that contain it: interior
   // padding spreads the gradients by the strides, and windows of stride 1 sum them.
   static XlaOp Spread(XlaOpKernelContext* ctx, XlaOp grad_sums,
-                      const std::vector<PooledDimension>& dimensions) {
+                      const PooledDimensions& dimensions) {
     const XlaOp zero = Constant(grad_sums, 0);
     Sizes window = {1, 1, 1, 1, 1};
     const Sizes strides = window;
