@@ -1,7 +1,7 @@
 // KerasMp>Fp16Gemm under XLA. On a CPU XLA calls the kernel: it would convert 16-bit
-// matrices to FP32 in memory, and multiply those. Elsewhere, and where XLA finds a size when
-// the program runs, the op becomes a DotGeneral with an FP32 result, and therefore an FP32
-// accumulator.
+// matrices to FP32 in memory, and multiply those. Elsewhere, and where XLA finds out a
+// size when the program runs, the op becomes a DotGeneral with an FP32 result, and
+// therefore an FP32 accumulator.
 
 #include <cstdint>
 #include <vector>
