@@ -130,7 +130,7 @@ class ReferenceUpdate(UnscaledUpdate):
     def _update(self, gradients: Sequence[Gradient]) -> None:
         self.update(gradients, self._clipping)
         self.constrain()
-        count_step(self.step.optimizer, ops.ones((), "bool"))
+        count_step(self.step.optimizer, True)
 
     def update(
         self, gradients: Sequence[Gradient], clipping: Mapping[str, Tensor]

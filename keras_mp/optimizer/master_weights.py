@@ -1,7 +1,8 @@
 """The masters of an optimizer, and how they and their weights are kept in agreement.
 
-A master holds the true value, unless other code than the optimizer wrote to the weight:
-there the weight is no rounding of its master any more, and the master takes its value.
+An FP32 master holds the true value, unless other code than the optimizer wrote to the
+weight: there the weight is no rounding of its master any more, and the master takes its
+value. Masters in other forms are computed from their weights.
 """
 
 import warnings
@@ -143,7 +144,7 @@ class MasterWeights:
             backend.run_eagerly(self.sync_masters_from_weights)
 
     def values(self) -> dict[int, Any]:
-        """Returns the float32 value of every weight, by the weight's `id`."""
+        """Returns the float32 value of every weight with a separate master, by `id`."""
         return {id(master.weight): master.value for master in self.separate}
 
     def sync_masters_from_weights(

@@ -292,7 +292,7 @@ class RemainderMaster(CompressedMaster):
         remainder: int16 `keras.Variable` of the same shape; int8 in a subclass.
     """
 
-    def __init__(self, weight: Variable, remainder: Tensor) -> None:
+    def __init__(self, weight: Variable, remainder: keras.Variable) -> None:
         super().__init__(weight)
         self.remainder = remainder
         self.variables = [weight, remainder]
@@ -359,16 +359,17 @@ def create_masters(
     rounding: Rounding,
     of_all: bool = False,
 ) -> list[Master]:
-    """Returns the master of each variable: itself, unless it is stored in 16 bits.
+    """Returns the master of each variable.
 
-    A variable that is listed twice has one master, listed twice.
+    A variable that is not stored in 16 bits is its own master, unless `of_all`. One
+    that is listed twice has one master, listed twice.
 
     Args:
         variables: list of the trainable variables.
         form: as `masters` for `wrap`.
         rounding: `Rounding`.
-        of_all: bool, whether other variables too get one, of their own dtype. Defaults
-            to False.
+        of_all: bool, whether all others get a separate master of their own dtype.
+            Defaults to False.
     """
 
     def master_of(weight: Variable) -> Master:
@@ -401,10 +402,10 @@ FORMS = tuple(_FORMS)
 
 
 def variable_like(weight: Variable, dtype: str) -> keras.Variable:
-    """Returns a variable of zeros with the name, path and hooks of `weight`.
+    """Returns a variable of zeros with the name, path and constraint of `weight`.
 
-    `MasterWeights.initialize` gives it its value: a weight that a traced function
-    creates has none before the trace ends.
+    `MasterWeights.initialize` gives an FP32 master its value: a weight that a traced
+    function creates has none before the trace ends.
 
     Args:
         weight: `keras.Variable` or `tf.Variable`.

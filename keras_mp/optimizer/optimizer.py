@@ -159,7 +159,7 @@ class FP32MasterOptimizer(OptimizerProperties):
             variables,
             self.all_reduce_dtype,
             backend.replicas_in(strategy),
-            self._is_compressed,
+            self._wants_compression,
             self._owners(variables, strategy),
         )
         layouts = sharded_state(variables) if self.shard_state else nullcontext()
@@ -170,7 +170,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         """Does the work of `build`, in the scope of the strategy."""
         check_values_to_copy(self.inner_optimizer, variables)
         # Compressed state is updated by code that assigns to an FP32 weight everywhere.
-        of_all = self._replicas.owners is not None and not self._is_compressed
+        of_all = self._replicas.owners is not None and not self._wants_compression
         masters = create_masters(variables, self.masters, self._rounding, of_all)
         rule = rule_of(self.inner_optimizer, OPTIONS_AROUND_A_RULE)
         if rule is not None:
@@ -194,7 +194,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
     @property
-    def _is_compressed(self) -> bool:
+    def _wants_compression(self) -> bool:
         return self.masters != "float32" or self._compressed_state is not None
 
     def _owners(self, variables: list[Variable], strategy: Strategy) -> Owners | None:
@@ -202,7 +202,7 @@ class FP32MasterOptimizer(OptimizerProperties):
         if not self.shard_state or backend.replicas_in(strategy) == 1:
             return None
         sizes = [self._bits_of_slots(v) * math.prod(v.shape) for v in variables]
-        return Owners(strategy, variables, sizes, not self._is_compressed)
+        return Owners(strategy, variables, sizes, not self._wants_compression)
 
     def _create_coded_slots(self, masters: Sequence[Master], rule: Rule) -> None:
         """Gives masters the slots that are not FP32."""

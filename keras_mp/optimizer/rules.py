@@ -299,7 +299,10 @@ def _rmsprop(optimizer: keras.Optimizer) -> Rule:
     return _CENTERED_RMSPROP if optimizer.centered else _RMSPROP
 
 
-def _always(rule: Rule) -> Callable[[Any], Rule]:
+_RuleOf = Callable[[Any], Rule]
+
+
+def _always(rule: Rule) -> _RuleOf:
     return lambda optimizer: rule
 
 
@@ -355,9 +358,6 @@ _OF_ADAFACTOR = {
     "clip_threshold",
     "relative_step",
 }
-_RuleOf = Callable[[Any], Rule]
-
-
 # The other options that a rule implements, and the rule. Where another option is used,
 # such as one of a later version of Keras, the optimizer itself does the step.
 _KNOWN: dict[type, tuple[set[str], _RuleOf]] = {
@@ -448,7 +448,7 @@ def count_step(optimizer: keras.Optimizer, finite: Tensor) -> None:
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
-        finite: scalar bool tensor.
+        finite: bool, or scalar bool tensor.
     """
     count_update(optimizer, finite)
     iterations = optimizer.iterations
@@ -460,7 +460,7 @@ def count_update(optimizer: keras.Optimizer, finite: Tensor) -> None:
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
-        finite: scalar bool tensor.
+        finite: bool, or scalar bool tensor.
     """
     if class_of(optimizer) is keras.optimizers.Nadam:
         product = nadam_momentum_product(optimizer)

@@ -78,7 +78,7 @@ class SlotCode:
 
     @property
     def sign(self) -> int:
-        """The sign bit; without one, what is above all codes."""
+        """The sign bit, or 2**bits without one: no code reaches that."""
         return int(2 ** (self.bits - self.is_signed))
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ class Step:
 
 
 class Update(Protocol):
-    """A part of a step, all of it computed in the same way."""
+    """A part of a step, all of it computed in the same way. `check` comes first."""
 
     step: Step
 
@@ -126,7 +126,8 @@ def plan(step: Step) -> list[Update]:
         fitting = list(range(len(step.gradients)))
 
     def by_keras(others: Step) -> KerasUpdate:
-        # Without a kernel's part it may change all, as averages overwrite them.
+        # Keras's `apply` may overwrite all masters with their averages, unless a kernel
+        # updates some.
         changed = others.masters if fitting else step.weights.all
         return KerasUpdate(others, changed)
 
@@ -300,7 +301,7 @@ def hyperparameters_of(
     scale: Tensor,
     clipping: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """Returns the hyperparameters of a step that differ from their defaults.
+    """Returns the hyperparameters that a step of a rule reads, by name.
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has the rule.
@@ -322,8 +323,8 @@ def clipping_of(optimizer: keras.Optimizer, norm: Tensor) -> dict[str, Any]:
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that has a rule.
-        norm: scalar float32 tensor, of all unscaled gradients; not read without
-            `global_clipnorm`.
+        norm: scalar float32 tensor, of all unscaled gradients; with `global_clipnorm`
+            only, else it may be None.
     """
     clip_norm = optimizer.global_clipnorm
     if clip_norm:

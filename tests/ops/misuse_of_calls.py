@@ -199,7 +199,7 @@ ATTRIBUTES = {
     "exponents-of-one": ("exponent_of = array<i64>", "exponent_of = array<i64: 0>"),
     "4-bits": (f"{CODED}, code_bits = 8", f"{CODED}, code_bits = 4"),
     "8-bits": ("code_bits = 4", "code_bits = 8"),
-    "6-bits": ("code_bits = 8", "code_bits = 6"),
+    "7-bits": ("code_bits = 8", "code_bits = 7"),
     "rule-without-powers": ("rule = 8", "rule = 1"),
     "powers-of-none": ("power_of = array<i64: 0>", "power_of = array<i64: 5>"),
     "powers-twice": ("power_of = array<i64: 0>", "power_of = array<i64: 0, 0>"),

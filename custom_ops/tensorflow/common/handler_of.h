@@ -83,7 +83,7 @@ inline absl::Status CheckCount(const char* what, std::size_t count, std::size_t 
 // Checks that a call returns the variables, in their memory, before the outputs, and sets
 // the data of these. XLA gives no two results of a call the same memory, so the variables
 // are distinct.
-inline absl::Status SetData(absl::Span<const TensorView> variables, const Views& results,
+inline absl::Status BindResults(absl::Span<const TensorView> variables, const Views& results,
                             Views* outputs) {
   const std::size_t count = variables.size() + outputs->size();
   TF_RETURN_IF_ERROR(CheckCount("results", results.size(), count, count));
@@ -127,7 +127,7 @@ absl::Status RunCall(const Device& device, const xla::ffi::RemainingArgs& operan
   auto outputs = op.Outputs(inputs);
   TF_RETURN_IF_ERROR(outputs.status());
   const auto [first, end] = op.Variables();
-  TF_RETURN_IF_ERROR(SetData(absl::MakeConstSpan(inputs).subspan(first, end - first),
+  TF_RETURN_IF_ERROR(BindResults(absl::MakeConstSpan(inputs).subspan(first, end - first),
                              results, &*outputs));
   return ToAbsl(op.Run(device, inputs, *outputs));
 }

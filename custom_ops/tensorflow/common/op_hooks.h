@@ -8,7 +8,8 @@
 //     static constexpr char kCall[] = "keras_mp.negate";  // of the XLA call
 //     static constexpr int kMinInputs = 1, kMaxInputs = 1;
 //
-//     // The attributes of the call. The op has those without OfCall under the same names.
+//     // The attributes of the call. The op has them under the same names, but for those of
+//     // visit.OfCall; calls of earlier versions may lack those of visit.Optional.
 //     template <class Visitor>
 //     void Visit(Visitor& visit) { visit("scale", &scale); }
 //
@@ -42,8 +43,8 @@ namespace keras_mp {
 struct OpHooks {
   static constexpr int kMaxInputs = std::numeric_limits<int>::max();
 
-  // The op has this many inputs, its first, of which only the shape matters. The call has
-  // none of them: its first results have their shapes.
+  // Of so many inputs of the op, its first, only the shapes matter. The call has none of
+  // them: its first results have these shapes.
   static constexpr int kShapeInputs = 0;
 
   // The input whose numbers decide about shapes, so that XLA has to know them, or -1.

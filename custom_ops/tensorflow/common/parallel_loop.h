@@ -37,10 +37,10 @@ struct ParallelLoop {
   }
 };
 
-// Calls body(context, i) for each i in [0, count), on this thread and on others, of which
-// schedule(thread, work) tells the thread-th, from 0 on, to call work(). There are
-// as many as `threads`, this one among them: one more would share a core with another
-// one, and each switch would find the caches full of the other's data.
+// Calls body(context, i) for each i in [0, count), on `threads` threads, this one among
+// them. schedule(thread, work) has another one, from 0 on, call work(). One thread more
+// would share a core with another, and each switch would find the caches full of the
+// other's data.
 template <class Schedule>
 void RunLoop(std::int64_t count, int threads, void* context, Parallel::Body body,
              const Schedule& schedule) {

@@ -10,6 +10,7 @@
 
 namespace keras_mp {
 
+// Of half and bfloat16; kFloat for all other types.
 DataType TypeOf(tensorflow::DataType type);
 
 absl::Status ToAbsl(const Status& status);

@@ -72,9 +72,9 @@ class CustomCall {
       aliases_;
 };
 
-// Gives an operand its largest size: where the first dimension has a dynamic one, which
-// `size` becomes, with zeros at the end. No other dimension may have one, and that one
-// neither unless `has_batch`. `what` names the op in the error.
+// Where the first dimension of an operand is dynamic, fills it with zeros up to its bound,
+// and sets `size` to its size. Refuses any other dynamic dimension, and that one unless
+// `has_batch`. `what` names the op in the error.
 inline absl::Status MakeStatic(const char* what, bool has_batch, xla::XlaOp* operand,
                                xla::XlaOp* size) {
   auto* builder = operand->builder();
