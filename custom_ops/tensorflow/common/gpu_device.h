@@ -43,6 +43,7 @@ class GpuDevice {
         allocate_([ctx, workspace = tensorflow::Tensor()](
                       std::size_t bytes) mutable -> void* {
           const auto size = static_cast<std::int64_t>(bytes);
+          workspace = tensorflow::Tensor();  // not both at once
           const bool is_allocated =
               ctx->allocate_temp(tensorflow::DT_INT8, {size}, &workspace).ok();
           return is_allocated ? workspace.data() : nullptr;

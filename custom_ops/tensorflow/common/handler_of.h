@@ -4,10 +4,13 @@
 #ifndef KERAS_MP_TENSORFLOW_COMMON_HANDLER_OF_H_
 #define KERAS_MP_TENSORFLOW_COMMON_HANDLER_OF_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
+#include "common/locked_variables.h"
 #include "common/op_hooks.h"
 #include "common/tensor_view.h"
 #include "common/visit_attributes.h"
@@ -80,11 +83,10 @@ inline absl::Status CheckCount(const char* what, std::size_t count, std::size_t 
                    " of the call. Received: ", count));
 }
 
-// Checks that a call returns the variables, in their memory, before the outputs, and sets
-// the data of these. XLA gives no two results of a call the same memory, so the variables
-// are distinct.
-inline absl::Status BindResults(absl::Span<const TensorView> variables, const Views& results,
-                            Views* outputs) {
+// Checks that a call returns the variables, which are distinct, in their memory before the
+// outputs, and sets the data of these.
+inline absl::Status BindResults(absl::Span<const TensorView> variables,
+                                const Views& results, Views* outputs) {
   const std::size_t count = variables.size() + outputs->size();
   TF_RETURN_IF_ERROR(CheckCount("results", results.size(), count, count));
   for (std::size_t i = 0; i < variables.size(); ++i) {
@@ -97,13 +99,19 @@ inline absl::Status BindResults(absl::Span<const TensorView> variables, const Vi
     TF_RETURN_IF_ERROR(CheckTensor("a result", result, output.dtype, output.shape));
     output.data = result.data;
   }
+  std::vector<const void*> written;
+  written.reserve(variables.size());
   for (std::size_t i = 0; i < variables.size(); ++i) {
-    const bool is_empty = variables[i].shape.num_elements() == 0;
-    if (!is_empty && results[i].data != variables[i].data) {
+    if (variables[i].shape.num_elements() == 0) continue;
+    if (results[i].data != variables[i].data) {
       return absl::InternalError("XLA moved a variable that is updated in place");
     }
+    written.push_back(variables[i].data);
   }
-  return absl::OkStatus();
+  std::sort(written.begin(), written.end());
+  const bool is_distinct =
+      std::adjacent_find(written.begin(), written.end()) == written.end();
+  return is_distinct ? absl::OkStatus() : DuplicateVariable();
 }
 
 template <class Op, class Device>
@@ -127,8 +135,8 @@ absl::Status RunCall(const Device& device, const xla::ffi::RemainingArgs& operan
   auto outputs = op.Outputs(inputs);
   TF_RETURN_IF_ERROR(outputs.status());
   const auto [first, end] = op.Variables();
-  TF_RETURN_IF_ERROR(BindResults(absl::MakeConstSpan(inputs).subspan(first, end - first),
-                             results, &*outputs));
+  const auto variables = absl::MakeConstSpan(inputs).subspan(first, end - first);
+  TF_RETURN_IF_ERROR(BindResults(variables, results, &*outputs));
   return ToAbsl(op.Run(device, inputs, *outputs));
 }
 

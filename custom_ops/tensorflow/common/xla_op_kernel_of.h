@@ -106,7 +106,7 @@ class LoweringOf : public tensorflow::XlaOpKernel {
     auto inputs = ViewsOfInputs(ctx, 0, 0);
     OP_REQUIRES_OK(ctx, inputs.status());
     xla::Literal numbers;
-    if (Op::kConstantInput >= 0) {
+    if constexpr (Op::kConstantInput >= 0) {
       OP_REQUIRES_OK(ctx, ctx->ConstantInput(Op::kConstantInput, &numbers));
       (*inputs)[Op::kConstantInput].data = numbers.untyped_data();
     }

@@ -35,10 +35,15 @@ Matrices MatricesOf(const TensorShape& shape) {
   return matrices;
 }
 
-// The shape of a slot: that of its master, or for means over a dimension without that.
-TensorShape SlotShape(UpdateRule rule, int slot, TensorShape master) {
-  if (rule == UpdateRule::kAdafactor && slot > 0) master.RemoveDim(master.dims() - slot);
-  return master;
+// Whether a slot has the shape of its master, or for means over a dimension all of its
+// sizes but that. Without building this shape: beside a size of 0 the others may be so
+// large that their product does not fit into 64 bits.
+bool HasShapeOfSlot(UpdateRule rule, int slot, const TensorShape& master,
+                    const TensorShape& shape) {
+  if (rule != UpdateRule::kAdafactor || slot == 0) return shape == master;
+  auto sizes = master.dim_sizes();
+  sizes.erase(sizes.end() - slot);
+  return shape.dim_sizes() == sizes;
 }
 
 // Whether the rule has such a slot of a variable: kAdafactor has means of matrices alone.
@@ -166,7 +171,7 @@ absl::Status UpdateVariablesOp::CheckSlot(const Views& inputs, int k, int i) con
   const TensorView &of_slot = inputs[slot(k, i)], &of_master = inputs[master(i)];
   if (exponents(k, i) >= 0) return CheckCodes(inputs, k, i);
   if (!UsesSlot(rule(), k, of_master.shape)) return absl::OkStatus();
-  if (of_slot.shape != SlotShape(rule(), k, of_master.shape)) {
+  if (!HasShapeOfSlot(rule(), k, of_master.shape, of_slot.shape)) {
     return DoesNotFit("slot", i, of_slot, of_master);
   }
   return of_slot.dtype == tensorflow::DT_FLOAT ? absl::OkStatus()
