@@ -155,11 +155,12 @@ class ReferenceUpdate(UnscaledUpdate):
                 value = master.value
                 master.store(decayed(_in_dtype_of(value, numbers), value), self._noise)
             decaying = [False] * len(step.masters)
-        for gradient, master, decays in zip(
-            gradients, step.masters, decaying, strict=True
+        slots = step.slots(self.rule)
+        for gradient, master, own, decays in zip(
+            gradients, step.masters, slots, decaying, strict=True
         ):
             with step.replicas.device(master):
-                self._update_one(gradient, master, decays, numbers)
+                self._update_one(gradient, master, own, decays, numbers)
 
     def constrain(self) -> None:
         """Applies the constraints of the variables that have one."""
@@ -168,9 +169,13 @@ class ReferenceUpdate(UnscaledUpdate):
                 master.store(master.constraint(master.value), self._noise)
 
     def _update_one(
-        self, gradient: Gradient, master: Master, decays: bool, numbers: dict[str, Any]
+        self,
+        gradient: Gradient,
+        master: Master,
+        slots: Sequence[Any],
+        decays: bool,
+        numbers: dict[str, Any],
     ) -> None:
-        slots = self.step.slots(self.rule, master)
         value = master.value
         dtype = keras.backend.standardize_dtype(value.dtype)
         value, new_slots = apply_formula(

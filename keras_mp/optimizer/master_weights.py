@@ -78,7 +78,7 @@ class MasterWeights:
         """All variables that an update of masters may change."""
         variables = [v for m in self.distinct for v in (m.weight, *m.variables)]
         variables += [*self.slot_variables, self.rounding.seed.state]
-        return list({id(variable): variable for variable in variables}.values())
+        return _distinct(variables)
 
     @property
     def draws_uniforms(self) -> bool:
@@ -225,8 +225,8 @@ def averages_and_accumulators(
     return averages, accumulators
 
 
-def _distinct(masters: Sequence[Master]) -> list[Master]:
-    return list({id(master): master for master in masters}.values())
+def _distinct(objects: Iterable[Any]) -> list[Any]:
+    return list({id(each): each for each in objects}.values())
 
 
 def keeps_average(optimizer: keras.Optimizer) -> bool:

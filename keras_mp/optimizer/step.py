@@ -75,12 +75,17 @@ class Step:
         """The variables that the masters are stored in."""
         return [variable for master in self.masters for variable in master.variables]
 
-    def slots(self, rule: Rule, master: Master) -> list[Any]:
-        """Returns the slots of a master: FP32 variables, or `CodedSlot`s."""
-        if master.slots:
-            return list(master.slots)
-        index = keras_internals.variable_index(self.optimizer, master.reference)
-        return [of_all[index] for of_all in rule.slots_of(self.optimizer)]
+    def slots(self, rule: Rule) -> list[list[Any]]:
+        """Returns the slots of each master: FP32 variables, or `CodedSlot`s."""
+        made = rule.slots_of(self.optimizer)
+
+        def of_master(master: Master) -> list[Any]:
+            if master.slots:
+                return list(master.slots)
+            index = keras_internals.variable_index(self.optimizer, master.reference)
+            return [of_all[index] for of_all in made]
+
+        return [of_master(master) for master in self.masters]
 
     def applies_weight_decay(self, rule: Rule, master: Master) -> bool:
         """Tells whether the weight decay of a rule is for a master."""
@@ -249,7 +254,7 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
     # A variable that is listed twice must be updated twice; the kernel does so once.
     if rule is None or not are_distinct(step.masters):
         return []
-    slots = {id(master): step.slots(rule, master) for master in step.masters}
+    slots = step.slots(rule)
     written = _variables_written(step.masters, slots)
     if not backend.can_update(written):
         return []
@@ -261,14 +266,14 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
     takes_rows = step.weights.are_compressed and update.takes_powers(rule.name, written)
     fitting = [
         i
-        for i, (gradient, master) in enumerate(
-            zip(step.gradients, step.masters, strict=True)
+        for i, (gradient, master, own) in enumerate(
+            zip(step.gradients, step.masters, slots, strict=True)
         )
         if gradient is not None
         and (takes_rows or not backend.is_sparse(gradient))
         and _fits(step.optimizer, gradient, master)
         and rule.takes(master)
-        and all(slot is not None for slot in slots[id(master)])
+        and all(slot is not None for slot in own)
     ]
     # The norm of all gradients cannot be computed from a part of them.
     is_part = len(fitting) < len(step.given)
@@ -276,10 +281,10 @@ def kernel_part(step: Step, rule: Rule | None) -> list[int]:
 
 
 def _variables_written(
-    masters: Sequence[Master], slots: Mapping[int, Sequence[Any]]
+    masters: Sequence[Master], slots: Sequence[Sequence[Any]]
 ) -> list[Any]:
     variables = [v for master in masters for v in master.kernel_arguments]
-    of_slots = [getattr(s, "codes", s) for each in slots.values() for s in each]
+    of_slots = [getattr(s, "codes", s) for each in slots for s in each]
     return [v for v in (*variables, *of_slots) if v is not None]
 
 
@@ -388,7 +393,7 @@ class KernelUpdate:
         pairs = [master.kernel_arguments for master in step.masters]
         weights = [weight for _, weight in pairs]
         own = [weight for weight in weights if weight is not None]
-        slots = [step.slots(rule, master) for master in step.masters]
+        slots = step.slots(rule)
         update.update_variables(
             finite,
             [backend.as_dense(gradient) for gradient in step.gradients],

@@ -4,7 +4,6 @@ A program, as misuse.py. The kernels are registered with XLA by name, so a Saved
 can hold a module of StableHLO that calls them, past the ops and all that these check.
 """
 
-import numpy as np
 import tensorflow as tf
 
 from keras_mp.ops.kernels import native
@@ -229,7 +228,7 @@ ATTRIBUTES = {
 def tensor(text):
     """The number 1 as a tensor of a type such as `3xf16`."""
     *size, dtype = text.split("x")
-    return tf.cast(np.ones([int(n) for n in size]), DTYPES[dtype])
+    return tf.ones([int(n) for n in size], DTYPES[dtype])
 
 
 def module(name, operands, results, attributes, first):
@@ -319,6 +318,13 @@ def mistakes(name):
                 continue
             changed = [*results[:i], other, *results[i + 1 :]]
             yield f"result {i} {other}", (operands, changed, attributes)
+    if name == "update_variables of matrices":
+        # Without the dimension of 0 the number of elements overflows.
+        huge = f"{2**40}x0x{2**40}"
+        first = [*operands[:2], f"{huge}xf16", f"{huge}xf32", f"{huge}xf32"]
+        changed = [*first, f"{2**40}x0xf32", "4xf32", f"{huge}xf16"]
+        made = [*changed[3:7], changed[7]]
+        yield "huge sizes", (changed, made, attributes)
     yield "no operands", ([], results, attributes)
     if name not in WITH_OPTION:
         yield "too few operands", (operands[:-1], results, attributes)
