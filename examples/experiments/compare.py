@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,10 +38,10 @@ SETTINGS = {
 }
 
 
-def forms(count: int) -> dict[str, list[str]]:
-    """Returns the settings of each form of masters and state, with so many seeds."""
+def forms(count: int, names: Iterable[str] = FORMS) -> dict[str, list[str]]:
+    """Returns the settings of forms of masters and state, with so many seeds each."""
     found: dict[str, list[str]] = {}
-    for name in FORMS:
+    for name in names:
         setting = name.replace("-", ", ", 1).replace("-", " ")
         found |= seeds(setting, ["--precision", name], count)
     return found

@@ -35,8 +35,11 @@ FORMS = {
     "mixed-remainders": {"masters": "remainders"},
     "mixed-int8": {"state": "int8"},
     "mixed-remainders-int8": {"masters": "remainders", "state": "int8"},
+    "mixed-int8-remainders-int8": {"masters": "int8_remainders", "state": "int8"},
+    "mixed-int8-remainders-int4": {"masters": "int8_remainders", "state": "int4"},
     "mixed-stochastic": {"masters": None, "rounding": "stochastic"},
 }
+SMALLEST_FORMS = ("mixed-int8-remainders-int8", "mixed-int8-remainders-int4")
 PRECISIONS = {
     "fp32": Precision("float32"),
     "mixed": Precision("float16", DYNAMIC),

@@ -15,9 +15,11 @@ from experiments.compare import (
     SETTINGS,
     Comparison,
     constant,
+    forms,
     seeds,
 )
 from experiments.paired import Margin
+from experiments.precision import SMALLEST_FORMS
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,6 +40,7 @@ COMPARISON = Comparison(
         **seeds("mixed", MIXED, 5),
         **seeds("mixed, no scaling", NO_SCALING, 5),
         **SETTINGS,
+        **forms(3, SMALLEST_FORMS),
         **constant(8),
         **SMALLER,
     },

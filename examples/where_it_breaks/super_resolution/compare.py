@@ -15,9 +15,11 @@ from experiments.compare import (
     NO_SCALING,
     SETTINGS,
     Comparison,
+    forms,
     seeds,
 )
 from experiments.paired import Margin
+from experiments.precision import SMALLEST_FORMS
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
@@ -27,6 +29,7 @@ COMPARISON = Comparison(
         **seeds("mixed, no scaling", NO_SCALING, 5),
         **seeds("mixed, no masters", NO_MASTERS, 5),
         **SETTINGS,
+        **forms(3, SMALLEST_FORMS),
     },
     demo=["fp32", "mixed", "mixed, no scaling"],
     measures=["PSNR", "lost gradients", "gradient error"],
