@@ -48,7 +48,7 @@ help:
 	@echo 'make docs           build the site, strictly, in build/site; make docs-serve shows it'
 	@echo 'make wheel          build a wheel and a source distribution in dist, and test them'
 	@echo 'make wheel-cuda     the same in dist-cuda, with the CUDA kernels; needs no GPU and no nvcc'
-	@echo 'make bench          measure; writes tables to benchmarks/results, takes an hour or more'
+	@echo 'make bench          measure for an hour; writes tables to benchmarks/results'
 	@echo 'make lint           check style, format, types and prose'
 	@echo 'make clean          remove .venv, build outputs and caches'
 

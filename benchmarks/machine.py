@@ -1,9 +1,11 @@
 """What a benchmark ran on, and how much time and memory its steps take."""
 
+import datetime
 import multiprocessing
 import os
 import re
 import statistics
+import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,6 +14,8 @@ import keras
 import tensorflow as tf
 
 import keras_mp
+
+HERE = Path(__file__).parent
 
 
 def processor():
@@ -31,8 +35,15 @@ def instruction_set():
     return info.get("cpu", info["route"])
 
 
+def commit():
+    """Returns the name of the commit, with `-dirty` where files have changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
 def machine():
-    """One line: processor, cores, GPU, versions, instruction sets."""
+    """One line: processor, cores, GPU, versions, instruction sets, date, commit."""
     held = os.environ.get("ONEDNN_MAX_CPU_ISA")
     return ", ".join(
         [
@@ -42,6 +53,8 @@ def machine():
             f"TensorFlow {tf.__version__}" + (f" held to {held}" if held else ""),
             f"Keras {keras.__version__}",
             f"keras_mp with {instruction_set()}",
+            f"{datetime.date.today()}",
+            f"commit {commit()}",
         ]
     )
 
