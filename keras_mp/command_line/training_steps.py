@@ -62,7 +62,8 @@ class Timing:
 
     Attributes:
         recipe: `Recipe`.
-        step_ms: float, the median time of a training step in milliseconds.
+        step_ms: float, the median time of a training step without XLA, in milliseconds.
+        xla_step_ms: float, the same with XLA.
         weights_bytes: int, of the model's variables.
         optimizer_bytes: int, of the optimizer's variables, masters among them.
         steps: int, how many were timed.
@@ -70,9 +71,15 @@ class Timing:
 
     recipe: Recipe
     step_ms: float
+    xla_step_ms: float
     weights_bytes: int
     optimizer_bytes: int
     steps: int
+
+    @property
+    def fastest_ms(self) -> float:
+        """The time of the faster of the two ways."""
+        return min(self.step_ms, self.xla_step_ms)
 
 
 def dense(size: Size) -> Any:
@@ -124,9 +131,9 @@ def time_recipes(
     seconds: float,
     recipes: Sequence[Recipe] = RECIPES,
 ) -> list[Timing]:
-    """Times training steps of a block in each recipe, in turns.
+    """Times training steps of a block in each recipe, without XLA and with it, in turns.
 
-    In each round the recipes step one after the other, so that what else the machine
+    In each round all models step one after the other, so that what else the machine
     does slows all of them.
 
     Args:
@@ -137,31 +144,47 @@ def time_recipes(
         recipes: sequence of `Recipe`; default all.
     """
     end = time.monotonic() + seconds
-    trained = [make_model(block, size, recipe) for recipe in recipes]
-    batch = make_batch(trained[0], size)
-    for model in trained:
+    models = {
+        (recipe, xla): make_model(block, size, recipe, xla)
+        for recipe in recipes
+        for xla in (False, True)
+    }
+    batch = make_batch(next(iter(models.values())), size)
+    for model in models.values():
         for _ in range(2):  # one that compiles, and one that warms up
             model.train_on_batch(*batch)
-    times: list[list[float]] = [[] for _ in trained]
-    while len(times[0]) < steps and (len(times[0]) < 3 or time.monotonic() < end):
-        for model, spent in zip(trained, times, strict=True):
+    times: dict[tuple[Recipe, bool], list[float]] = {way: [] for way in models}
+    rounds = 0
+    while rounds < steps and (rounds < 3 or time.monotonic() < end):
+        for way, model in models.items():
             start = time.perf_counter()
             model.train_on_batch(*batch)
-            spent.append(1e3 * (time.perf_counter() - start))
+            times[way].append(1e3 * (time.perf_counter() - start))
+        rounds += 1
     return [
         Timing(
             recipe,
-            statistics.median(spent),
-            _bytes(model.variables),
-            _bytes(model.optimizer.variables),
-            len(spent),
+            statistics.median(times[recipe, False]),
+            statistics.median(times[recipe, True]),
+            _bytes(models[recipe, False].variables),
+            _bytes(models[recipe, False].optimizer.variables),
+            rounds,
         )
-        for recipe, model, spent in zip(recipes, trained, times, strict=True)
+        for recipe in recipes
     ]
 
 
-def make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any:
-    """Returns a block with its last layer, compiled as the recipe says."""
+def make_model(
+    block: Callable[[Size], Any], size: Size, recipe: Recipe, xla: bool | str = "auto"
+) -> Any:
+    """Returns a block with its last layer, compiled as the recipe says.
+
+    Args:
+        block: one of `BLOCKS`.
+        size: `Size`.
+        recipe: `Recipe`.
+        xla: bool, or "auto" (default) for what Keras does, as in `Model.compile`.
+    """
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(recipe.policy)
     try:
@@ -172,7 +195,8 @@ def make_model(block: Callable[[Size], Any], size: Size, recipe: Recipe) -> Any:
             convert(model)
             optimizer = wrap(optimizer, loss_scale=recipe.loss_scale)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss)  # which scales the loss under mixed_float16
+        # Which scales the loss under mixed_float16.
+        model.compile(optimizer, loss, jit_compile=xla)
     finally:
         keras.config.set_dtype_policy(policy)
     return model
