@@ -131,7 +131,7 @@ def time_recipes(
     seconds: float,
     recipes: Sequence[Recipe] = RECIPES,
 ) -> list[Timing]:
-    """Times training steps of a block in each recipe, without XLA and with it, in turns.
+    """Times steps of a block in each recipe, without XLA and with it, in turns.
 
     In each round all models step one after the other, so that what else the machine
     does slows all of them.
