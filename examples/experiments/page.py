@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,36 +146,17 @@ def _rows(results: Results, measures: Sequence[str]) -> Iterator[list[str]]:
 
 
 def machines(places: Sequence[str]) -> str:
-    """Returns what results were made on, most of them and the others; for how long."""
-    runs = [
-        (_machine(result["machine"]), place, name, result["seconds"])
-        for place in places
-        for name, result in results_at(place).items()
+    """Returns what the results were made on, how many, and for how long: a table."""
+    seconds: dict[str, list[float]] = {}
+    for place in places:
+        for result in results_at(place).values():
+            runs = seconds.setdefault(_machine(result["machine"]), [])
+            runs.append(result["seconds"])
+    rows = [
+        [machine, str(len(runs)), f"{sum(runs) / 3600:.1f}"]
+        for machine, runs in sorted(seconds.items(), key=lambda item: -len(item[1]))
     ]
-    hours = sum(seconds for *_, seconds in runs) / 3600
-    (most, _), *others = Counter(machine for machine, *_ in runs).most_common()
-    together = f"The {len(runs)} runs trained for {hours:.1f} hours, on {most}"
-    if not others:
-        return f"{together}.\n"
-    exceptions = [
-        f"- {other}: " + "; ".join(_settings_by_place(other, runs))
-        for other, _ in others
-    ]
-    return "\n".join([f"{together}, except these:", "", *exceptions, ""])
-
-
-def _settings_by_place(
-    machine: str, runs: Sequence[tuple[str, str, str, float]]
-) -> Iterator[str]:
-    """Yields each place with the settings that the machine trained, without seeds."""
-    found: dict[str, list[str]] = {}
-    for other, place, name, _ in runs:
-        if other == machine:
-            found.setdefault(place, []).append(re.sub(r" seed \d+$", "", name))
-    for place, names in found.items():
-        counts = Counter(names).items()
-        settings = [name if n == 1 else f"{name} ({n} runs)" for name, n in counts]
-        yield f"{place}: " + " | ".join(settings)
+    return "\n".join(markdown(["machine", "runs", "hours"], rows)) + "\n"
 
 
 def _machine(machine: dict[str, Any]) -> str:

@@ -29,9 +29,7 @@ def test_tables_in_the_time_there_is(script, tmp_path, monkeypatch, capsys):
     [page] = pages.iterdir()
     assert page.name == f"{table.parent.name}.md"
     once = page.read_text()
-    assert (
-        f'## Quick {{ #quick }}\n\n`python benchmarks/quick.py`\n\n--8<-- "{table.relative_to(tmp_path)}"\n'
-        in once
-    )
+    assert "## Quick { #quick }\n\n`python benchmarks/quick.py`\n" in once
+    assert f'--8<-- "{table.relative_to(tmp_path)}"\n' in once
     make_tables.main(["quick"])
     assert page.read_text() == once
