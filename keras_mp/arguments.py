@@ -1,4 +1,4 @@
-"""Checks of the numbers that a user passes, and how errors show a value."""
+"""Checks of what a user passes and of Keras's backend; how errors show a value."""
 
 import math
 import numbers
@@ -6,6 +6,7 @@ import os
 import reprlib
 from typing import Any
 
+import keras
 import numpy as np
 
 _FLOAT32_MAX = float(2**128 - 2**104)
@@ -53,6 +54,25 @@ def whole_number(name: str, value: Any, fix: str, least: int = 1) -> int:
             f"Received: {name}={short_repr(value)}. {fix}"
         )
     return int(number)
+
+
+def check_tensorflow(what: str, otherwise: str) -> None:
+    """Checks that Keras is on the TensorFlow backend.
+
+    Args:
+        what: str, what needs it: the subject of a sentence.
+        otherwise: str, what a user of another backend can do: a command.
+
+    Raises:
+        RuntimeError: it is on another one.
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise RuntimeError(
+            f"{what} needs Keras on the TensorFlow backend. Received: "
+            f"backend={backend!r}. {otherwise}, or set KERAS_BACKEND=tensorflow before "
+            "Keras is imported."
+        )
 
 
 def folder(name: str, value: Any) -> str:

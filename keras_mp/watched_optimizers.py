@@ -21,6 +21,25 @@ class Watched(NamedTuple):
     optimizer: FP32MasterOptimizer
 
 
+def wrapped_optimizer(model: keras.Model, callback: str) -> FP32MasterOptimizer:
+    """Returns the optimizer that a model was compiled with.
+
+    Args:
+        model: `keras.Model`.
+        callback: str, what needs it.
+
+    Raises:
+        ValueError: it is not wrapped.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, FP32MasterOptimizer):
+        raise ValueError(
+            f"{callback} needs a wrapped optimizer. Received: optimizer={optimizer!r}. "
+            "Compile with model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
+        )
+    return optimizer
+
+
 def watched_optimizers(model: keras.Model) -> list[Watched]:
     """Returns the wrapped optimizers among the attributes of a model.
 

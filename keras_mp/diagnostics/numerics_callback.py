@@ -10,7 +10,7 @@ from typing import Any, Optional
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import whole_number
+from keras_mp.arguments import check_tensorflow, whole_number
 from keras_mp.diagnostics.gradient_sampler import GradientSampler
 from keras_mp.diagnostics.numerics import Entry
 from keras_mp.diagnostics.plot import plot_exponents, plot_lost
@@ -21,6 +21,7 @@ from keras_mp.diagnostics.updates import Update
 from keras_mp.layers.probe import Probe
 from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.batch import fp32_value, master_values
+from keras_mp.watched_optimizers import wrapped_optimizer
 
 # What is drawn, with the titles of both pictures.
 _PANELS = {
@@ -186,19 +187,8 @@ class NumericsCallback(keras.callbacks.Callback):
         plot_lost(folder / f"lost.{format}", steps, shares)
 
     def _optimizer(self) -> FP32MasterOptimizer:
-        if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(
-                "NumericsCallback needs Keras on the TensorFlow backend. Received: "
-                f"backend={keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
-                "before Keras is imported, or leave the callback out."
-            )
-        optimizer = getattr(self.model, "optimizer", None)
-        if not isinstance(optimizer, FP32MasterOptimizer):
-            raise ValueError(
-                "NumericsCallback needs a wrapped optimizer. Received: "
-                f"optimizer={optimizer!r}. Compile with "
-                "model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
-            )
+        check_tensorflow("NumericsCallback", "Leave the callback out")
+        optimizer = wrapped_optimizer(self.model, "NumericsCallback")
         if not optimizer.built:
             with self.model.distribute_strategy.scope():
                 optimizer.build(self.model.trainable_variables)

@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_mp import keras_internals
+from keras_mp.arguments import check_tensorflow
 from keras_mp.optimizer.backend import backend, sum_gradients
 from keras_mp.optimizer.masters import needs_master
 from keras_mp.typing import Gradient, Strategy, Tensor, Variable
@@ -348,13 +349,10 @@ def check_can_keep_norm() -> None:
     Raises:
         RuntimeError: Keras's backend is not TensorFlow.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "Keeping the norm of the gradients, as `LossScaleCallback(log_dir=...)` "
-            "does, needs Keras on the TensorFlow backend. "
-            f"Received: backend={keras.backend.backend()!r}. Leave out `log_dir`, "
-            "or set KERAS_BACKEND=tensorflow before Keras is imported."
-        )
+    check_tensorflow(
+        "Keeping the norm of the gradients, as `LossScaleCallback(log_dir=...)` does,",
+        "Leave out `log_dir`",
+    )
 
 
 class GradientNorm:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.arguments import positive_number
+from keras_mp.arguments import check_tensorflow, positive_number
 from keras_mp.precision.model_index import ModelIndex
 
 
@@ -20,12 +20,7 @@ def check_model(model: keras.Model) -> None:
         ValueError: it is not built, not compiled, has no trainable weights, or has
             recurrent layers that are stateful.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "The diagnostics of keras_mp need Keras on the TensorFlow backend. "
-            f"Received: backend={keras.backend.backend()!r}. Set "
-            "KERAS_BACKEND=tensorflow before Keras is imported."
-        )
+    check_tensorflow("This diagnosis of keras_mp", "Leave it out")
     import tensorflow as tf
 
     replicas = tf.distribute.get_strategy().num_replicas_in_sync

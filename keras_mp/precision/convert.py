@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
+from keras_mp.arguments import check_tensorflow
 from keras_mp.dtypes import is_half
 from keras_mp.layers.float16_matmul_policy import Float16MatmulPolicy
 from keras_mp.layers.precision import FP32Weights
@@ -244,13 +245,11 @@ def _policy_of_keras(policy: Any) -> Any:
 
 
 def _check(model: keras.Model, function: str) -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            f"`{function}` needs Keras on the TensorFlow backend: on others the layers "
-            "of keras_mp compute as Keras's do. "
-            f"Received: backend={keras.backend.backend()!r}. Do not convert the model, "
-            "or set KERAS_BACKEND=tensorflow before Keras is imported."
-        )
+    check_tensorflow(
+        f"`{function}`",
+        "On others the layers of keras_mp compute as Keras's do: leave the model as it "
+        "is",
+    )
     if not isinstance(model, keras.Layer):
         raise TypeError(
             f"`{function}` takes a model or a layer. Received: {model!r}. Call it for "

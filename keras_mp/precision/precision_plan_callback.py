@@ -6,13 +6,13 @@ from typing import Any
 import keras
 
 from keras_mp import keras_internals
-from keras_mp.arguments import positive_number, whole_number
+from keras_mp.arguments import check_tensorflow, positive_number, whole_number
 from keras_mp.diagnostics.collapsed_run import without_optionals
-from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.precision.model_index import ModelIndex
 from keras_mp.precision.plan_precision import at_least_one, plan_precision
 from keras_mp.precision.precision_plan import LayerPlan, PrecisionPlan
 from keras_mp.precision.scope import modes_of
+from keras_mp.watched_optimizers import wrapped_optimizer
 
 
 class PrecisionPlanCallback(keras.callbacks.Callback):
@@ -76,13 +76,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks what it needs."""
-        if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(
-                "PrecisionPlanCallback needs Keras on the TensorFlow backend. "
-                f"Received: backend={keras.backend.backend()!r}. Set "
-                "KERAS_BACKEND=tensorflow before Keras is imported, or leave the "
-                "callback out."
-            )
+        check_tensorflow("PrecisionPlanCallback", "Leave the callback out")
         replicas = self.model.distribute_strategy.num_replicas_in_sync
         if replicas > 1:
             raise RuntimeError(
@@ -90,13 +84,7 @@ class PrecisionPlanCallback(keras.callbacks.Callback):
                 f"{replicas}. Measure on one, keras_mp.plan_precision(model, x, y), "
                 "and apply that plan to this model before `fit`."
             )
-        optimizer = getattr(self.model, "optimizer", None)
-        if not isinstance(optimizer, FP32MasterOptimizer):
-            raise ValueError(
-                "PrecisionPlanCallback needs a wrapped optimizer, which counts the "
-                f"skipped steps. Received: optimizer={optimizer!r}. Compile with "
-                "model.compile(optimizer=keras_mp.wrap(optimizer), ...)."
-            )
+        wrapped_optimizer(self.model, "PrecisionPlanCallback")
         self._unread, self._streak, self._needed = 0, 0, self.patience
 
     def on_train_batch_begin(
