@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin, beside_seeds
-from experiments.precision import FORMS
+from experiments.precision import ALL_FORMS, FORMS
 from experiments.records import record, recorded
 
 
@@ -48,7 +48,7 @@ def forms(count: int, names: Iterable[str] = FORMS) -> dict[str, list[str]]:
 
 
 def _is_form(result: report.Result) -> bool:
-    return result["flags"].get("precision") in FORMS
+    return result["flags"].get("precision") in ALL_FORMS
 
 
 def constant(scale: int) -> dict[str, list[str]]:

@@ -35,17 +35,19 @@ FORMS = {
     "mixed-remainders": {"masters": "remainders"},
     "mixed-int8": {"state": "int8"},
     "mixed-remainders-int8": {"masters": "remainders", "state": "int8"},
-    "mixed-int8-remainders-int8": {"masters": "int8_remainders", "state": "int8"},
-    "mixed-int8-remainders-int4": {"masters": "int8_remainders", "state": "int4"},
     "mixed-stochastic": {"masters": None, "rounding": "stochastic"},
 }
-SMALLEST_FORMS = ("mixed-int8-remainders-int8", "mixed-int8-remainders-int4")
+SMALLEST_FORMS = {
+    "mixed-int8-remainders-int8": {"masters": "int8_remainders", "state": "int8"},
+    "mixed-int8-remainders-int4": {"masters": "int8_remainders", "state": "int4"},
+}
+ALL_FORMS = FORMS | SMALLEST_FORMS
 PRECISIONS = {
     "fp32": Precision("float32"),
     "mixed": Precision("float16", DYNAMIC),
     "mixed-no-scaling": Precision("float16", {"loss_scale": 1.0}),
     "mixed-no-masters": Precision("float16", DYNAMIC, keeps_masters=False),
-    **{name: Precision("float16", DYNAMIC | form) for name, form in FORMS.items()},
+    **{name: Precision("float16", DYNAMIC | form) for name, form in ALL_FORMS.items()},
     "plain-fp16": Precision("float16"),
     "pseudo-fp16": Precision("float16", DYNAMIC, computes_in_fp32=True),
 }

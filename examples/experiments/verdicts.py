@@ -13,7 +13,7 @@ from experiments.paired import (
     pairs,
     precision,
 )
-from experiments.precision import FORMS
+from experiments.precision import ALL_FORMS
 from experiments.report import Results, markdown
 
 ALL = "all networks"
@@ -83,7 +83,7 @@ def verdicts(comparison: Comparison, results: Results) -> str:
 def of_forms(comparison: Comparison, results: Results) -> str:
     """Returns how far each form of masters and state ends from the default: a table."""
     rows = []
-    for name in FORMS:
+    for name in ALL_FORMS:
         other = precision({"flags": {"precision": name, "loss_scale": "dynamic"}})
         for measure, margin in comparison.margins.items():
             found = differences(results, other, measure, margin, False, "mixed")

@@ -12,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import NO_MASTERS, SETTINGS, Comparison, forms, seeds
 from experiments.paired import Margin
+from experiments.precision import ALL_FORMS
 from image_classification.model import NETWORKS
 
 # Beside `SETTINGS`.
 MORE = {
-    "alexnet": forms(3),
+    "alexnet": forms(3, ALL_FORMS),
     "inception-v3": seeds("mixed, no masters", NO_MASTERS, 3),
 }
 

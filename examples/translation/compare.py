@@ -20,6 +20,7 @@ from experiments.compare import (
     seeds,
 )
 from experiments.paired import Margin
+from experiments.precision import ALL_FORMS
 from experiments.report import Results
 
 
@@ -41,7 +42,7 @@ def translations(results: Results, out: Path) -> str:
 
 COMPARISON = Comparison(
     folder=Path(__file__).resolve().parent,
-    settings=SETTINGS | constant(128) | forms(3),
+    settings=SETTINGS | constant(128) | forms(3, ALL_FORMS),
     demo=["fp32", "mixed"],
     measures=["held-out perplexity", "BLEU greedy", "BLEU beam 5"],
     margins={

@@ -247,8 +247,7 @@ def _policy_of_keras(policy: Any) -> Any:
 def _check(model: keras.Model, function: str) -> None:
     check_tensorflow(
         f"`{function}`",
-        "On others the layers of keras_mp compute as Keras's do: leave the model as it "
-        "is",
+        "On others the layers of keras_mp compute as Keras's do. Leave the call out",
     )
     if not isinstance(model, keras.Layer):
         raise TypeError(

@@ -85,7 +85,7 @@ for module in ("diagnostics", "precision"):
         f"keras_mp.{name}"
         for name in (
             *("arguments", "diagnostics", "dtypes", "layers", "loss_scale", "ops"),
-            *("optimizer", "precision", "regularizers"),
+            *("optimizer", "precision", "regularizers", "watched_optimizers"),
         )
     ]
 # Commands call what users call.
