@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.optimizer.checkpoint import Saved, inner_state
 from keras_mp.optimizer.masters import variable_like
 from keras_mp.precision.model_index import numbered
 
@@ -128,9 +129,9 @@ def updates_of(
         master.assign(value)
     copy.build(masters)
     if inner.built:
-        state = _state_of(inner)
-        for name, variable in _state_of(copy).items():
-            variable.assign(state[name])
+        state = _state_of(optimizer)
+        for name, entry in _state_of(copy).items():
+            entry.assign(state[name].read())
     before = [keras.ops.convert_to_numpy(master) for master in masters]
     pairs = zip(gradients, masters, strict=True)
     given = [(g, master) for g, master in pairs if g is not None]
@@ -139,7 +140,8 @@ def updates_of(
     return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]
 
 
-def _state_of(optimizer: keras.Optimizer) -> dict[str, Any]:
-    """Returns the variables of an optimizer by path, without the optimizer's name."""
-    paths = [variable.path.partition("/")[2] for variable in optimizer.variables]
-    return dict(zip(numbered(paths), optimizer.variables, strict=True))
+def _state_of(optimizer: keras.Optimizer) -> dict[str, Saved]:
+    """Returns what an optimizer keeps, by path without the optimizer's name."""
+    entries = inner_state(optimizer)
+    paths = [entry.path.partition("/")[2] for entry in entries]
+    return dict(zip(numbered(paths), entries, strict=True))

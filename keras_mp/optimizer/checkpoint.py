@@ -276,11 +276,21 @@ def saved_state(
         masters.append(masters_of_halves[-1])
     if not masters_of_halves:
         masters = []
-    if master_weights.slot_variables:
-        inner = _of_inner(optimizer, master_weights)
-    else:
-        inner = [_of(each) for each in optimizer.variables]
+    inner = _of_inner(optimizer, master_weights)
     return SavedState(scaling, masters, masters_of_halves, inner)
+
+
+def inner_state(optimizer: keras.Optimizer) -> list[Saved]:
+    """Returns the entries of an optimizer of Keras, or of the one that is wrapped.
+
+    In the order of the variables that it would have without compressed state.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that is built, wrapped or not.
+    """
+    if isinstance(optimizer, OptimizerProperties):
+        return _of_inner(optimizer.inner_optimizer, optimizer._master_weights)
+    return [_of(each) for each in optimizer.variables]
 
 
 def _fit(entries: list[Saved], values: list[Any]) -> bool:
@@ -337,6 +347,8 @@ def _of_slot(slot: CodedSlot) -> Saved:
 
 def _of_inner(optimizer: keras.Optimizer, master_weights: MasterWeights) -> list[Saved]:
     """Returns the inner optimizer's variables, with the slots that it does not have."""
+    if not master_weights.slot_variables:
+        return [_of(each) for each in optimizer.variables]
     # Keras decides about the order: by variables or by slots.
     probe = type(optimizer).from_config(optimizer.get_config())
     masters = master_weights.all

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from older_versions import needs
+from stored_forms import FORMS
 
 import keras_mp
 
@@ -136,6 +137,25 @@ def test_verdict_on_scaling(policy):
 # From the weight 2^-8, FP16 takes a step of 2^-19 for none: it is half of the spacing,
 # and rounded to even. Rounded stochastically, the fraction f of a spacing is 1 with the
 # probability f, with the relative variance 1 / f - 1: a hundred times that many steps.
+@pytest.mark.parametrize("options", [{}, {"use_ema": True}], ids=["", "averages"])
+@pytest.mark.parametrize("form", [{}, *FORMS.values()], ids=["FP32", *FORMS])
+def test_an_update_continues_from_the_momentum(form, options):
+    keras.config.set_dtype_policy("float16")
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, name="dense")]
+    )
+    sgd = keras.optimizers.SGD(0.25, momentum=0.5, **options)
+    optimizer = keras_mp.wrap(sgd, loss_scale=1.0, **form)
+    model.compile(optimizer, loss=lambda y, p: p[:, 0])
+    model.set_weights([np.zeros((1, 1))])
+    batch = np.ones((1, 1)), np.zeros((1, 1))
+    for _ in range(2):  # the momentum is -0.25, then -0.375
+        model.train_on_batch(*batch)
+    report = keras_mp.inspect(model, *batch)
+    update = entry_of(report, "dense/kernel", "update").statistics
+    assert update.largest == 0.4375  # 0.25 + 0.5 * 0.375
+
+
 @pytest.mark.parametrize(
     ("update", "too_small", "absorbed", "needed", "steps"),
     [
