@@ -45,7 +45,7 @@ def write_table(name, folder, seconds):
     """
     command = [sys.executable, HERE / f"{name}.py"]
     lines = []
-    # A session of its own: its processes end with it.
+    # A session of its own, so that the processes it starts can be ended with it.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -55,7 +55,7 @@ def write_table(name, folder, seconds):
             for line in process.stdout:
                 print(line, end="", flush=True)
                 lines.append(line)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a closed pipe
             os.killpg(process.pid, signal.SIGTERM)
             raise
         finally:

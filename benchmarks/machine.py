@@ -36,10 +36,21 @@ def instruction_set():
 
 
 def commit():
-    """Returns the name of the commit, with `-dirty` where files have changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    """Returns the name of the commit, with `-dirty` where code has changed since.
+
+    Not where tables have, which a benchmark before this one may have written.
+    """
+
+    def git(*command):
+        done = subprocess.run(("git", *command), cwd=HERE.parent, capture_output=True)
+        return done.stdout.decode().strip()
+
+    try:
+        name = git("rev-parse", "--short", "HEAD") or "unknown"
+        code = ("keras_mp", "custom_ops", "benchmarks/*.py")
+        return name + "-dirty" * bool(git("status", "--porcelain", "--", *code))
+    except OSError:
+        return "unknown"
 
 
 def machine():

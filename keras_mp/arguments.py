@@ -61,7 +61,7 @@ def check_tensorflow(what: str, otherwise: str) -> None:
 
     Args:
         what: str, what needs it: the subject of a sentence.
-        otherwise: str, what a user of another backend can do: a command.
+        otherwise: str, what a user of another backend can do, without the period.
 
     Raises:
         RuntimeError: it is on another one.

@@ -15,7 +15,7 @@ from keras_mp.command_line.info import facts
 from keras_mp.command_line.training_steps import BLOCKS, Size, Timing, time_recipes
 
 STEPS, QUICK_STEPS = 30, 10
-SECONDS = 240.0  # for the steps of all blocks, once XLA has compiled them
+SECONDS = 240.0  # for the steps of all blocks, after XLA has compiled them
 SIZES = {
     "dense": Size(batch=128, width=1024),
     "convolution": Size(batch=16, width=64, length=32),
@@ -161,7 +161,7 @@ def xla_advice(measured: Mapping[str, Sequence[Timing]], by_default: bool) -> st
     default, other = ("with", "without") if by_default else ("without", "with")
     start = f"`fit` compiles {default} XLA here"
     if not blocks:
-        return f"{start}, and that is the way to train in {fastest}."
+        return f"{start}; in {fastest} no block is faster {other} it."
     return (
         f"{start}, but {fastest} is faster {other} it in: {', '.join(blocks)}. For "
         f"such a model, call model.compile(..., jit_compile={not by_default})."

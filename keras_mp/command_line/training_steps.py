@@ -141,9 +141,9 @@ def time_recipes(
         size: `Size`.
         steps: int, how many steps of each recipe are timed.
         seconds: float, after which no further round begins; three there are at least.
+            Tracing and compiling do not count.
         recipes: sequence of `Recipe`; default all.
     """
-    end = time.monotonic() + seconds
     models = {
         (recipe, xla): make_model(block, size, recipe, xla)
         for recipe in recipes
@@ -153,6 +153,7 @@ def time_recipes(
     for model in models.values():
         for _ in range(2):  # one that compiles, and one that warms up
             model.train_on_batch(*batch)
+    end = time.monotonic() + seconds
     times: dict[tuple[Recipe, bool], list[float]] = {way: [] for way in models}
     rounds = 0
     while rounds < steps and (rounds < 3 or time.monotonic() < end):

@@ -1,12 +1,16 @@
 """The update that a step would make, in FP32 and in FP16 without master weights."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_mp import keras_internals
+from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.checkpoint import Saved, inner_state
+from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import variable_like
 from keras_mp.precision.model_index import numbered
 
@@ -120,28 +124,73 @@ def updates_of(
         values: list of their float32 values.
         gradients: list of float32 tensors, or None.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # The update is that of this batch, not that of several at every n-th step.
-    config = {**inner.get_config(), "gradient_accumulation_steps": None}
-    copy = type(inner).from_config(config)
     masters = [variable_like(weight, "float32") for weight in weights]
     for master, value in zip(masters, values, strict=True):
         master.assign(value)
+    copy = _copy_of(optimizer, weights, masters)
+    before = [keras.ops.convert_to_numpy(master) for master in masters]
+    if any(gradient is not None for gradient in gradients):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights without a gradient
+            copy.apply(gradients, masters)
+    after = [keras.ops.convert_to_numpy(master) for master in masters]
+    return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]
+
+
+def _copy_of(
+    optimizer: keras.Optimizer, weights: list[Any], masters: list[Any]
+) -> keras.Optimizer:
+    """Returns an optimizer for masters, in the state of the weights' optimizer.
+
+    It does not accumulate: each batch makes an update, not only every n-th.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    config = inner.get_config()
+    if "learning_rate" in config:
+        # A schedule counts batches, and the copy counts steps.
+        rate = keras.ops.convert_to_numpy(inner.learning_rate)
+        config["learning_rate"] = float(rate)
+    copy = type(inner).from_config(config)
+    references = _references(optimizer) if inner.built else {}
+    pairs = list(zip(leaves(inner), leaves(copy), strict=True))
+    for leaf, own in pairs:
+        own.gradient_accumulation_steps = None
+        excluded = [
+            master
+            for weight, master in zip(weights, masters, strict=True)
+            if not keras_internals.uses_weight_decay(
+                leaf, references.get(id(weight), weight)
+            )
+        ]
+        if excluded:
+            own.exclude_from_weight_decay(excluded)
     copy.build(masters)
     if inner.built:
         state = _state_of(optimizer)
         for name, entry in _state_of(copy).items():
             entry.assign(state[name].read())
-    before = [keras.ops.convert_to_numpy(master) for master in masters]
-    pairs = zip(gradients, masters, strict=True)
-    given = [(g, master) for g, master in pairs if g is not None]
-    copy.apply([g for g, _ in given], [master for _, master in given])
-    after = [keras.ops.convert_to_numpy(master) for master in masters]
-    return [Update.of(w, new - w) for w, new in zip(before, after, strict=True)]
+        for leaf, own in pairs:
+            keras_internals.applied_steps(own).assign(leaf.iterations)
+    return copy
+
+
+def _references(optimizer: keras.Optimizer) -> dict[int, Any]:
+    """Returns what a wrapped optimizer knows weights by, by the `id` of the weight."""
+    if not isinstance(optimizer, FP32MasterOptimizer):
+        return {}
+    masters = optimizer._master_weights.all
+    return {id(master.weight): master.reference for master in masters}
 
 
 def _state_of(optimizer: keras.Optimizer) -> dict[str, Saved]:
-    """Returns what an optimizer keeps, by path without the optimizer's name."""
-    entries = inner_state(optimizer)
-    paths = [entry.path.partition("/")[2] for entry in entries]
+    """Returns what an optimizer keeps, by path without the optimizers' names.
+
+    Without learning rates: a config has them, and a schedule has no variable.
+    """
+    entries = [
+        entry
+        for entry in inner_state(optimizer)
+        if not entry.path.endswith("learning_rate")
+    ]
+    paths = [entry.path.rpartition("/")[2] for entry in entries]
     return dict(zip(numbered(paths), entries, strict=True))

@@ -290,7 +290,9 @@ def inner_state(optimizer: keras.Optimizer) -> list[Saved]:
     """
     if isinstance(optimizer, OptimizerProperties):
         return _of_inner(optimizer.inner_optimizer, optimizer._master_weights)
-    return [_of(each) for each in optimizer.variables]
+    # Keras's LossScaleOptimizer has variables of its own, of the same names.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [_of(each) for each in inner.variables]
 
 
 def _fit(entries: list[Saved], values: list[Any]) -> bool:

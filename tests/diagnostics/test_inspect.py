@@ -134,11 +134,9 @@ def test_verdict_on_scaling(policy):
     assert not keras_mp.inspect(model, INPUTS, np.zeros((4, 1))).needs_scaling()
 
 
-# From the weight 2^-8, FP16 takes a step of 2^-19 for none: it is half of the spacing,
-# and rounded to even. Rounded stochastically, the fraction f of a spacing is 1 with the
-# probability f, with the relative variance 1 / f - 1: a hundred times that many steps.
-@pytest.mark.parametrize("options", [{}, {"use_ema": True}], ids=["", "averages"])
+@pytest.mark.xslow_except("-FP32", "-both", "averages-both", "-int8 remainders, int4")
 @pytest.mark.parametrize("form", [{}, *FORMS.values()], ids=["FP32", *FORMS])
+@pytest.mark.parametrize("options", [{}, {"use_ema": True}], ids=["", "averages"])
 def test_an_update_continues_from_the_momentum(form, options):
     keras.config.set_dtype_policy("float16")
     model = keras.Sequential(
@@ -156,6 +154,70 @@ def test_an_update_continues_from_the_momentum(form, options):
     assert update.largest == 0.4375  # 0.25 + 0.5 * 0.375
 
 
+def model_of_ones(optimizer):
+    """Its kernel and its bias have gradients of 1 with `ONES`."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")])
+    model.compile(optimizer, loss=lambda y, p: p[:, 0])
+    model.set_weights([np.ones((1, 1)), np.ones(1)])
+    return model
+
+
+ONES = np.ones((1, 1)), np.zeros((1, 1))
+
+
+def updates_of(model, steps):
+    for _ in range(steps):
+        model.train_on_batch(*ONES)
+    report = keras_mp.inspect(model, *ONES)
+    found = [entry_of(report, f"dense/{name}", "update") for name in ("kernel", "bias")]
+    return [entry.statistics.largest for entry in found]
+
+
+def test_an_optimizer_that_keras_has_wrapped():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = model_of_ones(keras.optimizers.SGD(0.25, momentum=0.5))
+    assert updates_of(model, steps=2) == [0.4375, 0.4375]
+
+
+@pytest.mark.parametrize("wrap", [keras_mp.wrap, lambda o: o], ids=["wrapped", "bare"])
+@pytest.mark.parametrize(
+    ("make", "steps", "updates"),
+    [
+        # A batch that is the last of four moves by the mean of all.
+        (lambda o: o.Adam(1.0, gradient_accumulation_steps=4), 8, [1.0, 1.0]),
+        # The schedule counts batches, Adam the means of two.
+        (
+            lambda o: o.SGD(
+                o.schedules.PiecewiseConstantDecay([2], [1.0, 0.25]),
+                gradient_accumulation_steps=2,
+            ),
+            4,
+            [0.25, 0.25],
+        ),
+        (lambda o: without_decay_of_bias(o.SGD(0.5, weight_decay=0.5)), 0, [0.75, 0.5]),
+        (lambda o: multi(o.SGD(0.25, momentum=0.5)), 2, [0.4375, 0.4375]),
+    ],
+    ids=["accumulation", "schedule", "excluded", "several"],
+)
+def test_an_update_is_that_of_the_next_step(make, steps, updates, wrap):
+    model = model_of_ones(wrap(make(keras.optimizers)))
+    assert updates_of(model, steps) == pytest.approx(updates, rel=1e-5)
+
+
+def without_decay_of_bias(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def multi(optimizer):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("Keras has no MultiOptimizer before 3.13")
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer))
+
+
+# From the weight 2^-8, FP16 takes a step of 2^-19 for none: it is half of the spacing,
+# and rounded to even. Rounded stochastically, the fraction f of a spacing is 1 with the
+# probability f, with the relative variance 1 / f - 1: a hundred times that many steps.
 @pytest.mark.parametrize(
     ("update", "too_small", "absorbed", "needed", "steps"),
     [

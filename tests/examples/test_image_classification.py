@@ -370,7 +370,7 @@ def test_each_setting_trains_its_network():
     settings = compare.COMPARISON.settings
     assert set(compare.COMPARISON.demo) <= set(settings)
     # Of one network the forms of state, and of one two seeds more without masters.
-    assert len(settings) == 6 * 9 + 12 + 2
+    assert len(settings) == 6 * 9 + 18 + 2
     for name, flags in settings.items():
         argv = train.with_recipe([*flags, *compare.COMPARISON.short])
         assert name.startswith(parse(train.HERE, argv).network)
