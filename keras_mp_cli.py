@@ -87,7 +87,7 @@ keras_mp.wrap and keras_mp.convert.
 
 examples:
   keras-mp benchmark
-  keras-mp benchmark --quick                  smaller models, half a minute
+  keras-mp benchmark --quick                  smaller models, fewer steps
   keras-mp benchmark --json benchmark.json
 
 Exit codes: 0, 16 bits are worth it for speed on this machine; 1, they are not; 2, wrong
@@ -215,7 +215,7 @@ def parser() -> argparse.ArgumentParser:
     benchmark = _add_command(
         commands,
         "benchmark",
-        "is it worth it on this machine? a minute or two, five at most",
+        "is it worth it on this machine? about five minutes",
         _BENCHMARK,
         _BENCHMARK_EXAMPLES,
     )
