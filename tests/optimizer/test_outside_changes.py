@@ -436,3 +436,26 @@ def test_an_error_while_masters_change_keeps_their_digits():
     assert weight.numpy() == np.float16(third)
     optimizer.apply([keras.ops.zeros(1, "float16")], [weight])
     assert optimizer.master_weights[0].numpy() == third
+
+
+class OwnSGD(keras.optimizers.SGD):
+    """The kernel does not know it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "masters"),
+    [
+        (keras.optimizers.SGD, "float32"),
+        (keras.optimizers.SGD, "remainders"),
+        (OwnSGD, "float32"),
+    ],
+    ids=["kernel", "remainders", "own"],
+)
+def test_a_step_begins_at_what_was_written(kind, masters):
+    weight = keras.Variable([1.0], dtype="float16")
+    optimizer = keras_mp.wrap(kind(0.5), loss_scale=1.0, masters=masters)
+    gradient = keras.ops.ones(1, "float16")
+    optimizer.apply([gradient], [weight])
+    weight.assign([4.0])
+    optimizer.apply([gradient], [weight])
+    assert weight.numpy() == 3.5

@@ -756,3 +756,16 @@ def test_a_config_of_before_0_1_0_is_read():
     config = {"least_size": 7, "least_rank": 1, "excluded": ["head"]}
     found = keras_mp.Int8State.from_config(config)
     assert found == keras_mp.Int8State(min_size=7, min_rank=1, exclude=("head",))
+
+
+@pytest.mark.parametrize(
+    ("bound", "clipped"),
+    [(10.0, [3.0, 4.0]), (2.5, [1.5, 2.0])],
+    ids=["below", "above"],
+)
+@pytest.mark.parametrize("form", [{}, *FORMS.values()], ids=["FP32", *FORMS])
+def test_only_a_norm_above_the_bound_is_clipped(form, bound, clipped):
+    weight = keras.Variable([0.0, 0.0], dtype="float16")
+    optimizer = wrap(optimizers.SGD(1.0, global_clipnorm=bound), **form)
+    optimizer.apply([tf.constant([3.0, 4.0], "float16") * 1024], [weight])
+    np.testing.assert_array_equal(weight.numpy(), np.negative(clipped))
