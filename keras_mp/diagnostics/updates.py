@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 from keras_mp import keras_internals
-from keras_mp.optimizer import FP32MasterOptimizer
 from keras_mp.optimizer.checkpoint import Saved, inner_state
 from keras_mp.optimizer.inner_optimizer import leaves
 from keras_mp.optimizer.masters import variable_like
+from keras_mp.optimizer.properties import OptimizerProperties
 from keras_mp.precision.model_index import numbered
 
 # What rounds to infinity.
@@ -176,7 +176,7 @@ def _copy_of(
 
 def _references(optimizer: keras.Optimizer) -> dict[int, Any]:
     """Returns what a wrapped optimizer knows weights by, by the `id` of the weight."""
-    if not isinstance(optimizer, FP32MasterOptimizer):
+    if not isinstance(optimizer, OptimizerProperties):
         return {}
     masters = optimizer._master_weights.all
     return {id(master.weight): master.reference for master in masters}
