@@ -119,12 +119,10 @@ test-cpp-memory: $(VENV)/.created
 	@$(call build_cpp,memory,$(MEMORY))
 	@$(ctest) build/cpp-memory
 
-# What it needs: custom_ops/cmake/aarch64.cmake.
 test-cpp-arm: $(VENV)/.created
 	@$(call build_cpp,arm,,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
 	@$(ctest) build/cpp-arm
 
-# Threads, and the update step with many more lists of variables.
 test-cpp-slow: test-cpp-memory
 	@$(call build_cpp,thread,thread)
 	@$(ctest) build/cpp-thread
@@ -143,11 +141,9 @@ $(NATIVE): $(SOURCES) setup.py
 	@rm -f $@
 	@MAKEFLAGS= $(RUN) setup.py --quiet build_ext --inplace
 	@test -f $@ || { \
-	  echo >&2; \
 	  echo "error: the native library was not built; what is missing is named above." >&2; \
 	  exit 1; }
 
-# Strict: a broken link, or an argument whose docstring is wrong, is a failure.
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo 'The site is in build/site.'
@@ -223,7 +219,6 @@ test-versions:
 	@test -e dist/*.whl || $(MAKE) --no-print-directory build-wheel
 	@$(PYTHON) tests/versions/matrix.py $(VERSIONS)
 
-# The releases to come: what has moved is named by the contract tests.
 test-next:
 	@$(PYTHON) tests/versions/matrix.py next
 
@@ -237,8 +232,8 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m pytest -q --noconftest tests/docs/test_prose.py
 
 clean:
-	rm -rf $(VENV) build dist dist-cuda *.egg-info .coverage .hypothesis keras_mp/ops/kernels/_keras_mp_ops*.so
-	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist dist-cuda *.egg-info .coverage .hypothesis .mypy_cache \
+	  .pytest_cache .ruff_cache keras_mp/ops/kernels/_keras_mp_ops*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What an extra has of the others, which pip need not install after it.
@@ -273,8 +268,7 @@ $(VENV)/.created:
 	  echo "Name another one: make PYTHON=python3.12" >&2; \
 	  exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-	  echo "error: $(PYTHON) cannot create virtual environments: venv or ensurepip is missing." >&2; \
-	  echo "Install it (Debian, Ubuntu: apt install python3-venv)." >&2; \
+	  echo "error: $(PYTHON) has no venv or no ensurepip (Debian, Ubuntu: apt install python3-venv)." >&2; \
 	  exit 1; }
 	@free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1048576) }'); \
 	test "$$free" -ge 4 || { \
