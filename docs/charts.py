@@ -76,12 +76,12 @@ def _short_calls(path: Path) -> Iterator[Dot]:
 
 
 def _training_step(path: Path) -> Iterator[Dot]:
-    for table, suffix in zip(tables(path), ("", ", XLA"), strict=False):
-        for row in table:
-            if row["variant"] != "FP32":
-                whose = row["variant"].partition(",")[0]
-                dtype = "bfloat16" if "bfloat16" in row["variant"] else "FP16"
-                yield row["model"] + suffix, f"{whose}, {dtype}", number(row["/ FP32"])
+    for row in tables(path)[0]:
+        whose = row["variant"].partition(",")[0]
+        dtype = "bfloat16" if "bfloat16" in row["variant"] else "FP16"
+        for column, suffix in (("/ FP32", ""), ("XLA: / FP32", ", XLA")):
+            if row["variant"] != "FP32" and row[column] != "-":
+                yield row["model"] + suffix, f"{whose}, {dtype}", number(row[column])
 
 
 def _exponent_histogram(path: Path) -> Iterator[Dot]:

@@ -31,8 +31,12 @@ STEPS = {
     "ours, bfloat16": "ours, bfloat16",
 }
 MODELS = {
-    "translator": "translator",
+    "translator": "translator, LSTM with attention",
     "Transformer": "Transformer of 4 blocks",
+    "GPT-2-256": "decoder like GPT-2, 256 tokens",
+    "GPT-2-1024": "the same, 1,024 tokens",
+    "GPT-2-50257-words": "the same, 50,257 words",
+    "keras-hub-GPT-2": "GPT-2 of keras-hub",
     "ResNet-50": "ResNet-50, images of 64 x 64",
     "MobileNetV2": "MobileNetV2, images of 64 x 64",
 }
@@ -54,7 +58,8 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
 
 def column(rows: Iterable[Row], name: str, **wanted: str) -> list[float]:
     """Returns the numbers of a column, of the rows whose other cells are as wanted."""
-    return [number(row[name]) for row in rows if wanted.items() <= row.items()]
+    cells = [row[name] for row in rows if wanted.items() <= row.items()]
+    return [number(cell) for cell in cells if cell != "-"]
 
 
 def numbers() -> dict[str, str]:
@@ -64,28 +69,25 @@ def numbers() -> dict[str, str]:
 
 def of_steps() -> dict[str, str]:
     """Returns how long training steps and updates take, and their peak memory."""
-    plain, xla, again = tables(ZEN / "training_step.md")
-    amx, amx_xla = tables(XEON / "training_step.md")
+    [zen], [amx] = (tables(machine / "training_step.md") for machine in (ZEN, XEON))
+    decoders = [row for row in amx if row["model"].startswith("GPT-2")]
     found = {}
-    for name, variant in STEPS.items():
-        times = column([*plain, *again], "/ FP32", variant=variant)
-        found[f"step: {name}"] = span(times)
-        for machine, table in (("AMX", amx), ("AMX, XLA", amx_xla)):
-            decoders = [row for row in table if row["model"].startswith("GPT-2")]
-            times = column(decoders, "/ FP32", variant=variant)
-            found[f"{machine}: {name}"] = span(times)
-    for suffix, table in (("", plain), (", XLA", xla)):
-        for name, variant in (("FP32", "FP32"), ("our", "ours, float16")):
-            ms = column(table, "step, ms", model="MobileNetV2", variant=variant)
-            found[f"{name} ms{suffix}"] = span(ms, ".0f")
-    found["steps"] = table_of_steps([*plain, *again], xla)
+    for machine, rows in (("step", zen), ("AMX", decoders)):
+        for way, prefix in (("", ""), (", XLA", "XLA: ")):
+            for name, variant in STEPS.items():
+                times = column(rows, f"{prefix}/ FP32", variant=variant)
+                found[f"{machine}{way}: {name}"] = span(times)
     adam = column(
         tables(ZEN / "update_step.md")[0],
         "wrap FP32 / bare",
         optimizer="Adam",
         XLA="no",
     )
-    return found | {"update of Adam": span(adam), "peak": span(peaks(plain, amx))}
+    return found | {
+        "steps": table_of_steps(zen),
+        "update of Adam": span(adam),
+        "peak": span(peaks(zen, amx)),
+    }
 
 
 def peaks(*machines: list[Row]) -> list[float]:
@@ -99,26 +101,23 @@ def peaks(*machines: list[Row]) -> list[float]:
     ]
 
 
-def table_of_steps(plain: list[Row], xla: list[Row]) -> str:
-    """Returns the table of the README, divided by the time in FP32."""
-    columns = [
-        f"{'Keras' if 'Keras' in variant else 'ours'}, `{variant.split(', ')[1]}`"
+def table_of_steps(rows: list[Row]) -> str:
+    """Returns the table of the README: milliseconds, in brackets those under XLA."""
+    variants = {"FP32": "FP32"} | {
+        f"{'Keras' if 'Keras' in variant else 'ours'}, `{variant.split(', ')[1]}`": variant
         for variant in STEPS.values()
-    ]
-    rows = [
-        [
-            title,
-            *(
-                span(column(found, "/ FP32", model=model, variant=variant))
-                for variant in STEPS.values()
-            ),
-        ]
-        for title, model, found in [
-            *((title, model, plain) for model, title in MODELS.items()),
-            ("MobileNetV2, compiled by XLA", "MobileNetV2", xla),
-        ]
-    ]
-    return "\n".join(["", *markdown(["", *columns], rows), ""])
+    }
+    table = []
+    for model, title in MODELS.items():
+        cells = []
+        for variant in variants.values():
+            [ms], [xla] = (
+                column(rows, name, model=model, variant=variant)
+                for name in ("step, ms", "XLA: step, ms")
+            )
+            cells.append(f"{ms:.0f} ({xla:.0f})")
+        table.append([title, *cells])
+    return "\n".join(["", *markdown(["", *variants], table), ""])
 
 
 def of_bytes() -> dict[str, str]:

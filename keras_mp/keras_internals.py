@@ -92,15 +92,17 @@ def remove_from_variables(optimizer: keras.Optimizer, variable: Any) -> None:
 def exchange_variable(optimizer: keras.Optimizer, old: Any, new: Any) -> None:
     """Has a built optimizer update another variable, with the slots of a known one.
 
-    Does nothing if `old` is not known. The exclusion from weight decay moves along.
+    The exclusion from weight decay moves along, also where `old` has no slots. Nothing
+    else is done if `old` is not known.
     `Optimizer._trainable_variables` and what `build` makes of it,
     `_trainable_variables_indices` and `_var_to_optimizer_idx` of a `MultiOptimizer`:
     `build`, which is public, makes new slots.
     """
+    if not uses_weight_decay(optimizer, old):
+        add_to_weight_decay_exclusions(optimizer, new)
     old_key, new_key = optimizer._var_key(old), optimizer._var_key(new)
     if old_key not in optimizer._trainable_variables_indices:
         return
-    excludes = not uses_weight_decay(optimizer, old)
     indices = optimizer._trainable_variables_indices
     indices[new_key] = indices.pop(old_key)
     if "_var_to_optimizer_idx" in vars(optimizer):
@@ -110,8 +112,6 @@ def exchange_variable(optimizer: keras.Optimizer, old: Any, new: Any) -> None:
     variables[variable_index(optimizer, new)] = new
     with untracked(optimizer):
         optimizer._trainable_variables = variables
-    if excludes:
-        add_to_weight_decay_exclusions(optimizer, new)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`estimate_memory`: the bytes that a training step takes, before one runs."""
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -109,7 +110,10 @@ def estimate_memory(
         y: the targets, as `x`.
         sample_weight: the weights of the samples, as `x`.
         devices: int, how many devices share masters and state if the optimizer has
-            `shard_state=True`; without it each device holds all. Defaults to 1.
+            `shard_state=True`; without it each device holds all. Each gets a share of
+            every large variable, as on JAX. On TensorFlow the state of a weight is
+            whole on one device, and the fullest one holds more: at most that of the
+            largest weight. Defaults to 1.
 
     Returns:
         `MemoryUse`.
@@ -141,7 +145,8 @@ def estimate_memory(
         check_model(model)
         batch = keras.tree.map_structure(_as_spec, (x, y, sample_weight))
     weights = model.trainable_variables
-    with keras.device("cpu"):
+    with keras.device("cpu"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a loss scale that the copy does not share
         copy = type(optimizer).from_config(optimizer.get_config())
         stand_ins = [variable_like(weight, weight.dtype) for weight in weights]
         copy.build(stand_ins)

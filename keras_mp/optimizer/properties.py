@@ -408,14 +408,19 @@ def masters_and_state(optimizer: keras.Optimizer) -> tuple[list[Any], list[Any]]
         optimizer: `keras.optimizers.Optimizer`, wrapped or not, built.
 
     Returns:
-        Tuple of two lists: FP32 masters and remainders; all others.
+        Tuple of two lists: FP32 masters, also those that are copies of FP32 weights,
+        and remainders; all others.
     """
     if not isinstance(optimizer, OptimizerProperties):
         return [], [v for v in optimizer.variables if len(v.shape) > 0]
+    masters = [
+        variable
+        for master in optimizer._master_weights.separate
+        for variable in (
+            master.own_variables if master.is_compressed else master.variables
+        )
+    ]
     parts = optimizer._master_weights.slot_variables
-    in_slots = {id(part) for part in parts}
-    own = optimizer._master_weights.own_variables
-    masters = [variable for variable in own if id(variable) not in in_slots]
     variables = (*optimizer.inner_optimizer.variables, *parts)
     return masters, [v for v in variables if len(v.shape) > 0]
 

@@ -195,6 +195,15 @@ def test_the_optimizer_that_is_passed():
     assert not model.optimizer.built
 
 
+def test_optimizers_that_share_a_loss_scale():
+    """A copy of one of them shares it with none, of which a config warns."""
+    first = keras_mp.wrap("adam")
+    second = keras_mp.wrap("adam", loss_scale=first)
+    model = functional("float16")
+    uses = [keras_mp.estimate_memory(model, each) for each in (first, second)]
+    assert uses[0] == uses[1]
+
+
 def test_a_table():
     use = keras_mp.MemoryUse(2**20, 0, 2**21, 2**20, 3 * 2**29, 2**30)
     assert str(use).splitlines() == [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.optimizer.properties import exchange_weights
 from keras_mp.precision.precision_plan import LayerPlan
 
 L = keras.layers
@@ -229,3 +230,28 @@ def test_a_quantized_layer_keeps_its_policy():
     assert not any(each.fp32_weights for each in plan.layers)
     plan.apply(model)
     assert model.get_layer("large").dtype_policy == policy
+
+
+@pytest.mark.parametrize("excluded", [False, True], ids=["decayed", "excluded"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"masters": "remainders"},
+        {"masters": "remainders", "state": keras_mp.Int8State(1, 1)},
+        {"masters": "int8_remainders", "state": keras_mp.Int4State(1, 1)},
+    ],
+    ids=["masters", "remainders", "remainders-int8", "int8-remainders-int4"],
+)
+def test_weight_decay_is_for_the_same_ones(options, excluded):
+    """Here with a step of zero gradients, which does nothing else."""
+    weight = keras.Variable(np.ones((2, 2)), dtype="float16")
+    inner = keras.optimizers.SGD(1.0, momentum=0.5, weight_decay=0.5)
+    optimizer = keras_mp.wrap(inner, loss_scale=1.0, **options)
+    if excluded:
+        optimizer.exclude_from_weight_decay(var_list=[weight])
+    optimizer.build([weight])
+    fp32 = keras.Variable(np.zeros((2, 2)), dtype="float32")
+    exchange_weights(optimizer, {id(weight): fp32})
+    optimizer.apply([keras.ops.zeros((2, 2))], [fp32])
+    np.testing.assert_array_equal(fp32, np.full((2, 2), 1.0 if excluded else 0.5))
