@@ -53,12 +53,19 @@ def commit():
         return "unknown"
 
 
+def generation():
+    """Returns family and model of an x86 processor, which tell what its name may not."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^cpu family\s*: (\d+)\nmodel\s*: (\d+)$", text, re.MULTILINE)
+    return " (family {}, model {})".format(*found.groups()) if found else ""
+
+
 def machine():
     """One line: processor, cores, GPU, versions, instruction sets, date, commit."""
     held = os.environ.get("ONEDNN_MAX_CPU_ISA")
     return ", ".join(
         [
-            processor(),
+            processor() + generation(),
             f"{os.cpu_count()} cores",
             *(gpus() or ["no GPU"]),
             f"TensorFlow {tf.__version__}" + (f" held to {held}" if held else ""),

@@ -1,4 +1,4 @@
-"""Writes the numbers of README, Home and the FAQ: `python docs/headlines.py`.
+"""Writes numbers of README, Home, FAQ and Performance: `python docs/headlines.py`.
 
 It reads them from the tables of the benchmarks and from the recorded runs of the
 examples, writes them to benchmarks/results/headlines.json, and from there into the
@@ -18,7 +18,10 @@ from experiments import page
 from experiments.report import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "faq.md"]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "docs/index.md", "docs/faq.md", "docs/performance.md")
+]
 WRITTEN = re.compile(r"(<!-- =(.+?) -->).*?(<!-- = -->)", re.DOTALL)
 RESULTS = ROOT / "benchmarks" / "results"
 HEADLINES = RESULTS / "headlines.json"
@@ -29,6 +32,14 @@ STEPS = {
     "ours, float16": "ours, float16",
     "Keras, bfloat16": "Keras, mixed_bfloat16",
     "ours, bfloat16": "ours, bfloat16",
+}
+# What is compared at its fastest: 16 bits as Keras has them, and as we have.
+KINDS = {
+    "FP32": ["FP32"],
+    "Keras, bfloat16": ["Keras, mixed_bfloat16"],
+    "ours, bfloat16": ["ours, mixed_bfloat16", "ours, bfloat16"],
+    "Keras, FP16": ["Keras, mixed_float16"],
+    "ours, FP16": ["ours, mixed_float16", "ours, float16"],
 }
 MODELS = {
     "translator": "translator, LSTM with attention",
@@ -85,6 +96,8 @@ def of_steps() -> dict[str, str]:
     )
     return found | {
         "steps": table_of_steps(zen),
+        "best ways": table_of_best_ways(zen),
+        "AMX: best ways": table_of_best_ways(amx),
         "update of Adam": span(adam),
         "peak": span(peaks(zen, amx)),
     }
@@ -118,6 +131,30 @@ def table_of_steps(rows: list[Row]) -> str:
             cells.append(f"{ms:.0f} ({xla:.0f})")
         table.append([title, *cells])
     return "\n".join(["", *markdown(["", *variants], table), ""])
+
+
+def table_of_best_ways(rows: list[Row]) -> str:
+    """Returns a row a model: milliseconds at their fastest, over FP32 at its fastest."""
+    table = []
+    for model, title in MODELS.items():
+        of_model = [row for row in rows if row["model"] == model]
+        if not of_model:
+            continue
+        found = [fastest(of_model, variants) for variants in KINDS.values()]
+        (fp32, _), *_ = found
+        cells = [f"{ms:.0f}{way}, {ms / fp32:.2f}" for ms, way in found]
+        table.append([title, *cells])
+    return "\n".join(["", *markdown(["", *KINDS], table), ""])
+
+
+def fastest(rows: list[Row], variants: list[str]) -> tuple[float, str]:
+    """Returns the milliseconds of the fastest way, and " (XLA)" where XLA compiled it."""
+    return min(
+        (ms, suffix)
+        for variant in variants
+        for name, suffix in (("step, ms", ""), ("XLA: step, ms", " (XLA)"))
+        for ms in column(rows, name, variant=variant)
+    )
 
 
 def of_bytes() -> dict[str, str]:
