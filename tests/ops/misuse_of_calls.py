@@ -19,6 +19,7 @@ DTYPES = {
 }
 
 SPACING = "strides = array<i64: 1, 2>, dilations = array<i64: 1, 1>"
+LAYER = 'kind = "layer", epsilon = 1.0e-03 : f32'
 QUERY_KEY_VALUE = ["3x4x4x5xf16", "3x6x2x5xf16", "3x6x2x7xf16"]
 LOGITS = ["3x4xf16", "4x5xf16", "3xi32", "5xf32"]
 MATRIX, HALF_MATRIX = "3x4xf32", "3x4xf16"
@@ -131,6 +132,19 @@ CALLS = {
         f"{SPACING}, is_same = false",
         None,
     ),
+    "row_norm": (
+        [HALF_MATRIX, "4xf32", "4xf32"],
+        [HALF_MATRIX],
+        f"{LAYER}, num_gamma = 1 : i64, num_beta = 1 : i64",
+        None,
+    ),
+    "row_norm_gradient": (
+        [HALF_MATRIX, HALF_MATRIX, "4xf32"],
+        [HALF_MATRIX, "4xf32", "4xf32"],
+        f"{LAYER}, num_gamma = 1 : i64, num_beta = 1 : i64",
+        None,
+    ),
+    "sum": (["2x3x4xf16"], ["2x4xf32"], "", None),
     "attention": (
         [*QUERY_KEY_VALUE, "3x1x4x6xi1"],
         ["3x4x4x7xf16", "3x4x4xf32"],
@@ -218,6 +232,12 @@ ATTRIBUTES = {
     "transposed-a": ("transpose_a = false", "transpose_a = true"),
     "transposed-b": ("transpose_b = false", "transpose_b = true"),
     "activation-of-none": ('activation = "relu"', 'activation = "softmax"'),
+    "kind-of-none": ('kind = "layer"', 'kind = "batch"'),
+    "negative-epsilon": ("epsilon = 1.0e-03", "epsilon = -1.0e-03"),
+    "no-gamma": ("num_gamma = 1", "num_gamma = 0"),
+    "two-gammas": ("num_gamma = 1", "num_gamma = 2"),
+    "negative-gammas": ("num_gamma = 1", "num_gamma = -1"),
+    "no-beta": ("num_beta = 1", "num_beta = 0"),
     "transposed": ("transpose = false", "transpose = true"),
     "negative-cap": ("soft_cap = 2.0e+00", "soft_cap = -2.0e+00"),
     "cap-of-a-bool": ("soft_cap = 2.0e+00 : f32", "soft_cap = true"),

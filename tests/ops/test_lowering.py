@@ -186,6 +186,37 @@ def test_xla_computes_what_the_kernels_do(cases, dtype):
             assert_close(actual, wanted, name)
 
 
+@pytest.mark.slow_except("*row_norm-layer*")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", ["row_norm", "row_norm_gradient"])
+def test_xla_compiles_the_formula_of_a_size_at_run_time(op, kind, dtype):
+    """It calls the kernel where all sizes are known, and on a GPU has the formula."""
+    x, slope = draw(17, 217, dtype=dtype), draw(17, 217, dtype=dtype)[::-1]
+    rows = {"x": x} if op == "row_norm" else {"x": x, "grad_y": slope}
+    others = {"gamma": [draw(217)], "kind": kind, "epsilon": 1e-3}
+    others |= {"beta": [draw(217)]} if op == "row_norm" else {"num_beta": 1}
+
+    def compute(keep, **rows):
+        kept = {name: tf.boolean_mask(x, keep) for name, x in rows.items()}
+        return run(op, kept, others)
+
+    compiled = tf.function(compute, jit_compile=True, autograph=False)
+    keep = np.arange(17) != 3
+    found = compiled(tf.constant(keep), **rows)
+    text = compiled.experimental_get_compiler_ir(tf.constant(keep), **rows)("hlo")
+    assert f"keras_mp.{op}" not in text
+    wanted = run(op, {name: x[keep] for name, x in rows.items()}, others)
+    for actual, expected in zip(found, wanted, strict=True):
+        assert_close(actual, expected, op)
+
+    static = tf.function(
+        lambda **rows: run(op, rows, others), jit_compile=True, autograph=False
+    )
+    text = static.experimental_get_compiler_ir(**rows)("hlo")
+    assert f"keras_mp.{op}" in text
+
+
 def constants_of(tensors):
     return {name: x for name, x in tensors.items() if name == "shape"}
 

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/xla_op_kernel_of.h"
+#include "common/cpu_device.h"
+#include "common/register_op.h"
 #include "tensorflow/compiler/tf2xla/xla_compiler.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
@@ -107,11 +108,47 @@ inline void SetRounded(tensorflow::XlaOpKernelContext* ctx, int output, xla::Xla
   ctx->SetOutput(output, xla::ConvertElementType(wide, type));
 }
 
+// For CPUs: a call of the kernel; the lowering where a size is known at run time alone.
+// XLA for CPUs fuses what a lowered operation reads into it, and so computes it again in
+// each operation that reads it. A call reads it from memory.
+template <class Op, class Lowering>
+class CallOrLowering : public tensorflow::XlaOpKernel {
+ public:
+  explicit CallOrLowering(tensorflow::OpKernelConstruction* ctx)
+      : XlaOpKernel(ctx), call_(ctx), lowering_(ctx) {}
+
+  void Compile(tensorflow::XlaOpKernelContext* ctx) override {
+    if (HasStaticInputs(ctx)) {
+      call_.Compile(ctx);
+    } else {
+      lowering_.Compile(ctx);
+    }
+  }
+
+ private:
+  static bool HasStaticInputs(tensorflow::XlaOpKernelContext* ctx) {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const auto shape = ctx->InputXlaShape(i);
+      if (!shape.ok() || !shape->is_static()) return false;
+    }
+    return true;
+  }
+
+  XlaOpKernelOf<Op> call_;
+  Lowering lowering_;
+};
+
 }  // namespace keras_mp
 
 // Not REGISTER_XLA_OP, which has no effect after the first op has run.
 #define KERAS_MP_REGISTER_LOWERING(name, kernel)                                 \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_CPU_JIT"), kernel); \
   REGISTER_KERNEL_BUILDER(Name("KerasMp>" name).Device("XLA_GPU_JIT"), kernel)
+
+// The same on GPUs, and CallOrLowering on CPUs.
+#define KERAS_MP_REGISTER_CALL_OR_LOWERING(Op, Lowering)                     \
+  REGISTER_KERNEL_BUILDER(Name(Op::kName).Device("XLA_GPU_JIT"), Lowering); \
+  [[maybe_unused]] const bool is_##Op##_called_on_cpu =                     \
+      RegisterCall<Op, CpuDevice, CallOrLowering<Op, Lowering>>()
 
 #endif  // KERAS_MP_TENSORFLOW_COMMON_LOWERING_H_

@@ -11,8 +11,7 @@
 namespace keras_mp {
 
 template <class Op, class Device, class XlaKernel = XlaOpKernelOf<Op>>
-bool RegisterOp() {
-  RegisterKernel<Op, Device>();
+bool RegisterCall() {
   // Not REGISTER_XLA_OP, which has no effect after the first op has run.
   tensorflow::KernelDefBuilder builder(Op::kName);
   builder.Device(Device::kXlaKernel);
@@ -20,6 +19,11 @@ bool RegisterOp() {
   return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), Op::kCall,
                                               Device::kHandler,
                                               HandlerOf<Op, Device>) == nullptr;
+}
+
+template <class Op, class Device, class XlaKernel = XlaOpKernelOf<Op>>
+bool RegisterOp() {
+  return RegisterKernel<Op, Device>() && RegisterCall<Op, Device, XlaKernel>();
 }
 
 }  // namespace keras_mp

@@ -86,34 +86,8 @@ class Fp16GemmXlaOp : public LoweringOf<Fp16GemmOp> {
   }
 };
 
-class Fp16GemmXlaCpuOp : public tensorflow::XlaOpKernel {
- public:
-  explicit Fp16GemmXlaCpuOp(tensorflow::OpKernelConstruction* ctx)
-      : XlaOpKernel(ctx), call_(ctx), lowering_(ctx) {}
-
-  void Compile(XlaOpKernelContext* ctx) override {
-    if (HasStaticInputs(ctx)) {
-      call_.Compile(ctx);
-    } else {
-      lowering_.Compile(ctx);
-    }
-  }
-
- private:
-  static bool HasStaticInputs(XlaOpKernelContext* ctx) {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      const auto shape = ctx->InputXlaShape(i);
-      if (!shape.ok() || !shape->is_static()) return false;
-    }
-    return true;
-  }
-
-  XlaOpKernelOf<Fp16GemmOp> call_;
-  Fp16GemmXlaOp lowering_;
-};
-
 [[maybe_unused]] const bool is_gemm_registered =
-    RegisterOp<Fp16GemmOp, CpuDevice, Fp16GemmXlaCpuOp>();
+    RegisterOp<Fp16GemmOp, CpuDevice, CallOrLowering<Fp16GemmOp, Fp16GemmXlaOp>>();
 REGISTER_KERNEL_BUILDER(Name("KerasMp>Fp16Gemm").Device("XLA_GPU_JIT"), Fp16GemmXlaOp);
 
 }  // namespace

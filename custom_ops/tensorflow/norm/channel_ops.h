@@ -164,12 +164,15 @@ class BatchNormGradientOp : public ChannelOp {
 class SumOp : public OpHooks {
  public:
   static constexpr char kName[] = "KerasMp>Sum";
+  static constexpr char kCall[] = "keras_mp.sum";
+  static constexpr int kMinInputs = 1, kMaxInputs = 1;
 
   template <class Visitor>
   void Visit(Visitor&) {}
 
   absl::StatusOr<Views> Outputs(const Views& inputs) const {
     const TensorView& x = inputs[0];
+    TF_RETURN_IF_ERROR(CheckDtypes(inputs, /*halves=*/1, /*count=*/1));
     TF_RETURN_IF_ERROR(CheckThreeDimensions("[outer, count, inner]", x));
     Views sums(1);
     sums[0].dtype = tensorflow::DT_FLOAT;

@@ -85,8 +85,8 @@ class RowNormGradientXlaOp : public LoweringOf<RowNormGradientOp> {
   }
 };
 
-KERAS_MP_REGISTER_LOWERING("RowNorm", RowNormXlaOp);
-KERAS_MP_REGISTER_LOWERING("RowNormGradient", RowNormGradientXlaOp);
+KERAS_MP_REGISTER_CALL_OR_LOWERING(RowNormOp, RowNormXlaOp);
+KERAS_MP_REGISTER_CALL_OR_LOWERING(RowNormGradientOp, RowNormGradientXlaOp);
 
 }  // namespace
 }  // namespace keras_mp

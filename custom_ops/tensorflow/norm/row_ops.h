@@ -147,10 +147,14 @@ class RowNormBaseOp : public RowOp {
   }
 
   absl::Status Complete() {
-    if (gammas_ > 1 || betas_ > 1) {
+    if (gammas_ < 0 || gammas_ > 1 || betas_ < 0 || betas_ > 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("there is at most one gamma and one beta. Received: ", gammas_,
                        " and ", betas_));
+    }
+    if (kind_ != "layer" && kind_ != "unit_length" && kind_ != "root_mean_square") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kind must be layer, root_mean_square or unit_length. Received: ", kind_));
     }
     return CheckEpsilon(epsilon_);
   }
@@ -177,15 +181,18 @@ class RowNormBaseOp : public RowOp {
  private:
   std::string kind_;
   float epsilon_ = 0;
-  int gammas_ = 0, betas_ = 0;
+  std::int64_t gammas_ = 0, betas_ = 0;
 };
 
 // Inputs: x, gamma and beta, where there are any.
 class RowNormOp : public RowNormBaseOp {
  public:
   static constexpr char kName[] = "KerasMp>RowNorm";
+  static constexpr char kCall[] = "keras_mp.row_norm";
+  static constexpr int kMinInputs = 1, kMaxInputs = 3;
 
   absl::StatusOr<Views> Outputs(const Views& inputs) const {
+    TF_RETURN_IF_ERROR(CheckDtypes(inputs, 1, 1 + has_gamma() + has_beta()));
     TF_RETURN_IF_ERROR(CheckInputs(inputs, /*matrices=*/1));
     return Views{{inputs[0].dtype, inputs[0].shape}};
   }
@@ -209,8 +216,11 @@ class RowNormOp : public RowNormBaseOp {
 class RowNormGradientOp : public RowNormBaseOp {
  public:
   static constexpr char kName[] = "KerasMp>RowNormGradient";
+  static constexpr char kCall[] = "keras_mp.row_norm_gradient";
+  static constexpr int kMinInputs = 2, kMaxInputs = 3;
 
   absl::StatusOr<Views> Outputs(const Views& inputs) const {
+    TF_RETURN_IF_ERROR(CheckDtypes(inputs, 2, 2 + has_gamma()));
     TF_RETURN_IF_ERROR(CheckInputs(inputs, /*matrices=*/2));
     const TensorView& x = inputs[0];
     const tensorflow::TensorShape row({x.shape.dim_size(1)});

@@ -16,7 +16,7 @@ class SumXlaOp : public LoweringOf<SumOp> {
   }
 };
 
-KERAS_MP_REGISTER_LOWERING("Sum", SumXlaOp);
+KERAS_MP_REGISTER_CALL_OR_LOWERING(SumOp, SumXlaOp);
 
 }  // namespace
 }  // namespace keras_mp
