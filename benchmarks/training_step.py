@@ -27,7 +27,13 @@ from training_models import MODELS
 from variants import VARIANTS, goal, make_step
 
 OF_A_WAY = ("step, ms", "/ FP32", "first step, s", "peak memory, MiB")
-COLUMNS = ["model", "variant", *OF_A_WAY, *(f"XLA: {name}" for name in OF_A_WAY), "best"]
+COLUMNS = [
+    "model",
+    "variant",
+    *OF_A_WAY,
+    *(f"XLA: {name}" for name in OF_A_WAY),
+    "best",
+]
 WITH_XLA = (False, True)
 
 
