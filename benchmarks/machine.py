@@ -54,7 +54,7 @@ def commit():
 
 
 def generation():
-    """Returns family and model of an x86 processor, which tell what its name may not."""
+    """Returns family and model of an x86 processor, which its name may not tell."""
     text = Path("/proc/cpuinfo").read_text()
     found = re.search(r"^cpu family\s*: (\d+)\nmodel\s*: (\d+)$", text, re.MULTILINE)
     return " (family {}, model {})".format(*found.groups()) if found else ""

@@ -116,25 +116,23 @@ def peaks(*machines: list[Row]) -> list[float]:
 
 def table_of_steps(rows: list[Row]) -> str:
     """Returns the table of the README: milliseconds, in brackets those under XLA."""
-    variants = {"FP32": "FP32"} | {
-        f"{'Keras' if 'Keras' in variant else 'ours'}, `{variant.split(', ')[1]}`": variant
-        for variant in STEPS.values()
-    }
+    variants = ["FP32", *STEPS.values()]
+    columns = [re.sub(r", (.*)", r", `\1`", variant) for variant in variants]
     table = []
     for model, title in MODELS.items():
         cells = []
-        for variant in variants.values():
+        for variant in variants:
             [ms], [xla] = (
                 column(rows, name, model=model, variant=variant)
                 for name in ("step, ms", "XLA: step, ms")
             )
             cells.append(f"{ms:.0f} ({xla:.0f})")
         table.append([title, *cells])
-    return "\n".join(["", *markdown(["", *variants], table), ""])
+    return "\n".join(["", *markdown(["", *columns], table), ""])
 
 
 def table_of_best_ways(rows: list[Row]) -> str:
-    """Returns a row a model: milliseconds at their fastest, over FP32 at its fastest."""
+    """Returns a row a model: the fastest way of each kind, and its time over FP32's."""
     table = []
     for model, title in MODELS.items():
         of_model = [row for row in rows if row["model"] == model]
@@ -148,7 +146,7 @@ def table_of_best_ways(rows: list[Row]) -> str:
 
 
 def fastest(rows: list[Row], variants: list[str]) -> tuple[float, str]:
-    """Returns the milliseconds of the fastest way, and " (XLA)" where XLA compiled it."""
+    """Returns the milliseconds of the fastest way, and " (XLA)" if XLA compiled it."""
     return min(
         (ms, suffix)
         for variant in variants

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -108,12 +107,12 @@ class Comparison:
         """
         args, flags = self._parse(argv)
         start = time.perf_counter()
-        files = {name: self._out(args, name) / "result.json" for name in args.settings}
+        files = {n: args.out / slug(n) / "result.json" for n in args.settings}
         todo = [n for n in files if not (args.keep and files[n].is_file())]
         if todo and self.prepare is not None:
             self.prepare(["--preset", args.preset, *flags])
-        with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda name: self._train(name, args, flags), todo))
+        for name in todo:
+            self._train(name, args, flags)
         results = {name: json.loads(file.read_text()) for name, file in files.items()}
         if args.record:
             for name, result in results.items():
@@ -159,7 +158,6 @@ class Comparison:
             + "; ".join(self.settings),
         )
         parser.add_argument("--out", type=Path, help="a folder")
-        parser.add_argument("--jobs", type=int, default=1, help="settings at a time")
         parser.add_argument(
             "--keep", action="store_true", help="train only settings without a result"
         )
@@ -179,15 +177,13 @@ class Comparison:
         args.settings = chosen
         return args, flags
 
-    def _out(self, args: argparse.Namespace, setting: str) -> Path:
-        return args.out / slug(setting)
-
     def _train(self, name: str, args: argparse.Namespace, flags: list[str]) -> None:
+        out = args.out / slug(name)
         command = [sys.executable, str(self.folder / "train.py")]
         command += ["--preset", args.preset, *self.settings[name], *flags]
-        command += ["--out", str(self._out(args, name))]
+        command += ["--out", str(out)]
         # A run that was interrupted goes on; one that is there begins anew.
-        if (self._out(args, name) / "checkpoints").is_dir() and args.keep:
+        if (out / "checkpoints").is_dir() and args.keep:
             command.append("--resume")
         run_script(command)
 

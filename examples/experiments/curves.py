@@ -1,7 +1,6 @@
 """Curves of training runs, in small multiples that share their colours."""
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from experiments.paired import label
 from experiments.report import Result, Results
 
 # Legible on white and on black: the background of a picture is that of its page.
@@ -57,9 +57,7 @@ def by_setting(results: Results, group: str = "") -> dict[str, list[Result]]:
     """Returns the runs of each setting, whose names get rid of their seed and group."""
     found: dict[str, list[Result]] = {}
     for name, result in results.items():
-        parts = re.sub(r" seed \d+$", "", name).split(", ")
-        setting = ", ".join(part for part in parts if part != group)
-        found.setdefault(setting, []).append(result)
+        found.setdefault(label(name, group), []).append(result)
     return found
 
 

@@ -1,6 +1,7 @@
 """A training run: its flags and folder, the training, what it leaves behind."""
 
 import argparse
+import importlib.metadata
 import json
 import os
 import resource
@@ -18,12 +19,13 @@ import keras_mp
 from experiments.files import write_json
 from experiments.flags import parse
 from experiments.log import Clock, Row, cut_log, read_log
-from experiments.machine import machine
 from experiments.precision import precision_of
 from experiments.rounded import RoundMasters
 
 # Flags that change where and how long a run trains, and no number of it.
 _FREE = {"out", "resume", "verbose"}
+# Those that may change when a run goes on.
+_MAY_CHANGE = {"steps", "strategy"}
 
 
 class Run:
@@ -144,7 +146,7 @@ class Run:
         result = {
             "experiment": self.experiment,
             "flags": self._flags(),
-            "machine": machine(),
+            "machine": _machine(),
             "weights": self._weights,
             "measures": {name: float(value) for name, value in measures.items()},
             "step_seconds": statistics.median(row["step_seconds"] for row in log),
@@ -170,7 +172,7 @@ class Run:
         path = self.out / "flags.json"
         flags = self._flags()
         found = json.loads(path.read_text()) if path.is_file() else flags
-        names = sorted({*found, *flags} - {"steps"})
+        names = sorted({*found, *flags} - _MAY_CHANGE)
         others = [name for name in names if found.get(name) != flags.get(name)]
         if others:
             pairs = (f"{n}: {found.get(n)!r} there, {flags.get(n)!r}" for n in others)
@@ -181,3 +183,17 @@ class Run:
             )
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(path, flags)
+
+
+def _machine() -> dict[str, str | int]:
+    """Returns processor, cores, GPU, instruction set of the kernels, and versions."""
+    info = keras_mp.ops.build_info()
+    return {
+        "processor": info["processor"],
+        "cores": os.cpu_count() or 1,
+        "gpu": info["gpu"].partition(": ")[0],
+        "kernels": info.get("cpu", info["route"]),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "keras_mp": importlib.metadata.version("keras_mp"),
+    }

@@ -271,13 +271,15 @@ def test_a_comparison_is_prepared_before_the_first_run(comparison, tmp_path):
     assert prepared == [["--preset", "demo", "--seed", "3"]]
 
 
-def test_a_comparison_ends_where_a_run_fails(comparison, tmp_path):
+def test_a_comparison_ends_where_a_run_fails(comparison, tmp_path, capfd):
     (comparison.folder / "train.py").write_text("raise SystemExit(3)")
     message = (
         r"--preset demo --seed 1 --out .* ended with status 3; its reason is above"
     )
+    out = tmp_path / "out"
     with pytest.raises(SystemExit, match=message):
-        comparison.main(["--out", str(tmp_path / "out"), "--settings", "all"])
+        comparison.main(["--out", str(out), "--settings", "all"])
+    assert capfd.readouterr().out.count("$ python") == 1
 
 
 def test_comparison_of_an_unknown_setting(comparison, capsys):

@@ -459,6 +459,15 @@ def test_a_batch_that_replicas_cannot_share(mirrored):
         main(["--batch=15", mirrored])
 
 
+def test_a_run_of_several_workers_goes_on_in_one_process(tmp_path):
+    from translation.train import make_run
+
+    flags = ["--precision=mixed", f"--out={tmp_path}"]
+    make_run([*flags, "--strategy=multiworker"])
+    run = make_run([*flags, "--strategy=none", "--resume"])
+    assert (run.out, run.args.strategy) == (tmp_path, "none")
+
+
 @pytest.mark.xslow
 def test_resume_of_a_run_that_is_done_and_a_new_one_in_its_place(corpus, tmp_path):
     from translation.train import main
