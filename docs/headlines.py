@@ -88,6 +88,8 @@ def of_steps() -> dict[str, str]:
             for name, variant in STEPS.items():
                 times = column(rows, f"{prefix}/ FP32", variant=variant)
                 found[f"{machine}{way}: {name}"] = span(times)
+    for name, variant in STEPS.items():
+        found[f"best: {name}"] = span(column(zen, "best", variant=variant))
     adam = column(
         tables(ZEN / "update_step.md")[0],
         "wrap FP32 / bare",

@@ -112,8 +112,8 @@ def estimate_memory(
         devices: int, how many devices share masters and state if the optimizer has
             `shard_state=True`; without it each device holds all. Each gets a share of
             every large variable, as on JAX. On TensorFlow the state of a weight is
-            whole on one device, and the fullest one holds more: at most that of the
-            largest weight. Defaults to 1.
+            whole on one device, and the fullest device holds up to the state of the
+            largest weight more. Defaults to 1.
 
     Returns:
         `MemoryUse`.
