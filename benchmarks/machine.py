@@ -55,7 +55,10 @@ def commit():
 
 def generation():
     """Returns family and model of an x86 processor, which its name may not tell."""
-    text = Path("/proc/cpuinfo").read_text()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
     found = re.search(r"^cpu family\s*: (\d+)\nmodel\s*: (\d+)$", text, re.MULTILINE)
     return " (family {}, model {})".format(*found.groups()) if found else ""
 

@@ -74,8 +74,11 @@ def column(rows: Iterable[Row], name: str, **wanted: str) -> list[float]:
 
 
 def numbers() -> dict[str, str]:
-    """Returns what the tables and the recorded runs say, by name."""
-    return {**of_steps(), **of_bytes(), **of_examples()}
+    """Returns what the tables and the recorded runs say, by the name on the pages."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    used = {name for _, name, _ in WRITTEN.findall(pages)}
+    found = {**of_steps(), **of_bytes(), **of_examples()}
+    return {name: text for name, text in found.items() if name in used}
 
 
 def of_steps() -> dict[str, str]:
@@ -140,21 +143,22 @@ def table_of_best_ways(rows: list[Row]) -> str:
         of_model = [row for row in rows if row["model"] == model]
         if not of_model:
             continue
-        found = [fastest(of_model, variants) for variants in KINDS.values()]
-        (fp32, _), *_ = found
-        cells = [f"{ms:.0f}{way}, {ms / fp32:.2f}" for ms, way in found]
+        cells = [fastest(of_model, variants) for variants in KINDS.values()]
         table.append([title, *cells])
     return "\n".join(["", *markdown(["", *KINDS], table), ""])
 
 
-def fastest(rows: list[Row], variants: list[str]) -> tuple[float, str]:
-    """Returns the milliseconds of the fastest way, and " (XLA)" if XLA compiled it."""
-    return min(
-        (ms, suffix)
+def fastest(rows: list[Row], variants: list[str]) -> str:
+    """Returns the fastest way, as "56 (XLA), 0.65"."""
+    ms, way, variant = min(
+        (ms, suffix, variant)
         for variant in variants
         for name, suffix in (("step, ms", ""), ("XLA: step, ms", " (XLA)"))
         for ms in column(rows, name, variant=variant)
     )
+    ratios = column(rows, "best", variant=variant)  # or, without XLA:
+    [ratio] = ratios or column(rows, "/ FP32", variant=variant)
+    return f"{ms:.0f}{way}, {ratio:.2f}"
 
 
 def of_bytes() -> dict[str, str]:

@@ -24,8 +24,8 @@ from experiments.rounded import RoundMasters
 
 # Flags that change where and how long a run trains, and no number of it.
 _FREE = {"out", "resume", "verbose"}
-# Those that may change when a run goes on.
-_MAY_CHANGE = {"steps", "strategy"}
+# Those that may change when a run is resumed.
+_MAY_CHANGE = {"strategy"}
 
 
 class Run:
@@ -172,7 +172,8 @@ class Run:
         path = self.out / "flags.json"
         flags = self._flags()
         found = json.loads(path.read_text()) if path.is_file() else flags
-        names = sorted({*found, *flags} - _MAY_CHANGE)
+        free = {"steps"} | (_MAY_CHANGE if self.args.resume else set())
+        names = sorted({*found, *flags} - free)
         others = [name for name in names if found.get(name) != flags.get(name)]
         if others:
             pairs = (f"{n}: {found.get(n)!r} there, {flags.get(n)!r}" for n in others)

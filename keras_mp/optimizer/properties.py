@@ -367,7 +367,8 @@ class OptimizerProperties(keras.optimizers.LossScaleOptimizer):
         `shard_state=True` each of N holds about 1/N of masters and state.
 
         Returns:
-            Dict with the floats `"weights"`, `"masters"` (FP32 masters and remainders),
+            Dict with the floats `"weights"`, `"masters"` (FP32 masters, remainders and
+            the copies of FP32 weights that their owners have),
             `"state"` (the optimizer's other variables), `"gradients"` and `"total"`.
 
         Raises:

@@ -57,16 +57,27 @@ def test_the_table_has_a_row_for_each_variant(script, monkeypatch, capsys):
         "alone",
         lambda run, name, which, xla: [x * (1 + xla) for x in first_steps[which]],
     )
+    made = []
+    monkeypatch.setattr(
+        training_step, "make_step", lambda parts, *way: made.append(way)
+    )
     training_step.main(["tiny", "--rounds=1"])
+    assert made == [(variant, xla) for variant in kept for xla in (False, True)]
     columns, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in re.findall(r"^\|.*$", capsys.readouterr().out, re.MULTILINE)
     ]
-    assert columns == training_step.COLUMNS
+    of_a_way = ["step, ms", "/ FP32", "first step, s", "peak memory, MiB"]
+    with_xla = [f"XLA: {name}" for name in of_a_way]
+    assert columns == ["model", "variant", *of_a_way, *with_xla, "best"]
     fp32 = ["4", "1.00", "2.0", "40", "2", "1.00", "4.0", "80", "1.00"]
     # 5 / 2 and, at their fastest, 3 / 2: slower than the goal of 1.
     ours = ["3", "0.75", "1.0", "30", "5", "**2.50**", "2.0", "60", "**1.50**"]
     assert rows == [["tiny", "FP32", *fp32], ["tiny", "ours, float16", *ours]]
+    training_step.main(["tiny", "--only-medians"])
+    assert "| tiny | FP32 | 4 | 1.00 | - | - | 2 | 1.00 | - | - | 1.00 |" in (
+        capsys.readouterr().out
+    )
 
 
 def test_the_first_step_is_the_one_that_traces(script, monkeypatch):

@@ -464,6 +464,8 @@ def test_a_run_of_several_workers_goes_on_in_one_process(tmp_path):
 
     flags = ["--precision=mixed", f"--out={tmp_path}"]
     make_run([*flags, "--strategy=multiworker"])
+    with pytest.raises(ValueError, match="strategy: 'multiworker' there, 'none'"):
+        make_run([*flags, "--strategy=none"])  # would begin anew
     run = make_run([*flags, "--strategy=none", "--resume"])
     assert (run.out, run.args.strategy) == (tmp_path, "none")
 

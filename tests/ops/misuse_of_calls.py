@@ -11,6 +11,7 @@ from keras_mp.ops.kernels import native
 DTYPES = {
     "f32": tf.float32,
     "f16": tf.float16,
+    "bf16": tf.bfloat16,
     "i1": tf.bool,
     "i8": tf.int8,
     "i16": tf.int16,
@@ -345,6 +346,10 @@ def mistakes(name):
         changed = [*first, f"{2**40}x0xf32", "4xf32", f"{huge}xf16"]
         made = [*changed[3:7], changed[7]]
         yield "huge sizes", (changed, made, attributes)
+    if name == "row_norm_gradient":
+        # Every other operand has the dtype of the first.
+        changed = [operands[0], operands[1].replace("f16", "bf16"), *operands[2:]]
+        yield "two dtypes", (changed, results, attributes)
     yield "no operands", ([], results, attributes)
     if name not in WITH_OPTION:
         yield "too few operands", (operands[:-1], results, attributes)

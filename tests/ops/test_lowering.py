@@ -11,6 +11,8 @@ from keras_mp.ops.kernels import native
 INFINITY, NAN = float("inf"), float("nan")
 KINDS = ("layer", "root_mean_square", "unit_length")
 SIZES = ((0, 7), (7, 0), (17, 217))
+# Ops that call their kernels under XLA on a CPU, and have a formula there, too.
+CALLED = {"row_norm", "row_norm_gradient", "sum"}
 SPECIAL = [
     [INFINITY, 1, 2],
     [-INFINITY, 1, 2],
@@ -186,34 +188,52 @@ def test_xla_computes_what_the_kernels_do(cases, dtype):
             assert_close(actual, wanted, name)
 
 
-@pytest.mark.slow_except("*row_norm-layer*")
+@pytest.mark.slow
+@pytest.mark.xslow_except("float16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("op", ["row_norm", "row_norm_gradient"])
-def test_xla_compiles_the_formula_of_a_size_at_run_time(op, kind, dtype):
-    """It calls the kernel where all sizes are known, and on a GPU has the formula."""
-    x, slope = draw(17, 217, dtype=dtype), draw(17, 217, dtype=dtype)[::-1]
-    rows = {"x": x} if op == "row_norm" else {"x": x, "grad_y": slope}
-    others = {"gamma": [draw(217)], "kind": kind, "epsilon": 1e-3}
-    others |= {"beta": [draw(217)]} if op == "row_norm" else {"num_beta": 1}
+def test_xla_compiles_the_formula_of_a_size_at_run_time(dtype):
+    """As it does on a GPU, where the size is known as well."""
+    cases = [
+        case
+        for case in (*row_cases(dtype), *channel_cases(dtype))
+        if case[1] in CALLED and case[2]["x"].shape.num_elements()
+    ]
+    assert {op for _, op, _, _ in cases} == CALLED
 
-    def compute(keep, **rows):
-        kept = {name: tf.boolean_mask(x, keep) for name, x in rows.items()}
-        return run(op, kept, others)
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(tensors, keep):
+        def masked(name, x, keep):
+            return tf.boolean_mask(x, keep) if name in ("x", "grad_y") else x
 
-    compiled = tf.function(compute, jit_compile=True, autograph=False)
-    keep = np.arange(17) != 3
-    found = compiled(tf.constant(keep), **rows)
-    text = compiled.experimental_get_compiler_ir(tf.constant(keep), **rows)("hlo")
-    assert f"keras_mp.{op}" not in text
-    wanted = run(op, {name: x[keep] for name, x in rows.items()}, others)
-    for actual, expected in zip(found, wanted, strict=True):
-        assert_close(actual, expected, op)
+        return [
+            run(
+                op,
+                {name: masked(name, x, kept) for name, x in of_op.items()},
+                attributes,
+            )
+            for of_op, kept, (_, op, _, attributes) in zip(
+                tensors, keep, cases, strict=True
+            )
+        ]
 
-    static = tf.function(
-        lambda **rows: run(op, rows, others), jit_compile=True, autograph=False
+    tensors = [of_op for _, _, of_op, _ in cases]
+    keep = [tf.ones(of_op["x"].shape[0], tf.bool) for of_op in tensors]
+    text = compiled.experimental_get_compiler_ir(tensors, keep)("hlo")
+    assert not any(f"keras_mp.{op}" in text for op in CALLED)
+    found = compiled(tensors, keep)
+    for results, (name, op, of_op, attributes) in zip(found, cases, strict=True):
+        for actual, wanted in zip(results, run(op, of_op, attributes), strict=True):
+            assert_close(actual, wanted, name)
+
+
+@pytest.mark.parametrize("op", sorted(CALLED))
+def test_xla_calls_the_kernel_where_all_sizes_are_known(op):
+    cases = [*row_cases("float16"), *channel_cases("float16")]
+    _, _, tensors, attributes = next(case for case in cases if case[1] == op)
+    compiled = tf.function(
+        lambda of_op: run(op, of_op, attributes), jit_compile=True, autograph=False
     )
-    text = static.experimental_get_compiler_ir(**rows)("hlo")
+    text = compiled.experimental_get_compiler_ir(tensors)("hlo")
     assert f"keras_mp.{op}" in text
 
 

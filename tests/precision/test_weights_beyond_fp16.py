@@ -244,7 +244,7 @@ def test_a_quantized_layer_keeps_its_policy():
     ids=["masters", "remainders", "remainders-int8", "int8-remainders-int4"],
 )
 def test_weight_decay_is_for_the_same_ones(options, excluded):
-    """Here with a step of zero gradients, which does nothing else."""
+    """Zero gradients: the step only decays."""
     weight = keras.Variable(np.ones((2, 2)), dtype="float16")
     inner = keras.optimizers.SGD(1.0, momentum=0.5, weight_decay=0.5)
     optimizer = keras_mp.wrap(inner, loss_scale=1.0, **options)

@@ -1,4 +1,5 @@
-// The XLA lowerings of KerasMp>RowNorm and its gradient: the formulas of row_norm_cpu.h.
+// KerasMp>RowNorm and its gradient under XLA: calls of their kernels on CPUs, or the
+// formulas of row_norm_cpu.h.
 
 #include "common/lowering.h"
 #include "norm/row_ops.h"

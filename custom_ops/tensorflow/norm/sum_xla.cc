@@ -1,4 +1,4 @@
-// The XLA lowering of KerasMp>Sum: one reduction in FP32.
+// KerasMp>Sum under XLA: a call of its kernel on CPUs, or one reduction in FP32.
 
 #include "common/lowering.h"
 #include "norm/channel_ops.h"
