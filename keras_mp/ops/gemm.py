@@ -12,8 +12,13 @@ from keras_mp.ops.checks import (
     resolve_output_dtype,
     to_tensor,
 )
+from keras_mp.ops.gradients import vjp
 from keras_mp.ops.kernels import native
-from keras_mp.ops.kernels.dispatch import has_accelerator, has_gemm_kernel
+from keras_mp.ops.kernels.dispatch import (
+    has_accelerator,
+    has_cpu_kernels,
+    has_gemm_kernel,
+)
 from keras_mp.ops.reductions import accumulate
 
 
@@ -61,7 +66,9 @@ def fp16_gemm(
     activation is rounded once, to the dtype of `a`, before `alpha`, and its matrix
     products accumulate in FP32. `alpha` gets no gradient. The derivatives of tanh and
     sigmoid are computed from their results, as in TensorFlow: if those were rounded,
-    the derivatives err by up to 2**-11 (bfloat16: 2**-8).
+    the derivatives err by up to 2**-11 (bfloat16: 2**-8). The derivative of gelu errs
+    by up to 2**-20: its argument is computed again, on a CPU by the kernel that
+    multiplies by the upstream gradient and sums the gradient of the bias.
 
     Args:
         a: float16 or bfloat16, `[..., M, K]`, or `[..., K, M]` with `transpose_a`.
@@ -207,38 +214,50 @@ class _Gemm:
         `defer_until_upstream`.
         """
         with tf.control_dependencies([upstream]):
-            grad = upstream
-            if self.activation is not None:
-                grad = self._activation_grad(a, b, alpha, biases, c, upstream)
-            rounded = tf.cast(grad, a.dtype)
+            if self.activation == "gelu" and has_cpu_kernels():
+                rounded, sums = native.library().keras_mp_fp16_gemm_gelu_gradient(
+                    a=a,
+                    b=b,
+                    alpha=alpha,
+                    bias=list(biases),
+                    upstream=upstream,
+                    transpose_a=self.transpose_a,
+                    transpose_b=self.transpose_b,
+                )
+            else:
+                grad = self.activation_grad(a, b, alpha, biases, c, upstream)
+                rounded = tf.cast(grad, a.dtype)
+                sums = _sum_rows(grad) if biases else None
             return [
                 self._grad_a(a, b, alpha, rounded),
                 self._grad_b(a, b, alpha, rounded),
                 None,
-                *(_bias_grad(grad, bias) for bias in biases),
+                *(tf.cast(sums, bias.dtype) for bias in biases),
             ]
 
-    def _activation_grad(
+    def activation_grad(
         self,
         a: tf.Tensor,
         b: tf.Tensor,
         alpha: tf.Tensor,
         biases: tuple[tf.Tensor, ...],
-        c: tf.Tensor,
+        c: tf.Tensor | None,
         upstream: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the gradient of the argument of the activation, in FP32.
 
-        For relu it has the dtype of `upstream`: its derivative is 0 or 1. TensorFlow's
-        kernels for CPUs multiply by it, also for the relu of Keras, so that an infinite
-        gradient of an inactive unit is NaN there, and the step is skipped; under XLA it
-        is 0.
+        Without an activation, and for relu, it has the dtype of `upstream`: the
+        derivative is 0 or 1. TensorFlow's kernels for CPUs multiply by 0 where a relu
+        is inactive, also for the relu of Keras, so that an infinite gradient is NaN
+        there, and the step is skipped; under XLA it is 0. The derivative of gelu needs
+        the argument, which is computed again, and not the result `c`.
         """
+        if self.activation is None:
+            return upstream
         if self.activation == "relu":
             return tf.raw_ops.ReluGrad(gradients=upstream, features=c)
         upstream = tf.cast(upstream, tf.float32)
         if self.activation == "gelu":
-            # The derivative needs the argument, which is computed again.
             linear = replace(self, activation=None, output_dtype="float32")
             x = linear.forward(a, b, alpha, biases)
             cumulative = 0.5 * tf.math.erfc(-np.float32(np.sqrt(0.5)) * x)
@@ -310,10 +329,9 @@ def sum_over_broadcast(product: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(total, target.shape)
 
 
-def _bias_grad(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns the gradient of a bias: the sum of all rows of `x`, in FP32."""
-    total = accumulate(tf.reshape(x, [-1, _columns(bias)]), [0])
-    return tf.cast(tf.squeeze(total, 0), bias.dtype)
+def _sum_rows(x: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of all rows of `x` in FP32, the gradient of a bias."""
+    return tf.squeeze(accumulate(tf.reshape(x, [-1, _columns(x)]), [0]), 0)
 
 
 def _columns(x: tf.Tensor) -> Any:
@@ -325,10 +343,25 @@ def _columns(x: tf.Tensor) -> Any:
 @tf.RegisterGradient("KerasMp>Fp16Gemm")
 def _fp16_gemm_grad(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     a, b, alpha, *biases = op.inputs
-    gemm = _Gemm(
-        op.get_attr("transpose_a"),
-        op.get_attr("transpose_b"),
-        op.get_attr("activation").decode() or None,
-        op.outputs[0].dtype.name,
-    )
+    gemm = _gemm_of(op, op.get_attr("activation").decode() or None)
     return gemm.backward(a, b, alpha, tuple(biases), op.outputs[0], upstream)
+
+
+@tf.RegisterGradient("KerasMp>Fp16GemmGeluGradient")
+def _second_gradient(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """Differentiates the formula."""
+    gemm = _gemm_of(op, "gelu")
+
+    def formula(
+        a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *others: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        *biases, slope = others
+        grad = gemm.activation_grad(a, b, alpha, tuple(biases), None, slope)
+        return tf.cast(grad, a.dtype), _sum_rows(grad)
+
+    return vjp(formula, list(op.inputs), upstream)
+
+
+def _gemm_of(op: Any, activation: str | None) -> _Gemm:
+    transposes = op.get_attr("transpose_a"), op.get_attr("transpose_b")
+    return _Gemm(*transposes, activation, op.outputs[0].dtype.name)

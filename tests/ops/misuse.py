@@ -73,6 +73,13 @@ CALLS = {
         "alpha": single(),
         "bias": [single(4)],
     },
+    "fp16_gemm_gelu_gradient": lambda: {
+        "a": half(2, 3),
+        "b": half(3, 4),
+        "alpha": single(),
+        "bias": [single(4)],
+        "upstream": half(2, 4),
+    },
     "softmax": lambda: {"x": half(2, 3)},
     "softmax_gradient": lambda: {"x": half(2, 3), "grad_y": half(2, 3)},
     "float_softmax": lambda: {"x": single(2, 3), "T": "float16"},
@@ -337,6 +344,7 @@ FITS = {
         "b": {"one-rank-more"},
         "bias": {"none", "too-few"},
     },
+    "fp16_gemm_gelu_gradient": {"bias": {"none", "too-few"}},
     "softmax": {"x": SIZES},
     "float_softmax": {"x": SIZES},
     "row_norm": {

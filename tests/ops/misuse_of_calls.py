@@ -170,6 +170,12 @@ CALLS = {
         'transpose_a = false, transpose_b = false, activation = "relu"',
         None,
     ),
+    "fp16_gemm_gelu_gradient": (
+        ["3x4xf16", "4x5xf16", "f32", "5xf32", "3x5xf16"],
+        ["3x5xf16", "5xf32"],
+        "transpose_a = false, transpose_b = false",
+        None,
+    ),
     "logit_statistics": (
         LOGITS,
         ["3xf32", "3xf32", "3xf32", "3xi32"],
@@ -192,6 +198,9 @@ WITH_OPTION = {
     "gemm",
     "logit_statistics",
 }
+
+# An operand that must not have another 16-bit dtype than the first.
+OF_THE_FIRST_DTYPE = {"row_norm_gradient": 1, "fp16_gemm_gelu_gradient": 4}
 
 # Uniforms are for masters in FP32 alone: beside a remainder the call has one too many.
 UNIFORMS = "update_variables of compressed state"
@@ -346,9 +355,10 @@ def mistakes(name):
         changed = [*first, f"{2**40}x0xf32", "4xf32", f"{huge}xf16"]
         made = [*changed[3:7], changed[7]]
         yield "huge sizes", (changed, made, attributes)
-    if name == "row_norm_gradient":
-        # Every other operand has the dtype of the first.
-        changed = [operands[0], operands[1].replace("f16", "bf16"), *operands[2:]]
+    if name in OF_THE_FIRST_DTYPE:
+        changed = list(operands)
+        i = OF_THE_FIRST_DTYPE[name]
+        changed[i] = changed[i].replace("f16", "bf16")
         yield "two dtypes", (changed, results, attributes)
     yield "no operands", ([], results, attributes)
     if name not in WITH_OPTION:

@@ -276,12 +276,18 @@ def test_xla_on_a_cpu_gives_the_bits_of_eager(ops_mode, shapes, dtype, activatio
     a, b = (tf.constant(random.normal(size=shape), dtype) for shape in shapes)
     bias = tf.constant(random.normal(size=shapes[1][-1]), tf.float32)
 
-    def product(a, b):
-        return fp16_gemm(a, b, alpha=0.5, bias=bias, activation=activation)
+    def product(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            a, b, bias = arguments
+            y = fp16_gemm(a, b, alpha=0.5, bias=bias, activation=activation)
+        return y, *tape.gradient(y, arguments)
 
     compiled = tf.function(product, jit_compile=True, autograph=False)
     with tf.device("CPU"):
-        oracle.assert_same_bits(compiled(a, b).numpy(), product(a, b).numpy())
+        found = compiled(a, b, bias)
+        for one, other in zip(found, product(a, b, bias), strict=True):
+            oracle.assert_same_bits(one.numpy(), other.numpy())
 
 
 def test_xla_on_a_cpu_calls_the_kernel(ops_mode):

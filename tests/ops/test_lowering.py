@@ -12,7 +12,7 @@ INFINITY, NAN = float("inf"), float("nan")
 KINDS = ("layer", "root_mean_square", "unit_length")
 SIZES = ((0, 7), (7, 0), (17, 217))
 # Ops that call their kernels under XLA on a CPU, and have a formula there, too.
-CALLED = {"row_norm", "row_norm_gradient", "sum"}
+CALLED = {"row_norm", "row_norm_gradient", "sum", "fp16_gemm_gelu_gradient"}
 SPECIAL = [
     [INFINITY, 1, 2],
     [-INFINITY, 1, 2],
@@ -86,6 +86,24 @@ def channel_cases(dtype):
             name = f"batch slope {shape} {inference}"
             yield name, "batch_norm_gradient", tensors, options
         yield f"sum {shape}", "sum", {"x": x}, {}
+
+
+def gemm_cases(dtype):
+    """Gradients of gelu; those of a bias are sums over all rows of all matrices."""
+    of_a, of_b = ([5, 17], [3, 5, 17], [2, 3, 5, 17]), ([17, 7], [3, 17, 7])
+    for shape, of_weight, transpose in itertools.product(of_a, of_b, [False, True]):
+        a, b = draw(*shape, dtype=dtype), draw(*of_weight, dtype=dtype) / 4
+        batch = max(shape[:-2], of_weight[:-2], key=len)
+        upstream = draw(*batch, 5, 7, dtype=dtype)
+        tensors = {"a": a, "b": b, "alpha": tf.constant(0.5), "upstream": upstream}
+        biases = {"bias": [draw(7)]}
+        if transpose:
+            tensors |= {"b": tf.cast(tf.linalg.matrix_transpose(b), tf.float32)}
+            tensors |= {"upstream": tf.cast(upstream, tf.float32)}
+            biases = {"bias": []}
+        name = f"gelu slope {shape} {of_weight} {transpose}"
+        options = {"transpose_b": transpose}
+        yield name, "fp16_gemm_gelu_gradient", tensors | biases, options
 
 
 def pool_cases(dtype):
@@ -167,7 +185,7 @@ def assert_close(actual, wanted, name):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "cases",
-    [row_cases, channel_cases, pool_cases, conv_cases],
+    [row_cases, channel_cases, gemm_cases, pool_cases, conv_cases],
     ids=lambda cases: cases.__name__,
 )
 def test_xla_computes_what_the_kernels_do(cases, dtype):
@@ -195,15 +213,15 @@ def test_xla_compiles_the_formula_of_a_size_at_run_time(dtype):
     """As it does on a GPU, where the size is known as well."""
     cases = [
         case
-        for case in (*row_cases(dtype), *channel_cases(dtype))
-        if case[1] in CALLED and case[2]["x"].shape.num_elements()
+        for case in called_cases(dtype)
+        if first_tensor(case).shape.num_elements() and has_common_rows(case)
     ]
     assert {op for _, op, _, _ in cases} == CALLED
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(tensors, keep):
         def masked(name, x, keep):
-            return tf.boolean_mask(x, keep) if name in ("x", "grad_y") else x
+            return tf.boolean_mask(x, keep) if name in WITH_ROWS else x
 
         return [
             run(
@@ -217,7 +235,7 @@ def test_xla_compiles_the_formula_of_a_size_at_run_time(dtype):
         ]
 
     tensors = [of_op for _, _, of_op, _ in cases]
-    keep = [tf.ones(of_op["x"].shape[0], tf.bool) for of_op in tensors]
+    keep = [tf.ones(first_tensor(case).shape[0], tf.bool) for case in cases]
     text = compiled.experimental_get_compiler_ir(tensors, keep)("hlo")
     assert not any(f"keras_mp.{op}" in text for op in CALLED)
     found = compiled(tensors, keep)
@@ -228,13 +246,35 @@ def test_xla_compiles_the_formula_of_a_size_at_run_time(dtype):
 
 @pytest.mark.parametrize("op", sorted(CALLED))
 def test_xla_calls_the_kernel_where_all_sizes_are_known(op):
-    cases = [*row_cases("float16"), *channel_cases("float16")]
+    cases = called_cases("float16")
     _, _, tensors, attributes = next(case for case in cases if case[1] == op)
     compiled = tf.function(
         lambda of_op: run(op, of_op, attributes), jit_compile=True, autograph=False
     )
     text = compiled.experimental_get_compiler_ir(tensors)("hlo")
     assert f"keras_mp.{op}" in text
+
+
+# The arguments that have rows, of which XLA may find the number when it runs.
+WITH_ROWS = ("x", "grad_y", "a", "upstream")
+
+
+def called_cases(dtype):
+    """The cases of ops that XLA calls on a CPU."""
+    for case in (*row_cases(dtype), *channel_cases(dtype), *gemm_cases(dtype)):
+        if case[1] in CALLED:
+            yield case
+
+
+def first_tensor(case):
+    _, _, tensors, _ = case
+    return next(iter(tensors.values()))
+
+
+def has_common_rows(case):
+    """Whether all arguments with rows have the same number of them."""
+    _, _, tensors, _ = case
+    return len({x.shape[0] for name, x in tensors.items() if name in WITH_ROWS}) == 1
 
 
 def constants_of(tensors):
@@ -273,6 +313,10 @@ OPS = {
         {"epsilon": 1e-3, "inference": False},
     ),
     "sum": ({"x": CHANNELS}, {}),
+    "fp16_gemm_gelu_gradient": (
+        {"a": (2, 3), "b": (3, 2), "bias": [(2,)], "upstream": (2, 2)},
+        {"alpha": 1.0},  # which gets no gradient
+    ),
     "average_pool": ({"x": IMAGES}, WINDOWS),
     "average_pool_gradient": ({"grad_y": (1, 1, 3, 2, 2)}, WINDOWS),
     "depthwise_conv": (
@@ -317,7 +361,7 @@ def test_the_bare_op_has_its_gradient(op, graph):
     rng = np.random.default_rng(0)
 
     def draw_one(path, shape):
-        halves = ("y", "grad_y") if op == "float_softmax" else ("x", "y", "grad_y")
+        halves = ("y", "grad_y") if op == "float_softmax" else (*WITH_ROWS, "y")
         dtype = "float16" if path[0] in halves else "float32"
         return tf.constant(rng.uniform(0.5, 1.5, shape), dtype)
 

@@ -52,6 +52,18 @@ struct Gemm {
   const void* bias = nullptr;    // [n]; none where null
   const float* alpha = nullptr;  // a scalar in the memory of the device; 1 where null
 
+  // Where `upstream` is not null, the product is part of a gradient, on a CPU alone:
+  //
+  //   g[i, j] = upstream[i, j] * activation'(alpha * op(A) * op(B) + bias)[i, j]
+  //   C = round(g),  column_sums[j] += sum over i of g[i, j]
+  //
+  // for the activation kGelu, whose derivative errs by up to 2^-20, and a C of the type of
+  // the inputs. A sum is over all products of the batch. FP32 numbers, not those rounded to
+  // C, are summed in FP32, the sums of 64 rows each in double.
+  const void* upstream = nullptr;            // [m, n], with the strides of C
+  DataType upstream_type = DataType::kHalf;  // as the input, or kFloat
+  float* column_sums = nullptr;              // [n]
+
   // Row strides, in elements.
   std::int64_t lda = 0;
   std::int64_t ldb = 0;

@@ -31,6 +31,15 @@ Status Validate(const Gemm& g) {
   if (g.bias != nullptr && g.bias_type != g.input && g.bias_type != DataType::kFloat) {
     return Invalid("the bias must have the type of the inputs, or FP32");
   }
+  if (g.upstream != nullptr) {
+    if (g.upstream_type != g.input && g.upstream_type != DataType::kFloat) {
+      return Invalid("the upstream gradient must have the type of the inputs, or FP32");
+    }
+    if (g.activation != Activation::kGelu || g.output != g.input) {
+      return Invalid("a gradient must be that of gelu, in the type of the inputs");
+    }
+    if (g.column_sums == nullptr) return Invalid("the sums of a gradient are null");
+  }
   const std::int64_t rows_a = g.transpose_a ? g.k : g.m;
   const std::int64_t rows_b = g.transpose_b ? g.n : g.k;
   if (g.lda < (g.transpose_a ? g.m : g.k) || g.ldb < (g.transpose_b ? g.k : g.n) ||

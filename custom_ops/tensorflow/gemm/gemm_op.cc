@@ -3,6 +3,7 @@
 
 #include "gemm/gemm_op.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -57,7 +58,8 @@ absl::Status Fp16GemmOp::Complete() const {
       "activation must be '', relu, tanh, sigmoid or gelu. Received: ", activation_));
 }
 
-absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
+absl::StatusOr<Views> Fp16GemmOp::Result(const Views& inputs,
+                                         tensorflow::DataType type_of_c) const {
   const TensorView &a = inputs[0], &b = inputs[1], &alpha = inputs[2];
   const auto misfit = [&](const char* rule) {
     return absl::InvalidArgumentError(
@@ -83,7 +85,7 @@ absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
   if (inputs.size() == 4 && !fits_type(inputs[3].dtype)) {
     return misfit("the bias has the dtype of a, or float32");
   }
-  if (!fits_type(type_of_c_)) return misfit("the result has the dtype of a, or float32");
+  if (!fits_type(type_of_c)) return misfit("the result has the dtype of a, or float32");
   if (!fits_type(b.dtype)) return misfit("b has the dtype of a, or float32");
   // Checked here, because MatMulBCast ends the process on more than 2^63 products.
   const tensorflow::BCast leading(LeadingSizes(a.shape), LeadingSizes(b.shape));
@@ -91,7 +93,7 @@ absl::StatusOr<Views> Fp16GemmOp::Outputs(const Views& inputs) const {
     return misfit("the leading dimensions of a and b must broadcast");
   }
   Views c(1);
-  c[0].dtype = type_of_c_;
+  c[0].dtype = type_of_c;
   TF_RETURN_IF_ERROR(
       TensorShape::BuildTensorShape(leading.output_shape(), &c[0].shape));
   TF_RETURN_IF_ERROR(c[0].shape.AddDimWithStatus(
@@ -156,6 +158,34 @@ absl::InlinedVector<Gemm, 1> Fp16GemmOp::PartsOf(const Views& inputs,
   return parts;
 }
 
+absl::StatusOr<Views> Fp16GemmGeluGradientOp::Outputs(const Views& inputs) const {
+  auto outputs = Result(OfProduct(inputs), inputs[0].dtype);
+  TF_RETURN_IF_ERROR(outputs.status());
+  const TensorView &upstream = inputs.back(), grad = (*outputs)[0];
+  const bool is_float = upstream.dtype == tensorflow::DT_FLOAT;
+  TF_RETURN_IF_ERROR(CheckTensor("the upstream gradient", upstream,
+                                 is_float ? upstream.dtype : grad.dtype, grad.shape));
+  const std::int64_t columns = grad.shape.dim_size(grad.shape.dims() - 1);
+  outputs->push_back({tensorflow::DT_FLOAT, TensorShape({columns})});
+  return outputs;
+}
+
+Status Fp16GemmGeluGradientOp::Run(const CpuDevice& device, const Views& inputs,
+                                   const Views& outputs) const {
+  const TensorView &grad = outputs[0], &sums = outputs[1], &upstream = inputs.back();
+  std::fill_n(sums.As<float>(), sums.shape.num_elements(), 0.0f);
+  for (Gemm part : PartsOf(OfProduct(inputs), grad)) {
+    const std::int64_t bytes = static_cast<char*>(part.c) - grad.As<char>();
+    part.activation = Activation::kGelu;
+    part.upstream = MatrixAt(upstream, bytes / tensorflow::DataTypeSize(grad.dtype), 1);
+    part.upstream_type = upstream.type();
+    part.column_sums = sums.As<float>();
+    const Status status = GemmCpu(part, device.threads());
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
 namespace {
 
 absl::Status Fp16GemmShape(InferenceContext* c) {
@@ -172,7 +202,9 @@ absl::Status Fp16GemmShape(InferenceContext* c) {
                               c->Dim(b, transpose_b ? -1 : -2), &inner));
   const DimensionHandle rows = c->Dim(a, transpose_a ? -1 : -2);
   DimensionHandle columns = c->Dim(b, transpose_b ? -2 : -1);
-  for (int i = 3; i < c->num_inputs(); ++i) {
+  int biases;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_bias", &biases));
+  for (int i = 3; i < 3 + biases; ++i) {
     ShapeHandle bias;
     TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &bias));
     TF_RETURN_IF_ERROR(c->Merge(columns, c->Dim(bias, 0), &columns));
@@ -185,6 +217,15 @@ absl::Status Fp16GemmShape(InferenceContext* c) {
       c, batch_a, batch_b, /*incompatible_shape_error=*/true, &batch));
   TF_RETURN_IF_ERROR(c->Concatenate(batch, c->Matrix(rows, columns), &result));
   c->set_output(0, result);
+  return absl::OkStatus();
+}
+
+absl::Status Fp16GemmGeluGradientShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(Fp16GemmShape(c));
+  ShapeHandle grad;
+  TF_RETURN_IF_ERROR(c->Merge(c->output(0), c->input(c->num_inputs() - 1), &grad));
+  c->set_output(0, grad);
+  c->set_output(1, c->Vector(c->Dim(grad, -1)));
   return absl::OkStatus();
 }
 
@@ -205,6 +246,25 @@ REGISTER_OP("KerasMp>Fp16Gemm")
     .SetShapeFn(Fp16GemmShape)
     .Doc("round(activation(alpha * op(a) op(b) + bias)), accumulated in FP32. An FP32 b "
          "is rounded to the dtype of a first, and its gradient is FP32.");
+
+REGISTER_OP("KerasMp>Fp16GemmGeluGradient")
+    .Input("a: T")
+    .Input("b: Tb")
+    .Input("alpha: float")
+    .Input("bias: num_bias * Tbias")
+    .Input("upstream: Tupstream")
+    .Output("grad: T")
+    .Output("sums: float")
+    .Attr("T: {half, bfloat16}")
+    .Attr("Tb: {half, bfloat16, float}")
+    .Attr("Tbias: {half, bfloat16, float} = DT_FLOAT")
+    .Attr("Tupstream: {half, bfloat16, float}")
+    .Attr("num_bias: int >= 0 = 0")
+    .Attr("transpose_a: bool = false")
+    .Attr("transpose_b: bool = false")
+    .SetShapeFn(Fp16GemmGeluGradientShape)
+    .Doc("The gradient of the argument of gelu in KerasMp>Fp16Gemm, rounded once, and its "
+         "sums over all rows, in FP32.");
 
 #ifdef KERAS_MP_HAS_CUDA
 KERAS_MP_REGISTER_KERNEL(Fp16GemmOp, GpuDevice);

@@ -13,6 +13,7 @@
 
 namespace keras_mp {
 
+class CpuDevice;
 class GpuDevice;
 
 // In gemm_op_gpu.cc.
@@ -52,7 +53,9 @@ class Fp16GemmOp : public OpHooks {
     return a.dim_size(a.dims() - (transpose_a_ ? 2 : 1));
   }
 
-  absl::StatusOr<Views> Outputs(const Views& inputs) const;
+  absl::StatusOr<Views> Outputs(const Views& inputs) const {
+    return Result(inputs, type_of_c_);
+  }
 
   template <class Device>
   Status Run(const Device& device, const Views& inputs, const Views& outputs) const {
@@ -68,13 +71,48 @@ class Fp16GemmOp : public OpHooks {
     return {};
   }
 
- private:
+ protected:
+  bool transpose_a_ = false, transpose_b_ = false;
+
+  // The product of inputs that fit.
+  absl::StatusOr<Views> Result(const Views& inputs, tensorflow::DataType type_of_c) const;
+
   // The products of a broadcast batch, as calls of the kernel with constant strides.
   absl::InlinedVector<Gemm, 1> PartsOf(const Views& inputs, const TensorView& c) const;
 
-  bool transpose_a_ = false, transpose_b_ = false;
+ private:
   std::string activation_;
   tensorflow::DataType type_of_c_ = tensorflow::DT_INVALID;
+};
+
+// Inputs: those of the product, then the upstream gradient. Outputs: the gradient of
+// alpha * op(a) op(b) + bias, in the dtype of a, and its sums over all rows, in FP32.
+class Fp16GemmGeluGradientOp : public Fp16GemmOp {
+ public:
+  static constexpr char kName[] = "KerasMp>Fp16GemmGeluGradient";
+  static constexpr char kCall[] = "keras_mp.fp16_gemm_gelu_gradient";
+  static constexpr int kMinInputs = 4, kMaxInputs = 5;
+
+  template <class Visitor>
+  void Visit(Visitor& visit) {
+    visit("transpose_a", &transpose_a_);
+    visit("transpose_b", &transpose_b_);
+  }
+
+  template <class Context>
+  absl::Status ReadOp(Context*) {
+    return absl::OkStatus();
+  }
+  void ReadCall(const Views&, const Views&) {}
+
+  absl::StatusOr<Views> Outputs(const Views& inputs) const;
+
+  Status Run(const CpuDevice& device, const Views& inputs, const Views& outputs) const;
+
+ private:
+  static Views OfProduct(const Views& inputs) {
+    return {inputs.begin(), inputs.end() - 1};
+  }
 };
 
 }  // namespace keras_mp

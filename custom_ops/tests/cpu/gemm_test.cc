@@ -54,6 +54,12 @@ double Activate(Activation activation, double x) {
   return x;
 }
 
+// The derivative of gelu.
+double GeluSlope(double x) {
+  const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::acos(-1.0));
+  return 0.5 * std::erfc(-x * std::sqrt(0.5)) + x * density;
+}
+
 // The relative error of an activation: 2^-20, and for gelu of x, whose e^(-x^2 / 2)
 // magnifies the rounding of x^2, another x^2 * 2^-22.
 double ActivationError(Activation activation, double x) {
@@ -137,21 +143,46 @@ class Case {
     gemm.bias = gemm.n == 0 ? nullptr : bias_.Draw(type, gemm.n, 0, 0, random_);
   }
 
+  // After Allocate: makes it a gradient, whose sums start at kFirstSum.
+  void AddUpstream(DataType type) {
+    gemm.activation = Activation::kGelu;
+    gemm.upstream_type = type;
+    gemm.upstream =
+        upstream_.Draw(type, gemm.batch * gemm.stride_c + 1, 0, 0, random_);
+    ClearResult();
+  }
+
   void Check(const Subject& subject, int threads) {
     const Parallel parallel = {threads, &threads, RunOnThreads};
     const Status status = Multiply(subject, gemm, parallel);
     EXPECT(status.ok(), "%s", status.message);
+    std::vector<Sum> sums(gemm.n);
     for (std::int64_t index = 0; index < gemm.batch; ++index) {
       for (std::int64_t i = 0; i < gemm.m; ++i) {
-        for (std::int64_t j = 0; j < gemm.n; ++j) CheckElement(subject, index, i, j);
+        for (std::int64_t j = 0; j < gemm.n; ++j) {
+          const auto [expected, error] = CheckElement(subject, index, i, j);
+          sums[j].Add(expected, error);
+        }
       }
     }
     CheckGuard();
+    if (gemm.upstream != nullptr) CheckSums(subject, sums);
   }
 
-  void ClearResult() { std::fill(c_.begin(), c_.end(), kUnwritten); }
+  // Elements of one row, of the first product.
+  void CheckRow(const Subject& subject, std::int64_t i) {
+    for (std::int64_t j = 0; j < gemm.n; ++j) CheckElement(subject, 0, i, j);
+  }
+
+  void ClearResult() {
+    std::fill(c_.begin(), c_.end(), kUnwritten);
+    if (gemm.upstream == nullptr) return;
+    sums_.assign(gemm.n + 1, kFirstSum);
+    gemm.column_sums = sums_.data();
+  }
 
   const std::vector<unsigned char>& result() const { return c_; }
+  const std::vector<float>& sums() const { return sums_; }
 
   Gemm gemm;
   int exponent_a = 0, exponent_b = 0;  // of the elements of A and B
@@ -159,6 +190,17 @@ class Case {
  private:
   static constexpr std::int64_t kGuard = 64;
   static constexpr unsigned char kUnwritten = 0xa5;
+  static constexpr float kFirstSum = 2;
+
+  struct Sum {
+    double total = kFirstSum, magnitude = kFirstSum, error = 0;
+
+    void Add(double term, double error_of_term) {
+      total += term;
+      magnitude += std::abs(term);
+      error += error_of_term;
+    }
+  };
 
   std::int64_t Pick(int count) { return static_cast<std::int64_t>(random_() % count); }
 
@@ -183,8 +225,9 @@ class Case {
 
   DataType TypeOfB() const { return gemm.rounds_b ? DataType::kFloat : gemm.input; }
 
-  void CheckElement(const Subject& subject, std::int64_t index, std::int64_t i,
-                    std::int64_t j) {
+  // Returns the number before it is rounded, and how far FP32 may be from it.
+  std::pair<double, double> CheckElement(const Subject& subject, std::int64_t index,
+                                         std::int64_t i, std::int64_t j) {
     double sum = 0, magnitude = 0, flushed = 0;
     for (std::int64_t p = 0; p < gemm.k; ++p) {
       const std::int64_t at_a =
@@ -203,24 +246,32 @@ class Case {
     const double alpha = gemm.alpha ? *gemm.alpha : 1;
     const double bias = gemm.bias ? ToDouble(gemm.bias_type, gemm.bias, j) : 0;
     const double linear = alpha * sum + bias;
-    const double expected = Activate(gemm.activation, linear);
-    const double actual = ToDouble(
-        gemm.output, gemm.c, index * gemm.stride_c + i * gemm.ldc + j);
+    const std::int64_t at_c = index * gemm.stride_c + i * gemm.ldc + j;
+    const bool is_gradient = gemm.upstream != nullptr;
+    const double upstream =
+        is_gradient ? ToDouble(gemm.upstream_type, gemm.upstream, at_c) : 1;
+    const double expected =
+        is_gradient ? upstream * GeluSlope(linear) : Activate(gemm.activation, linear);
+    const double actual = ToDouble(gemm.output, gemm.c, at_c);
     if (!std::isfinite(expected)) {
       const bool same = std::isnan(expected) ? std::isnan(actual) : actual == expected;
       EXPECT(same, "%s (%ld, %ld): %g, expected %g", subject.name, i, j, actual, expected);
-      return;
+      return {expected, 0};
     }
     const double unit = gemm.output == DataType::kHalf       ? 0x1p-11
                         : gemm.output == DataType::kBfloat16 ? 0x1p-8
                                                              : 0x1p-24;
     const double smallest = gemm.output == DataType::kHalf ? 0x1p-25 : 0x1p-127;
-    // No activation here has a slope above 1.13, which is that of gelu.
+    // No activation here has a slope above 1.13, which is that of gelu, and the slope of
+    // that is below 0.8.
     const double in_sum = gemm.k * 0x1p-24 * magnitude + flushed;
-    const double before = 1.13 * (std::abs(alpha) * in_sum +
-                                  0x1p-23 * (std::abs(linear) + std::abs(bias)));
+    const double slope = is_gradient ? 0.8 : 1.13;
+    const double before = slope * (std::abs(alpha) * in_sum +
+                                   0x1p-23 * (std::abs(linear) + std::abs(bias)));
     const double error =
-        before + ActivationError(gemm.activation, linear) * std::abs(expected);
+        is_gradient
+            ? std::abs(upstream) * (before + 0x1p-20)
+            : before + ActivationError(gemm.activation, linear) * std::abs(expected);
     const double tolerance =
         error + std::max(unit * (std::abs(expected) + error), smallest);
     EXPECT(std::abs(actual - expected) <= tolerance,
@@ -229,6 +280,23 @@ class Case {
            subject.name, gemm.m, gemm.n, gemm.k, gemm.transpose_a, gemm.transpose_b,
            static_cast<int>(gemm.input), static_cast<int>(gemm.output),
            static_cast<int>(gemm.activation), i, j, actual, expected, tolerance);
+    return {expected, error};
+  }
+
+  void CheckSums(const Subject& subject, const std::vector<Sum>& sums) const {
+    for (std::int64_t j = 0; j < gemm.n; ++j) {
+      const auto& [total, magnitude, error] = sums[j];
+      if (!std::isfinite(total)) {
+        EXPECT(!std::isfinite(sums_[j]), "%s sum %ld: %g", subject.name, j, sums_[j]);
+        continue;
+      }
+      // Of 64 rows each in FP32, to which double is added up; and what was there before.
+      const double tolerance = error + (64 + 2) * 0x1p-24 * (magnitude + error);
+      EXPECT(std::abs(sums_[j] - total) <= tolerance,
+             "%s m=%ld n=%ld sum %ld: %.9g, expected %.9g within %.3g", subject.name,
+             gemm.m, gemm.n, j, sums_[j], total, tolerance);
+    }
+    EXPECT(sums_[gemm.n] == kFirstSum, "%s: wrote beyond the sums", subject.name);
   }
 
   // Element `at` of B as the product reads it.
@@ -251,8 +319,9 @@ class Case {
   }
 
   std::mt19937& random_;
-  Elements a_, b_, bias_;
+  Elements a_, b_, bias_, upstream_;
   std::vector<unsigned char> c_;
+  std::vector<float> sums_;
 };
 
 void TestConversions() {
@@ -274,6 +343,13 @@ void TestConversions() {
     const float middle = (value + next) / 2;
     EXPECT(FloatToHalf(middle) == half + (half & 1), "middle above %04x", bits);
     EXPECT(FloatToHalf(std::nextafter(middle, value)) == half, "below that %04x", bits);
+  }
+  // A NaN that no bit of a 16-bit format shows.
+  for (const std::uint32_t bits : {0x7f800001u, 0xff800001u}) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    EXPECT(std::isnan(HalfToFloat(FloatToHalf(value))), "NaN %08x", bits);
+    EXPECT(std::isnan(Bfloat16ToFloat(FloatToBfloat16(value))), "NaN %08x", bits);
   }
   EXPECT(FloatToBfloat16(1.00390625f) == 0x3f80, "a tie goes to even");
   EXPECT(FloatToBfloat16(1.01171875f) == 0x3f82, "a tie goes to even");
@@ -557,18 +633,79 @@ void TestDeterminism(const Subject& subject) {
       Case one(m, n, 1100, random);
       one.gemm.transpose_a = bits & 1;
       one.gemm.transpose_b = bits & 2;
-      one.gemm.output = DataType::kFloat;
+      const bool is_gradient = bits % 2 == 0;
+      if (!is_gradient) one.gemm.output = DataType::kFloat;
       one.Allocate();
+      if (is_gradient) one.AddUpstream(DataType::kHalf);
       std::vector<unsigned char> first;
+      std::vector<float> first_sums;
       for (int threads : counts) {
         one.ClearResult();
         const Parallel parallel = {threads, &threads, RunOnThreads};
         EXPECT(Multiply(subject, one.gemm, parallel).ok(), "%s", subject.name);
-        if (first.empty()) first = one.result();
-        EXPECT(first == one.result(), "%s n=%ld: other bits with %d threads",
-               subject.name, n, threads);
+        if (first.empty()) first = one.result(), first_sums = one.sums();
+        EXPECT(first == one.result() && first_sums == one.sums(),
+               "%s n=%ld: other bits with %d threads", subject.name, n, threads);
       }
     }
+  }
+}
+
+void TestGeluGradient(const Subject& subject) {
+  std::mt19937 random(8);
+  // Rows of one sum and of several, skinny and not; columns of less than a vector.
+  for (const std::int64_t m : {1, 7, 64, 65, 300}) {
+    for (const std::int64_t n : {1, 19, 70}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        Case one(m, n, random() % 90, random);
+        one.gemm.transpose_a = bits & 1;
+        one.gemm.transpose_b = bits & 2;
+        one.gemm.input = one.gemm.output = kInputs[random() % 3];
+        one.gemm.rounds_b = random() % 3 == 0;
+        one.gemm.batch = m < 100 && bits & 4 ? 3 : 1;
+        const float alpha = 0.25f;
+        one.gemm.alpha = random() % 2 ? &alpha : nullptr;
+        one.Allocate();
+        if (random() % 2) one.AddBias(random() % 2 ? one.gemm.input : DataType::kFloat);
+        one.AddUpstream(random() % 2 ? one.gemm.input : DataType::kFloat);
+        one.Check(subject, 1 + random() % 3);
+      }
+    }
+  }
+  // An inf among numbers: rows before it are written twice where AMX lacks FP16.
+  Case with_inf(300, 20, 33, random);
+  with_inf.Allocate();
+  with_inf.SetA(145, 7, std::numeric_limits<float>::infinity());
+  with_inf.AddUpstream(DataType::kFloat);
+  EXPECT(Multiply(subject, with_inf.gemm, {}).ok(), "%s", subject.name);
+  with_inf.CheckRow(subject, 144);
+  with_inf.CheckRow(subject, 146);
+  EXPECT(!std::isfinite(with_inf.sums()[0]), "%s: the inf is lost", subject.name);
+}
+
+// The slope at every finite FP16 number.
+void TestGeluSlope(const Subject& subject) {
+  std::vector<float> x;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    if ((bits & 0x7fff) < 0x7c00) x.push_back(HalfToFloat(static_cast<std::uint16_t>(bits)));
+  }
+  const std::vector<float> ones(x.size(), 1.0f);
+  std::vector<float> y(x.size());
+  float sum = 0;
+  Gemm gemm;
+  gemm.m = static_cast<std::int64_t>(x.size());
+  gemm.n = gemm.k = gemm.lda = gemm.ldb = gemm.ldc = 1;
+  gemm.input = gemm.output = gemm.upstream_type = DataType::kFloat;
+  gemm.activation = Activation::kGelu;
+  gemm.a = x.data();
+  gemm.b = gemm.upstream = ones.data();
+  gemm.c = y.data();
+  gemm.column_sums = &sum;
+  EXPECT(Multiply(subject, gemm, {}).ok(), "%s", subject.name);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = GeluSlope(x[i]);
+    EXPECT(std::abs(y[i] - expected) <= 0x1p-20, "%s: the slope at %g is %g, not %g",
+           subject.name, x[i], y[i], expected);
   }
 }
 
@@ -637,6 +774,22 @@ void TestRefusals() {
     g.bias_type = DataType::kBfloat16;
   });
   refused([](Gemm& g) { g.stride_a = -1; });
+  float sums[2] = {};
+  const auto as_gradient = [&](Gemm& g) {
+    g.activation = Activation::kGelu;
+    g.upstream = numbers;
+    g.column_sums = sums;
+  };
+  Gemm gradient = good;
+  as_gradient(gradient);
+  EXPECT(Validate(gradient).ok(), "%s", Validate(gradient).message);
+  const auto gradient_refused = [&](auto change) {
+    refused([&](Gemm& g) { as_gradient(g), change(g); });
+  };
+  gradient_refused([](Gemm& g) { g.activation = Activation::kTanh; });
+  gradient_refused([](Gemm& g) { g.column_sums = nullptr; });
+  gradient_refused([](Gemm& g) { g.output = DataType::kFloat; });
+  gradient_refused([](Gemm& g) { g.upstream_type = DataType::kBfloat16; });
   refused([](Gemm& g) { g.m = g.lda = std::int64_t{1} << 61; });
 }
 
@@ -661,6 +814,8 @@ int main() {
     TestSubnormalBfloat16(subject);
     TestEmptySum(subject);
     TestEveryActivation(subject);
+    TestGeluGradient(subject);
+    TestGeluSlope(subject);
     TestDeterminism(subject);
     TestConcurrentCalls(subject);
     TestFarRows(subject);

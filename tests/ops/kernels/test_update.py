@@ -150,6 +150,15 @@ def test_gradients_are_unscaled(run, squares):
     assert_values(checked, [[8188.0, 1.0, 0.0, 16.0], sum_of_squares], "float32")
 
 
+def test_a_scale_that_has_no_normal_inverse(run):
+    """TensorFlow's threads flush subnormal numbers to zero, and so this inverse."""
+    gradients = [tf.constant([2.0**127, -(2.0**126)])]
+    (unscaled,), *_ = run(
+        lambda: update.unscale_gradients(gradients, tf.constant(2.0**127), False)
+    )
+    assert_values([unscaled], [[1.0, -0.5]], "float32")
+
+
 def test_a_gradient_that_is_used_again_keeps_its_numbers(run):
     gradient = tf.constant([8.0, 16.0])
 

@@ -5,6 +5,11 @@
 //
 // Both matrices are row-major, `from` in FP32 and `to` in `Format`; the bias is FP32.
 //
+// In a gradient of gelu:
+//
+//   to[i, j] = round(g[i, j]), sums[j] (+)= g[i, j],
+//   g[i, j] = upstream[i, j] * gelu'(alpha * from[i, j] + bias[j])
+//
 //   cmake --build build/custom_ops --target gemm_cpu_test &&
 //     build/custom_ops/gemm_cpu_test
 
@@ -14,6 +19,7 @@
 #include <cstdint>
 
 #include "cpu/simd/simd.h"
+#include "cpu/simd/vector_loop.h"
 #include "cpu/simd/vector_math.h"
 #include "keras_mp/gemm.h"
 
@@ -64,6 +70,22 @@ void ApplyEpilogue(const float* from, std::int64_t from_row, std::int64_t rows,
     case Activation::kGelu:
       return finish([](Float x) { return Math::Gelu(x); });
   }
+}
+
+// One row of a gradient of gelu; sums = g where `starts`, else +=.
+template <class Simd, class Format, class Upstream>
+static inline void ApplyGeluGradientToRow(const float* from, std::int64_t count,
+                                          float alpha, const float* bias,
+                                          const Upstream* upstream,
+                                          typename Format::Element* to, bool starts,
+                                          float* sums) {
+  ForEachVector<Simd, Format>(count, [&](auto part, int v, std::int64_t j) {
+    typename Simd::Float x = alpha * part.Load(from + j, v);
+    if (bias != nullptr) x += part.Load(bias + j, v);
+    const auto g = part.Load(upstream + j, v) * VectorMath<Simd>::GeluSlope(x);
+    part.Store(to + j, v, g);
+    part.Store(sums + j, v, starts ? g : part.Load(sums + j, v) + g);
+  });
 }
 
 }  // namespace keras_mp

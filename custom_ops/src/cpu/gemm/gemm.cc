@@ -18,6 +18,7 @@
 #include "common/ceil_div.h"
 #include "cpu/gemm/gemm_kernel.h"
 #include "cpu/kernels.h"
+#include "cpu/runtime/partial_sums.h"
 #include "cpu/runtime/workspace.h"
 
 namespace keras_mp {
@@ -31,6 +32,7 @@ bool IsSkinny(std::int64_t m, bool transpose_b, const Blocking& blocking) {
 
 // Whether to compute C^T = op(B)^T op(A)^T instead.
 bool IsBetterSwapped(const Gemm& g, const Blocking& blocking) {
+  if (g.upstream != nullptr) return false;
   const bool skinny = IsSkinny(g.m, g.transpose_b, blocking);
   const bool skinny_transposed = IsSkinny(g.n, !g.transpose_a, blocking);
   if (skinny || skinny_transposed) return skinny_transposed && (!skinny || g.n < g.m);
@@ -60,6 +62,9 @@ Product ProductOf(const Gemm& g, const Blocking& blocking) {
   product.bias = g.bias;
   product.bias_type = g.bias_type;
   product.activation = g.activation;
+  product.upstream = g.upstream;
+  product.upstream_type = g.upstream_type;
+  product.partial_sums = nullptr;
   if (IsBetterSwapped(g, blocking)) {
     std::swap(product.m, product.n);
     std::swap(product.a, product.b);
@@ -109,9 +114,16 @@ struct Grid {
     const std::int64_t even = RoundUp(row_tiles, threads);
     if (column_tiles % threads != 0 && even <= most) row_tiles = even;
     rows = CeilDiv(product.m, row_tiles);
+    // The sum of some rows is the work of one task.
+    if (product.upstream != nullptr) rows = RoundUp(rows, kRowsPerSum);
     row_tiles = CeilDiv(product.m, rows);
   }
 };
+
+// The partial sums of a column of one product.
+std::int64_t SumsOf(const Gemm& gemm) {
+  return gemm.upstream == nullptr ? 0 : CeilDiv(gemm.m, kRowsPerSum);
+}
 
 // One call: tasks are the tiles of all products of the batch.
 struct Job {
@@ -119,6 +131,7 @@ struct Job {
   const Product product;
   const GemmKernel& kernel;
   const Grid grid;
+  PartialSums sums;  // of a gradient, for all products of the batch
   std::atomic<bool> out_of_memory{false};
 
   void Run(std::int64_t task) {
@@ -136,14 +149,34 @@ struct Job {
     if (product.swapped) std::swap(a, b);
     one.a = one.a.Moved(index * a);
     one.b = one.b.Moved(index * b);
-    const std::int64_t size = one.output == DataType::kFloat ? 4 : 2;
-    one.c = static_cast<char*>(one.c) + index * gemm.stride_c * size;
+    one.c = static_cast<char*>(one.c) + index * gemm.stride_c * SizeOf(one.output);
+    if (one.upstream != nullptr) {
+      one.upstream = static_cast<const char*>(one.upstream) +
+                     index * gemm.stride_c * SizeOf(one.upstream_type);
+      one.partial_sums = sums[index * SumsOf(gemm)];
+    }
     const Tile tile = {i, std::min(grid.rows, one.m - i), j,
                        std::min(grid.columns, one.n - j)};
     const auto compute = grid.skinny ? kernel.skinny_tile : kernel.tile;
     compute(one, tile, kernel.blocking, workspace);
   }
 };
+
+// to[j] += the sum of `parts` rows of partial sums, a few columns at a time.
+void AddUp(PartialSums& sums, std::int64_t parts, std::int64_t columns, float* to) {
+  constexpr std::int64_t kColumns = 64;
+  for (std::int64_t first = 0; first < columns; first += kColumns) {
+    const std::int64_t count = std::min(kColumns, columns - first);
+    double totals[kColumns] = {};
+    for (std::int64_t i = 0; i < parts; ++i) {
+      const float* part = sums[i] + first;
+      for (std::int64_t j = 0; j < count; ++j) totals[j] += part[j];
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+      to[first + j] += static_cast<float>(totals[j]);
+    }
+  }
+}
 
 }  // namespace
 
@@ -156,7 +189,9 @@ Status GemmWith(const GemmKernel& kernel, const Gemm& given, const Parallel& par
   const std::int64_t threads = ThreadsFor(gemm, parallel.threads);
   // The threads take different products of a batch first, then tiles of one product.
   const Grid grid(product, kernel, CeilDiv(threads, gemm.batch));
-  Job job = {gemm, product, kernel, grid};
+  const std::int64_t sums = SumsOf(gemm) * gemm.batch;
+  Job job = {gemm, product, kernel, grid, PartialSums(sums, gemm.n)};
+  if (!job.sums.ok()) return {StatusCode::kOutOfMemory, "no memory for partial sums"};
   const std::int64_t tasks = job.grid.row_tiles * job.grid.column_tiles * gemm.batch;
   const auto body = [](void* context, std::int64_t task) {
     static_cast<Job*>(context)->Run(task);
@@ -169,6 +204,7 @@ Status GemmWith(const GemmKernel& kernel, const Gemm& given, const Parallel& par
   if (job.out_of_memory) {
     return {StatusCode::kOutOfMemory, "no memory to pack the matrices"};
   }
+  if (gemm.upstream != nullptr) AddUp(job.sums, sums, gemm.n, gemm.column_sums);
   return {};
 }
 

@@ -12,6 +12,8 @@
 
 namespace keras_mp {
 
+constexpr std::int64_t SizeOf(DataType type) { return type == DataType::kFloat ? 4 : 2; }
+
 // A matrix in memory: element (i, j) is data[i * row + j * column]. One of the two
 // strides is 1: the matrix is row-major where `column` is 1, else column-major.
 struct MatrixView {
@@ -21,8 +23,7 @@ struct MatrixView {
   std::int64_t column;
 
   MatrixView Moved(std::int64_t elements) const {
-    const std::int64_t size = type == DataType::kFloat ? 4 : 2;
-    return {static_cast<const char*>(data) + elements * size, type, row, column};
+    return {static_cast<const char*>(data) + elements * SizeOf(type), type, row, column};
   }
   MatrixView At(std::int64_t i, std::int64_t j) const {
     return Moved(i * row + j * column);
@@ -44,7 +45,14 @@ struct Product {
   const void* bias;
   DataType bias_type;
   Activation activation;
+  // Of a gradient, which is not swapped; else null. Sums of kRowsPerSum rows each are
+  // written to `partial_sums`, [ceil(m / kRowsPerSum), n].
+  const void* upstream;
+  DataType upstream_type;
+  float* partial_sums;
 };
+
+inline constexpr std::int64_t kRowsPerSum = 64;
 
 // Rows [i, i + rows) and columns [j, j + columns) of a Product.
 struct Tile {

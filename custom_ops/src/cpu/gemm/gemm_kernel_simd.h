@@ -295,7 +295,12 @@ class GemmTile {
   static void Write(const Product& product, const keras_mp::Tile& out,
                     const float* sums, std::int64_t sums_row, const float* bias) {
     const std::int64_t offset = out.i * product.c_row + out.j;
-    if (product.output == DataType::kFloat) {
+    if (product.upstream != nullptr) {
+      const auto write = product.upstream_type == DataType::kFloat
+                             ? WriteGradient<float>
+                             : WriteGradient<Element>;
+      write(product, out, sums, sums_row, bias);
+    } else if (product.output == DataType::kFloat) {
       ApplyEpilogue<Simd, Single<Simd>>(sums, sums_row, out.rows, out.columns,
                                         product.alpha, bias, product.activation,
                                         static_cast<float*>(product.c) + offset,
@@ -305,6 +310,19 @@ class GemmTile {
                                   bias, product.activation,
                                   static_cast<Element*>(product.c) + offset,
                                   product.c_row);
+    }
+  }
+
+  template <class Upstream>
+  static void WriteGradient(const Product& product, const keras_mp::Tile& out,
+                            const float* sums, std::int64_t sums_row, const float* bias) {
+    for (std::int64_t i = 0; i < out.rows; ++i) {
+      const std::int64_t row = out.i + i, at = row * product.c_row + out.j;
+      ApplyGeluGradientToRow<Simd, Format>(
+          sums + i * sums_row, out.columns, product.alpha, bias,
+          static_cast<const Upstream*>(product.upstream) + at,
+          static_cast<Element*>(product.c) + at, row % kRowsPerSum == 0,
+          product.partial_sums + row / kRowsPerSum * product.n + out.j);
     }
   }
 };

@@ -64,17 +64,34 @@ struct VectorMath {
     return magnitude < Broadcast<Simd>(0.625f) ? near : CopySign(far, x);
   }
 
-  // x Phi(x), with the normal distribution's Phi(-x) = erfc(x / sqrt(2)) / 2 and
+  // x Phi(x), with the distribution function Phi of the normal distribution.
+  static Float Gelu(Float x) { return x * NormalBelow(x, Bell(x)); }
+
+  // The derivative of Gelu: Phi(x) + x Phi'(x), within 2^-20.
+  static Float GeluSlope(Float x) {
+    const Float bell = Bell(x);
+    return NormalBelow(x, bell) + x * (0x1.988454p-2f * bell);
+  }
+
+ private:
+  static constexpr float kRootOfHalf = 0x1.6a09e6p-1f;
+
+  // e^(-x^2 / 2)
+  static Float Bell(Float x) {
+    const Float z = Abs(x) * kRootOfHalf;
+    return Exp(-z * z);
+  }
+
+  // Phi(x), for the `bell` of x: Phi(-x) = erfc(x / sqrt(2)) / 2, and
   // erfc(z) = e^(-z^2) t p(t), t = 1 / (1 + 0.4 z), for z > 0.
-  static Float Gelu(Float x) {
+  static Float NormalBelow(Float x, Float bell) {
     static constexpr float kCoefficients[] = {
         0x1.ce4288p-3f, 0x1.cc7910p-3f,  0x1.b9ff88p-3f, 0x1.013f86p-3f,
         0x1.224238p-2f, -0x1.382bbep-2f, 0x1.246feap-1f, -0x1.082578p-1f,
         0x1.a3cd44p-3f, -0x1.f8f52cp-6f};
-    const Float z = Abs(x) * 0x1.6a09e6p-1f;
-    const Float t = 1.0f / (1.0f + 0.4f * z);
-    const Float tail = 0.5f * Exp(-z * z) * t * Polynomial(kCoefficients, t);
-    return x * (x < Float{} ? tail : 1.0f - tail);
+    const Float t = 1.0f / (1.0f + 0.4f * (Abs(x) * kRootOfHalf));
+    const Float tail = 0.5f * bell * t * Polynomial(kCoefficients, t);
+    return x < Float{} ? tail : 1.0f - tail;
   }
 };
 

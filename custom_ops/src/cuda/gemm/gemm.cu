@@ -60,8 +60,13 @@ Status CurrentDevice(Device* device) {
 bool IsEmpty(const Gemm& g) { return g.m == 0 || g.n == 0 || g.batch == 0; }
 
 Status Check(const Gemm& gemm) {
-  if (gemm.input != DataType::kFloat) return Validate(gemm);
-  return {StatusCode::kInvalidArgument, "the inputs must be 16-bit numbers"};
+  if (gemm.input == DataType::kFloat) {
+    return {StatusCode::kInvalidArgument, "the inputs must be 16-bit numbers"};
+  }
+  if (gemm.upstream != nullptr) {
+    return {StatusCode::kInvalidArgument, "there must be no upstream gradient"};
+  }
+  return Validate(gemm);
 }
 
 // Folds the batch into the rows where that is possible.
