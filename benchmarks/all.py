@@ -23,7 +23,14 @@ from machine import directory, gpus, instruction_set, processor
 
 HERE = Path(__file__).parent
 PAGES = HERE.parent / "docs" / "performance"
-SHARED = {"all", "machine", "own_models", "training_models", "variants"}
+SHARED = {
+    "all",
+    "gpt2_in_pytorch",
+    "machine",
+    "own_models",
+    "training_models",
+    "variants",
+}
 FIRST = (
     "training_step",
     "update_step",

@@ -12,6 +12,11 @@ compiles, runs in a process of each variant alone. The memory is what three step
 that process grow by at its peak. "Best" divides the faster way by the faster way of
 FP32. A ratio of ours to FP32 is bold above its goal: 1.0, and for bfloat16 0.65 where
 the kernels have instructions for it. Names as arguments choose models.
+
+`--torch PYTHON` names an interpreter that has PyTorch, in an environment of its own:
+the decoders like GPT-2 get rows for the same decoder there, in FP32 and with autocast
+to bfloat16, in the same rounds. What these rows call XLA is `torch.compile`, and their
+ratios are to our FP32.
 """
 
 import os
@@ -20,10 +25,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import argparse
+import json
+import subprocess
 import time
 
-from machine import alone, machine, marked, medians, peak
-from training_models import MODELS
+from machine import HERE, alone, machine, marked, medians, peak
+from training_models import MODELS, gpt2
 from variants import VARIANTS, goal, make_step
 
 OF_A_WAY = ("step, ms", "/ FP32", "first step, s", "peak memory, MiB")
@@ -35,6 +42,7 @@ COLUMNS = [
     "best",
 ]
 WITH_XLA = (False, True)
+PYTORCH = {"PyTorch, FP32": "float32", "PyTorch, bfloat16": "bfloat16"}
 
 
 def first_step(name, variant, xla):
@@ -53,11 +61,52 @@ def print_row(cells):
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def print_rows(name, rounds, only_medians):
+class PyTorchStep:
+    """A training step of a decoder in PyTorch, in a process of its own.
+
+    Args:
+        python: the interpreter.
+        name: of the decoder in `MODELS`.
+        dtype: "float32" or "bfloat16".
+        compiled: whether `torch.compile` compiles it.
+    """
+
+    def __init__(self, python, name, dtype, compiled):
+        given = {"words": 2000} | MODELS[name].keywords
+        sizes = [given[key] for key in ("tokens", "batch", "words")]
+        command = [python, HERE / "gpt2_in_pytorch.py", dtype, int(compiled), *sizes]
+        self._process = subprocess.Popen(
+            [*map(str, command), str(os.cpu_count())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        #: Seconds of the first step, and the MiB that three steps take.
+        self.first_step = json.loads(self._process.stdout.readline())
+
+    def __call__(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    def close(self):
+        self._process.communicate()
+
+
+def print_rows(name, rounds, only_medians, python):
     ways = [(variant, xla) for variant in VARIANTS for xla in WITH_XLA]
-    steps = [make_step(MODELS[name], *way) for way in ways]
-    times = dict(zip(ways, medians(steps, rounds), strict=True))
-    for variant in VARIANTS:
+    steps = {way: make_step(MODELS[name], *way) for way in ways}
+    has_peer = python and MODELS[name].func is gpt2
+    peers = {
+        (variant, compiled): PyTorchStep(python, name, dtype, compiled)
+        for variant, dtype in (PYTORCH.items() if has_peer else ())
+        for compiled in WITH_XLA
+    }
+    steps |= peers
+    times = dict(zip(steps, medians(steps.values(), rounds), strict=True))
+    for peer in peers.values():
+        peer.close()
+    for variant in dict.fromkeys(variant for variant, _ in steps):
         cells = [name, variant]
         both = [(times[variant, xla], times["FP32", xla]) for xla in WITH_XLA]
         for xla, (ms, fp32) in zip(WITH_XLA, both, strict=True):
@@ -65,14 +114,17 @@ def print_rows(name, rounds, only_medians):
             if only_medians:
                 cells += ["-", "-"]
             else:
-                seconds, mebibytes = alone(first_step, name, variant, xla)
+                peer = peers.get((variant, xla))
+                seconds, mebibytes = (
+                    peer.first_step if peer else alone(first_step, name, variant, xla)
+                )
                 cells += [f"{seconds:.1f}", f"{mebibytes:.0f}"]
         best, best_fp32 = map(min, zip(*both, strict=True))
         print_row([*cells, ratio(variant, best, best_fp32)])
 
 
 def ratio(variant, ms, fp32):
-    return marked(ms / fp32, ms / fp32 <= goal(variant))
+    return marked(ms / fp32, variant in PYTORCH or ms / fp32 <= goal(variant))
 
 
 def main(argv=None):
@@ -84,12 +136,13 @@ def main(argv=None):
         action="store_true",
         help="neither first steps nor memory, which take a process each",
     )
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with PyTorch")
     arguments = parser.parse_args(argv)
     print(f"{machine()}; median of {arguments.rounds} steps\n")
     print_row(COLUMNS)
     print_row(["---"] * len(COLUMNS))
     for name in arguments.names or MODELS:
-        print_rows(name, arguments.rounds, arguments.only_medians)
+        print_rows(name, arguments.rounds, arguments.only_medians, arguments.torch)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ KINDS = {
     "Keras, FP16": ["Keras, mixed_float16"],
     "ours, FP16": ["ours, mixed_float16", "ours, float16"],
 }
+# The same decoders there, in the same rounds.
+PYTORCH = {
+    **{name: KINDS[name] for name in ("FP32", "ours, bfloat16")},
+    **{name: [name] for name in ("PyTorch, FP32", "PyTorch, bfloat16")},
+}
 MODELS = {
     "translator": "translator, LSTM with attention",
     "Transformer": "Transformer of 4 blocks",
@@ -101,8 +106,9 @@ def of_steps() -> dict[str, str]:
     )
     return found | {
         "steps": table_of_steps(zen),
-        "best ways": table_of_best_ways(zen),
-        "AMX: best ways": table_of_best_ways(amx),
+        "best ways": table_of_best_ways(zen, KINDS),
+        "AMX: best ways": table_of_best_ways(amx, KINDS),
+        "PyTorch": table_of_best_ways(zen, PYTORCH),
         "update of Adam": span(adam),
         "peak": span(peaks(zen, amx)),
     }
@@ -136,16 +142,19 @@ def table_of_steps(rows: list[Row]) -> str:
     return "\n".join(["", *markdown(["", *columns], table), ""])
 
 
-def table_of_best_ways(rows: list[Row]) -> str:
-    """Returns a row a model: the fastest way of each kind, and its time over FP32's."""
+def table_of_best_ways(rows: list[Row], kinds: dict[str, list[str]]) -> str:
+    """Returns a row a model: the fastest way of each kind, and its time over FP32's.
+
+    A model that was not measured in all kinds has no row.
+    """
     table = []
     for model, title in MODELS.items():
         of_model = [row for row in rows if row["model"] == model]
-        if not of_model:
-            continue
-        cells = [fastest(of_model, variants) for variants in KINDS.values()]
-        table.append([title, *cells])
-    return "\n".join(["", *markdown(["", *KINDS], table), ""])
+        measured = {row["variant"] for row in of_model}
+        if all(measured.intersection(variants) for variants in kinds.values()):
+            cells = [fastest(of_model, variants) for variants in kinds.values()]
+            table.append([title, *cells])
+    return "\n".join(["", *markdown(["", *kinds], table), ""])
 
 
 def fastest(rows: list[Row], variants: list[str]) -> str:

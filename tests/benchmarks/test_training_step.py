@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,44 @@ def test_the_table_has_a_row_for_each_variant(script, monkeypatch, capsys):
     assert "| tiny | FP32 | 4 | 1.00 | - | - | 2 | 1.00 | - | - | 1.00 |" in (
         capsys.readouterr().out
     )
+
+
+# A program in place of the decoder in PyTorch: its first step, then one a line.
+PEER = """
+import sys
+print([len(sys.argv) + 0.5, 60], flush=True)
+for line in sys.stdin:
+    print(flush=True)
+"""
+
+
+def test_the_same_decoder_in_pytorch(script, monkeypatch, capsys, tmp_path):
+    """Its steps run in the same rounds, each in a process of its own."""
+    training_step = script("training_step")
+    tiny = functools.partial(script("training_models").gpt2, **TINY)
+    (tmp_path / "gpt2_in_pytorch.py").write_text(PEER)
+    monkeypatch.setattr(training_step, "HERE", tmp_path)
+    monkeypatch.setattr(training_step, "MODELS", {"tiny": tiny})
+    monkeypatch.setattr(training_step, "VARIANTS", {"FP32": ("float32", False)})
+    monkeypatch.setattr(training_step, "make_step", lambda *made: lambda: None)
+    monkeypatch.setattr(training_step, "alone", lambda *given: (2.0, 40.0))
+    ran = []
+
+    def medians(steps, rounds):
+        for step in steps:
+            step()
+            ran.append(step)
+        return [8.0, 4.0, 6.0, 2.0, 5.0, 3.0]
+
+    monkeypatch.setattr(training_step, "medians", medians)
+    training_step.main(["tiny", "--torch", sys.executable])
+    assert len(ran) == 6
+    rows = re.findall(r"^\| tiny \| (.*) \|$", capsys.readouterr().out, re.MULTILINE)
+    assert rows == [
+        "FP32 | 8 | 1.00 | 2.0 | 40 | 4 | 1.00 | 2.0 | 40 | 1.00",
+        "PyTorch, FP32 | 6 | 0.75 | 7.5 | 60 | 2 | 0.50 | 7.5 | 60 | 0.50",
+        "PyTorch, bfloat16 | 5 | 0.62 | 7.5 | 60 | 3 | 0.75 | 7.5 | 60 | 0.75",
+    ]
 
 
 def test_the_first_step_is_the_one_that_traces(script, monkeypatch):
