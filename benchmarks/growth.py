@@ -1,7 +1,8 @@
 """How does the cost of training grow with the model, the batch, the sequence, replicas?
 
 `python benchmarks/growth.py` prints a Markdown table for each, of the time of a step
-and its memory, in FP32, in mixed precision as Keras has it, and in ours:
+and its memory, in FP32, in mixed precision as Keras has it, and in ours, each without
+XLA and compiled by it:
 
 - weights: a decoder like GPT-2 whose width doubles, with 256 words in a batch. The
   largest models are counted, not run: weights, gradients and the optimizer's state.
@@ -38,6 +39,7 @@ from machine import alone, machine, marked, medians, peak
 from training_models import gpt2
 from variants import SHARDED, compiled, goal, make_step, parts
 
+WITH_XLA = (False, True)
 COMPARED = ("FP32", "Keras, mixed_float16", "ours, float16", "ours, bfloat16")
 SHARING = (*COMPARED, SHARDED)
 # All replicas together; every number of them divides it.
@@ -93,20 +95,21 @@ def scope(table, size):
 
 
 def times(table, size, rounds):
-    """Returns the milliseconds of a step of each variant."""
+    """Returns the milliseconds of a step of each variant, without XLA and with it."""
     make_parts = functools.partial(TABLES[table][1], size)
+    ways = [(variant, xla) for variant in compared(table) for xla in WITH_XLA]
     with scope(table, size):
-        steps = [make_step(make_parts, variant) for variant in compared(table)]
+        steps = [make_step(make_parts, *way) for way in ways]
     return medians(steps, rounds)
 
 
-def memory(table, size, variant):
+def memory(table, size, variant, xla):
     """Returns the MiB that a model and its first steps add to those of a tiny one."""
     replicas = scope(table, size)
-    make_step(tiny_gpt2, variant)()
+    make_step(tiny_gpt2, variant, xla)()
     before = peak()
     with replicas:
-        step = make_step(functools.partial(TABLES[table][1], size), variant)
+        step = make_step(functools.partial(TABLES[table][1], size), variant, xla)
     for _ in range(3):
         step()
     return peak() - before
@@ -142,23 +145,40 @@ def print_head(*columns):
     print("|" + "---|" * len(columns))
 
 
+OF_A_WAY = [
+    "step, ms",
+    "time / FP32",
+    "time / smallest",
+    "peak, MiB",
+    "peak / FP32",
+    "peak / smallest",
+]
+
+
 def print_table(table, points, rounds):
-    """Prints the costs of the first sizes, and returns sizes and costs by variant."""
-    time, peak_ = [f"{what} / {{}}" for what in ("time", "peak")]
+    """Prints the costs of the first sizes, and returns sizes and costs by variant.
+
+    The costs are milliseconds and MiB, without XLA and then with it.
+    """
     column = "weights, millions" if table == "weights" else table
     print()
-    print_head(
-        *(column, "variant", "step, ms", time.format("FP32"), time.format("smallest")),
-        *("peak, MiB", peak_.format("FP32"), peak_.format("smallest")),
-    )
+    print_head(column, "variant", *OF_A_WAY, *(f"XLA: {name}" for name in OF_A_WAY))
     found = {variant: [] for variant in compared(table)}
     for size in TABLES[table][0][:points]:
         shown = size
         if table == "weights":
             shown = round(alone(count, size, "FP32")[0] / 1e6, 1)
-        milliseconds = alone(times, table, size, rounds)
-        for variant, ms in zip(found, milliseconds, strict=True):
-            found[variant].append((shown, ms, alone(memory, table, size, variant)))
+        milliseconds = iter(alone(times, table, size, rounds))
+        for variant, rows in found.items():
+            costs = [
+                cost
+                for xla in WITH_XLA
+                for cost in (
+                    next(milliseconds),
+                    alone(memory, table, size, variant, xla),
+                )
+            ]
+            rows.append((shown, *costs))
             print_costs(found, variant)
     if table == "weights":
         print_counted()
@@ -169,11 +189,12 @@ def print_costs(found, variant):
     """Prints the last costs of a variant, over those in FP32 and of the first size."""
     size, *costs = found[variant][-1]
     cells = [f"{size}", variant]
-    for i, most in enumerate((goal(variant), 1.0), 1):
-        over_fp32 = found[variant][-1][i] / found["FP32"][-1][i]
+    goals = len(WITH_XLA) * (goal(variant), 1.0)
+    for i, (cost, most) in enumerate(zip(costs, goals, strict=True), 1):
+        over_fp32 = cost / found["FP32"][-1][i]
         met = over_fp32 <= most or not parts(variant)[1]
-        over_smallest = found[variant][-1][i] / found[variant][0][i]
-        cells += [f"{costs[i - 1]:.1f}", marked(over_fp32, met), f"{over_smallest:.2f}"]
+        over_smallest = cost / found[variant][0][i]
+        cells += [f"{cost:.1f}", marked(over_fp32, met), f"{over_smallest:.2f}"]
     print_row(*cells)
 
 
@@ -183,7 +204,11 @@ def print_counted():
     for millions in COUNTED:
         for variant, held in each.items():
             costs = f"{millions * 1e6 * held / 2**20:.0f}", f"{held / each['FP32']:.2f}"
-            print_row(str(millions), variant, "counted", "", "", *costs, "")
+            cells = "counted", "", "", *costs, ""
+            print_row(str(millions), variant, *cells, *[""] * len(OF_A_WAY))
+
+
+COSTS = ("time over {}", "memory over {}", "time over {}, XLA", "memory over {}, XLA")
 
 
 def print_laws(costs):
@@ -191,12 +216,12 @@ def print_laws(costs):
     print("\n<!-- --8<-- [start:laws] -->\n")
     print_head("exponent of", *COMPARED)
     for table, found in costs.items():
-        for i, what in enumerate(("time", "memory"), 1):
+        for i, what in enumerate(COSTS, 1):
             laws = []
             for variant in COMPARED:
                 columns = list(zip(*found[variant], strict=True))
                 laws.append(f"{exponent(columns[0], columns[i]):.2f}")
-            print_row(f"{what} over {table}", *laws)
+            print_row(what.format(table), *laws)
     print("\n<!-- --8<-- [end:laws] -->")
 
 
@@ -208,7 +233,7 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument("--points", type=int, help="so many of the smallest sizes")
     arguments = parser.parse_args(argv)
-    print(f"{machine()}; XLA: False; median of {arguments.rounds} steps")
+    print(f"{machine()}; median of {arguments.rounds} steps")
     costs = {
         table: print_table(table, arguments.points, arguments.rounds)
         for table in arguments.tables
