@@ -39,7 +39,6 @@ from machine import alone, machine, marked, medians, peak
 from training_models import gpt2
 from variants import SHARDED, compiled, goal, make_step, parts
 
-WITH_XLA = (False, True)
 COMPARED = ("FP32", "Keras, mixed_float16", "ours, float16", "ours, bfloat16")
 SHARING = (*COMPARED, SHARDED)
 # All replicas together; every number of them divides it.
@@ -48,6 +47,16 @@ SHARED_BATCH = 24
 COUNTED = (256, 1000)
 # The largest sizes alone, where what does not grow weighs least.
 FITTED = 3
+
+OF_A_WAY = [
+    "step, ms",
+    "time / FP32",
+    "time / smallest",
+    "peak, MiB",
+    "peak / FP32",
+    "peak / smallest",
+]
+COSTS = ("time over {}", "memory over {}", "time over {}, XLA", "memory over {}, XLA")
 
 small_gpt2 = functools.partial(gpt2, tokens=64, blocks=1, width=384, words=512)
 tiny_gpt2 = functools.partial(gpt2, tokens=8, batch=1, blocks=1, width=16, words=16)
@@ -81,6 +90,11 @@ def compared(table):
     return SHARING if table == "replicas" else COMPARED
 
 
+def ways(table):
+    """Returns whether to compile with XLA, which cannot reach several replicas."""
+    return (False,) if table == "replicas" else (False, True)
+
+
 def scope(table, size):
     """Returns the scope of a strategy with so many replicas, or one that does nothing.
 
@@ -95,11 +109,14 @@ def scope(table, size):
 
 
 def times(table, size, rounds):
-    """Returns the milliseconds of a step of each variant, without XLA and with it."""
+    """Returns the milliseconds of a step of each variant, in each way."""
     make_parts = functools.partial(TABLES[table][1], size)
-    ways = [(variant, xla) for variant in compared(table) for xla in WITH_XLA]
     with scope(table, size):
-        steps = [make_step(make_parts, *way) for way in ways]
+        steps = [
+            make_step(make_parts, variant, xla)
+            for variant in compared(table)
+            for xla in ways(table)
+        ]
     return medians(steps, rounds)
 
 
@@ -145,24 +162,15 @@ def print_head(*columns):
     print("|" + "---|" * len(columns))
 
 
-OF_A_WAY = [
-    "step, ms",
-    "time / FP32",
-    "time / smallest",
-    "peak, MiB",
-    "peak / FP32",
-    "peak / smallest",
-]
-
-
 def print_table(table, points, rounds):
     """Prints the costs of the first sizes, and returns sizes and costs by variant.
 
-    The costs are milliseconds and MiB, without XLA and then with it.
+    The costs are milliseconds and MiB, in each way.
     """
     column = "weights, millions" if table == "weights" else table
     print()
-    print_head(column, "variant", *OF_A_WAY, *(f"XLA: {name}" for name in OF_A_WAY))
+    columns = [f"{'XLA: ' * xla}{name}" for xla in ways(table) for name in OF_A_WAY]
+    print_head(column, "variant", *columns)
     found = {variant: [] for variant in compared(table)}
     for size in TABLES[table][0][:points]:
         shown = size
@@ -172,7 +180,7 @@ def print_table(table, points, rounds):
         for variant, rows in found.items():
             costs = [
                 cost
-                for xla in WITH_XLA
+                for xla in ways(table)
                 for cost in (
                     next(milliseconds),
                     alone(memory, table, size, variant, xla),
@@ -189,7 +197,7 @@ def print_costs(found, variant):
     """Prints the last costs of a variant, over those in FP32 and of the first size."""
     size, *costs = found[variant][-1]
     cells = [f"{size}", variant]
-    goals = len(WITH_XLA) * (goal(variant), 1.0)
+    goals = len(costs) // 2 * (goal(variant), 1.0)
     for i, (cost, most) in enumerate(zip(costs, goals, strict=True), 1):
         over_fp32 = cost / found["FP32"][-1][i]
         met = over_fp32 <= most or not parts(variant)[1]
@@ -208,15 +216,12 @@ def print_counted():
             print_row(str(millions), variant, *cells, *[""] * len(OF_A_WAY))
 
 
-COSTS = ("time over {}", "memory over {}", "time over {}, XLA", "memory over {}, XLA")
-
-
 def print_laws(costs):
     """Prints the exponents, between marks by which the site finds them."""
     print("\n<!-- --8<-- [start:laws] -->\n")
     print_head("exponent of", *COMPARED)
     for table, found in costs.items():
-        for i, what in enumerate(COSTS, 1):
+        for i, what in enumerate(COSTS[: 2 * len(ways(table))], 1):
             laws = []
             for variant in COMPARED:
                 columns = list(zip(*found[variant], strict=True))
