@@ -46,10 +46,6 @@ def forms(count: int, names: Iterable[str] = FORMS) -> dict[str, list[str]]:
     return found
 
 
-def _is_form(result: report.Result) -> bool:
-    return result["flags"].get("precision") in ALL_FORMS
-
-
 def constant(scale: int) -> dict[str, list[str]]:
     """Returns the setting of mixed precision with a constant loss scale."""
     return {f"mixed, scale {scale}": [*MIXED, "--loss-scale", str(scale)]}
@@ -131,14 +127,15 @@ class Comparison:
 
     def draw(self, results: report.Results, path: Path) -> None:
         """Draws the curves of results, by setting, into a file."""
-        curves.draw(path, self.panels(results))
-
-    def panels(self, results: report.Results) -> list[curves.Panel]:
-        """Returns what `draw` draws."""
         # The curves of forms of state would hide that of mixed precision.
-        others = {n: r for n, r in results.items() if not _is_form(r)}
+        others = {
+            name: result
+            for name, result in results.items()
+            if result["flags"].get("precision") not in ALL_FORMS
+        }
         drawn = others or results
-        return curves.panels(drawn, self.curve, self.log_scale, self.groups)
+        panels = curves.panels(drawn, self.curve, self.log_scale, self.groups)
+        curves.draw(path, panels)
 
     def _parse(
         self, argv: Sequence[str] | None

@@ -18,8 +18,7 @@ import keras_mp
 from experiments.files import write_json
 from experiments.flags import parse
 from experiments.log import Clock, Row, cut_log, read_log
-from experiments.precision import precision_of
-from experiments.rounded import RoundMasters
+from experiments.precision import RoundMasters, precision_of
 
 # Flags that change where and how long a run trains, and no number of it.
 _FREE = {"out", "resume", "verbose"}

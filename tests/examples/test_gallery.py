@@ -13,7 +13,7 @@ from experiments import page
 from experiments.compare import Comparison
 from experiments.exponents import Figure
 from experiments.paired import Margin
-from experiments.records import presets, record, recorded
+from experiments.records import record, recorded
 from scipy import stats
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
@@ -267,6 +267,12 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
             assert content == path.read_text(), path.name
 
 
+def presets(folder):
+    """Returns the names of the presets that have a recorded result."""
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return {json.loads(line)["preset"] for line in lines}
+
+
 def test_every_experiment_with_results_is_on_the_page():
     text = page.gallery()
     shown = {kind: {*page.blocks(text, kind)} for kind in ("paired", "results")}
@@ -367,7 +373,6 @@ def test_recorded_runs_are_in_order_and_replace_earlier_ones(tmp_path):
         "fp32": {"error": 3.0},
         "mixed": {"error": 4.0},
     }
-    assert presets(tmp_path) == {"demo", "long"}
     assert recorded(tmp_path / "none", "demo") == {}
 
 
