@@ -69,27 +69,27 @@ TASKS = {
 }
 
 
-def techniques(at: Callable[[str], tuple[Comparison, Results]]) -> str:
+def techniques(measured: Callable[[str], tuple[Comparison, Results]]) -> str:
     """Returns the table: the first measure of each task that has a margin.
 
     Args:
-        at: called with a place; returns its comparison, and its results by setting.
+        measured: as `page.measured`.
     """
-    rows, clear, measured = [], 0, 0
+    rows, clear, count = [], 0, 0
     for name, task in TASKS.items():
-        comparison, results = at(task.place)
+        comparison, results = measured(task.place)
         measure = next(iter(comparison.margins))
         cells = []
         for column in COLUMNS:
             other = task.without.get(column)
             found = other and _difference(comparison, results, task, measure, other)
             cells.append(_cell(found) if found else "-")
-            measured += bool(found)
+            count += bool(found)
             clear += bool(found and found.is_clear_of_chance)
         rows.append([name, measure, *cells])
     return (
         "\n".join(markdown(["minus FP32", "measure", *COLUMNS], rows))
-        + f"\n\nClear of chance: {clear} of {measured}.\n"
+        + f"\n\nClear of chance: {clear} of {count}.\n"
     )
 
 
