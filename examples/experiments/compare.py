@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin, beside_seeds
-from experiments.precision import ALL_FORMS, FORMS
+from experiments.precision import ALL_FORMS, FORMS, setting_of
 from experiments.records import record, recorded
 
 
@@ -41,8 +41,7 @@ def forms(count: int, names: Iterable[str] = FORMS) -> dict[str, list[str]]:
     """Returns the settings of forms of masters and state, with so many seeds each."""
     found: dict[str, list[str]] = {}
     for name in names:
-        setting = name.replace("-", ", ", 1).replace("-", " ")
-        found |= seeds(setting, ["--precision", name], count)
+        found |= seeds(setting_of(name), ["--precision", name], count)
     return found
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from experiments import curves
 from experiments.compare import Comparison
 from experiments.exponents import Figure
+from experiments.flags import EXAMPLES
 from experiments.records import recorded
 from experiments.report import Result, markdown, optional
 from experiments.techniques import techniques
 from experiments.verdicts import first_difference, headline, of_forms, verdicts
 
-EXAMPLES = Path(__file__).resolve().parents[1]
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
 README = EXAMPLES.parent / "README.md"
 FIGURES = PAGE.parent / "figures" / "gallery"
@@ -168,17 +168,12 @@ def draw_gallery() -> None:
     """Draws all that the gallery shows of the recorded results."""
     FIGURES.mkdir(parents=True, exist_ok=True)
     for place in blocks("results"):
-        draw(place)
+        comparison, results = measured(place)
+        if len(results) > 1:
+            comparison.draw(results, figure_of(place))
     for script in blocks("figure"):
         figure = paper_figure(script)
         figure.draw(figure.recorded(), FIGURES / f"{figure.name}.svg")
-
-
-def draw(place: str) -> None:
-    """Draws the curves of an experiment, where several settings were recorded."""
-    comparison, results = measured(place)
-    if len(results) > 1:
-        comparison.draw(results, figure_of(place))
 
 
 def draw_readme() -> None:

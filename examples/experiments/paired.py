@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from experiments.precision import setting_of
 from experiments.report import Result, Results, optional
 
 CONFIDENCE = 0.95
@@ -103,9 +104,7 @@ def precision(result: Result) -> str:
     flags = result["flags"]
     if flags.get("round_weights"):
         return "rounded weights"
-    kind, dash, rest = flags["precision"].partition("-")
-    between = ", " if kind == "mixed" else " " if kind == "plain" else dash
-    name = kind + (between + rest.replace("-", " ") if rest else "")
+    name = setting_of(flags["precision"])
     if flags["loss_scale"] == "dynamic":
         return name
     if flags["loss_scale"] == "statistical":

@@ -71,6 +71,13 @@ def precision_of(name: str, loss_scale: str | float) -> Precision:
     return Precision("float16", {"loss_scale": loss_scale})
 
 
+def setting_of(name: str) -> str:
+    """Returns a precision as settings are named: "mixed, no masters", "plain fp16"."""
+    if name.startswith("mixed-"):
+        return name.replace("-", ", ", 1).replace("-", " ")
+    return name.replace("plain-", "plain ")
+
+
 class RoundMasters(keras.callbacks.Callback):
     """Rounds FP32 masters to FP16 after each step, as if there were none.
 

@@ -16,7 +16,7 @@ from experiments.paired import (
     pairs,
     precision,
 )
-from experiments.precision import ALL_FORMS
+from experiments.precision import ALL_FORMS, setting_of
 from experiments.report import Results, markdown
 
 ALL = "all networks"
@@ -72,10 +72,7 @@ def verdicts(comparison: Comparison, results: Results) -> str:
 
 def of_forms(comparison: Comparison, results: Results) -> str:
     """Returns how far each form of masters and state ends from the default: a table."""
-    forms = [
-        precision({"flags": {"precision": name, "loss_scale": "dynamic"}})
-        for name in ALL_FORMS
-    ]
+    forms = map(setting_of, ALL_FORMS)
     # Only one network has them.
     table = _table(replace(comparison, pooled=False), results, forms, "mixed")
     return (table or "Not measured yet.") + "\n"

@@ -212,12 +212,13 @@ def test_caption(tmp_path, monkeypatch):
 
 def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "FIGURES", tmp_path / "figures")
-    page.FIGURES.mkdir()
+    monkeypatch.setattr(page, "PAGE", tmp_path / "gallery.md")
+    page.PAGE.write_text("<!-- results: a/lines/demo -->\n<!-- end -->")
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
     content = result(0.25, flags=flags, log=log)
     for name, drawn in (("fp32", []), ("plain fp16", ["figures/a_lines.svg"])):
         record(comparison.folder, "demo", name, content)
-        page.draw("a/lines/demo")
+        page.draw_gallery()
         found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]
         assert found == drawn
 
