@@ -175,24 +175,23 @@ class Comparison:
 
     def _train(self, name: str, args: argparse.Namespace, flags: list[str]) -> None:
         out = args.out / slug(name)
-        command = [sys.executable, str(self.folder / "train.py")]
-        command += ["--preset", args.preset, *self.settings[name], *flags]
-        command += ["--out", str(out)]
+        flags = ["--preset", args.preset, *self.settings[name], *flags]
+        flags += ["--out", str(out)]
         # A run that was interrupted goes on; one that is there begins anew.
         if (out / "checkpoints").is_dir() and args.keep:
-            command.append("--resume")
-        run_script(command)
+            flags.append("--resume")
+        run_script(self.folder / "train.py", *flags)
 
 
-def run_script(command: list[str]) -> None:
+def run_script(script: Path, *flags: str) -> None:
     """Runs a script of Python, and ends this one if that fails.
 
     Raises:
         SystemExit: the script failed; it has said why.
     """
-    line = " ".join(command[1:])
+    line = " ".join([str(script), *flags])
     print(f"\n$ python {line}", flush=True)
-    status = subprocess.run(command).returncode
+    status = subprocess.run([sys.executable, script, *flags]).returncode
     if status:
         raise SystemExit(
             f"error: python {line} ended with status {status}; its reason is above. "
