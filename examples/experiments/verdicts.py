@@ -73,7 +73,7 @@ def verdicts(comparison: Comparison, results: Results) -> str:
 def of_forms(comparison: Comparison, results: Results) -> str:
     """Returns how far each form of masters and state ends from the default: a table."""
     forms = map(setting_of, ALL_FORMS)
-    # Only one network has them.
+    # Of several networks only one is trained with them.
     table = _table(replace(comparison, pooled=False), results, forms, "mixed")
     return (table or "Not measured yet.") + "\n"
 
@@ -85,11 +85,15 @@ def _table(
     rows = []
     for other, measure in itertools.product(others, comparison.margins):
         found = differences(comparison, results, measure, other, baseline)
-        rows += [
-            [", ".join(filter(None, (name, other))), measure, *_cells(difference)]
-            for name, difference in found.items()
-            if difference.count > 1
-        ]
+        for name, difference in found.items():
+            if difference.count < 2:
+                continue
+            what = ", ".join(filter(None, (name, other)))
+            numbers = f"{difference.count}", shown(difference), interval(difference)
+            verdict = difference.verdict
+            if verdict == "inconclusive":
+                verdict = f"inconclusive: takes {_pairs(difference)}"
+            rows.append([what, measure, *numbers, verdict])
     minus = f"minus {baseline.replace('fp32', 'FP32')}"
     columns = [minus, "measure", "pairs", "difference", "95% interval", "verdict"]
     return "\n".join(markdown(columns, rows)) if rows else ""
@@ -137,10 +141,11 @@ def _sentence(measure: str, difference: Difference, planned: int) -> str:
     pairs_of = f", over {count} pairs" if is_whole else ""
     known = f", 95% interval {interval(difference)}" if count > 1 else ""
     end = "." if is_whole or count < 2 else f"; so far: {verdict}."
+    if verdict == "inconclusive" and count > 1:
+        end += f" At this scatter {_pairs(difference)} would show a difference of 0."
     return (
         f"**{measure}: {title}.** Mixed precision minus FP32{pairs_of}: "
         f"{shown(difference)}{known}; the margin is {_size(margin)}{end}"
-        f"{_needed(difference)}"
     )
 
 
@@ -156,20 +161,6 @@ def interval(difference: Difference) -> str:
     if not math.isfinite(low):
         return "-"
     return f"{difference.margin.shown(low)} to {difference.margin.shown(high)}"
-
-
-def _cells(difference: Difference) -> list[str]:
-    verdict = difference.verdict
-    if verdict == "inconclusive":
-        verdict = f"inconclusive: takes {_pairs(difference)}"
-    ends = interval(difference)
-    return [f"{difference.count}", shown(difference), ends, verdict]
-
-
-def _needed(difference: Difference) -> str:
-    if difference.verdict != "inconclusive" or difference.count < 2:
-        return ""
-    return f" At this scatter {_pairs(difference)} would show a difference of 0."
 
 
 def _pairs(difference: Difference) -> str:
