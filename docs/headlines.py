@@ -204,13 +204,13 @@ def of_bytes() -> dict[str, str]:
 
 def of_examples() -> dict[str, str]:
     """Returns what the recorded runs of the paper's experiments show."""
-    converged = page.results_at("image_classification/converged/demo")
+    _, converged = page.measured("image_classification/converged/demo")
     top_1 = [
         result["measures"]["top-1"]
         for name, result in converged.items()
         if name.startswith("fp32")
     ]
-    translators = page.results_at("translation/demo")
+    _, translators = page.measured("translation/demo")
     rows = [
         [
             title,

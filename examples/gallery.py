@@ -16,13 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from experiments import page
-from experiments.measuring import measure
+from experiments.compare import Comparison
 
 
 def train(names: Sequence[str], flags: Sequence[str]) -> None:
     """Trains the short form of some experiments, one after the other.
-
-    Where one fails, such as for data that cannot be downloaded, the others follow.
 
     Args:
         names: of experiments.
@@ -31,33 +29,79 @@ def train(names: Sequence[str], flags: Sequence[str]) -> None:
     Raises:
         SystemExit: some have failed.
     """
-    start = time.perf_counter()
-    failed = []
+    start, failed = time.perf_counter(), []
     for name in names:
-        print(f"\n=== {name} ===", flush=True)
         comparison = page.comparison_of(name)
-        try:
-            comparison.main(
-                [*comparison.short, *flags, "--out", f"build/gallery/{name}"]
-            )
-        except SystemExit as error:
-            print(error, file=sys.stderr)
+        run = [*comparison.short, *flags, "--out", f"build/gallery/{name}"]
+        if not succeeds(name, comparison, run):
             failed.append(name)
     print(f"\nAll of it: {(time.perf_counter() - start) / 60:.0f} minutes")
     if failed:
         sys.exit(f"error: there is no result of {', '.join(failed)}; see above.")
 
 
+def measure(names: Sequence[str], flags: Sequence[str]) -> None:
+    """Trains what the gallery has no result of, and records each result at once.
+
+    Ctrl-C stops it, and so may a crash: the same command goes on where it was, in the
+    middle of a run.
+
+    Args:
+        names: of experiments.
+        flags: where their data are.
+
+    Raises:
+        SystemExit: it was stopped, or some have failed.
+    """
+    places = [p for p in page.blocks("results") if p.rpartition("/")[0] in names]
+    todo = {}
+    for place in places:
+        comparison, results = page.measured(place)
+        run = ["--preset", place.rpartition("/")[2], "--keep", "--record", *flags]
+        for setting in comparison.settings:
+            if setting not in results:
+                todo[f"{place}, {setting}"] = comparison, [*run, "--settings", setting]
+    print(f"{len(todo)} settings have no result: {'; '.join(todo) or '-'}")
+    start, failed = time.perf_counter(), []
+    for done, (name, (comparison, run)) in enumerate(todo.items()):
+        try:
+            if not succeeds(f"{done + 1} of {len(todo)}: {name}", comparison, run):
+                failed.append(name)
+        except KeyboardInterrupt:
+            print(f"\n{done} of {len(todo)} are done. The same command goes on.")
+            sys.exit(130)
+    print(f"\nAll of it: {(time.perf_counter() - start) / 60:.0f} minutes")
+    runs = [run for place in places for run in page.measured(place)[1].values()]
+    hours = sum(run["seconds"] for run in runs) / 3600
+    print(f"What is recorded now trained for {hours:.1f} hours.")
+    if failed:
+        sys.exit(f"error: there is no result of {'; '.join(failed)}; see above.")
+
+
+def succeeds(name: str, comparison: Comparison, flags: Sequence[str]) -> bool:
+    """Runs a comparison and returns whether it has a result.
+
+    Where one fails, such as for data that cannot be downloaded, others are to follow.
+    """
+    print(f"\n=== {name} ===", flush=True)
+    try:
+        comparison.main(flags)
+    except SystemExit as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
+
+
 def tables() -> None:
     """Draws the figures, and writes what stands between comments of two pages."""
-    page.draw_page(page.gallery())
+    page.draw_gallery()
     page.draw_readme()
     for path in (*page.pages(), page.README):
         path.write_text(page.with_tables(path.read_text(), path.parent))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    here = page.experiments_here()
+    here = page.EXPERIMENTS
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0], allow_abbrev=False
     )

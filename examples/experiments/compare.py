@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments import curves, report
 from experiments.flags import build_folder
 from experiments.paired import Margin, beside_seeds
-from experiments.precision import ALL_FORMS, FORMS
+from experiments.precision import ALL_FORMS, FORMS, setting_of
 from experiments.records import record, recorded
 
 
@@ -41,13 +41,8 @@ def forms(count: int, names: Iterable[str] = FORMS) -> dict[str, list[str]]:
     """Returns the settings of forms of masters and state, with so many seeds each."""
     found: dict[str, list[str]] = {}
     for name in names:
-        setting = name.replace("-", ", ", 1).replace("-", " ")
-        found |= seeds(setting, ["--precision", name], count)
+        found |= seeds(setting_of(name), ["--precision", name], count)
     return found
-
-
-def _is_form(result: report.Result) -> bool:
-    return result["flags"].get("precision") in ALL_FORMS
 
 
 def constant(scale: int) -> dict[str, list[str]]:
@@ -131,14 +126,15 @@ class Comparison:
 
     def draw(self, results: report.Results, path: Path) -> None:
         """Draws the curves of results, by setting, into a file."""
-        curves.draw(path, self.panels(results))
-
-    def panels(self, results: report.Results) -> list[curves.Panel]:
-        """Returns what `draw` draws."""
         # The curves of forms of state would hide that of mixed precision.
-        others = {n: r for n, r in results.items() if not _is_form(r)}
+        others = {
+            name: result
+            for name, result in results.items()
+            if result["flags"].get("precision") not in ALL_FORMS
+        }
         drawn = others or results
-        return curves.panels(drawn, self.curve, self.log_scale, self.groups)
+        panels = curves.panels(drawn, self.curve, self.log_scale, self.groups)
+        curves.draw(path, panels)
 
     def _parse(
         self, argv: Sequence[str] | None
@@ -179,24 +175,23 @@ class Comparison:
 
     def _train(self, name: str, args: argparse.Namespace, flags: list[str]) -> None:
         out = args.out / slug(name)
-        command = [sys.executable, str(self.folder / "train.py")]
-        command += ["--preset", args.preset, *self.settings[name], *flags]
-        command += ["--out", str(out)]
+        flags = ["--preset", args.preset, *self.settings[name], *flags]
+        flags += ["--out", str(out)]
         # A run that was interrupted goes on; one that is there begins anew.
         if (out / "checkpoints").is_dir() and args.keep:
-            command.append("--resume")
-        run_script(command)
+            flags.append("--resume")
+        run_script(self.folder / "train.py", *flags)
 
 
-def run_script(command: list[str]) -> None:
+def run_script(script: Path, *flags: str) -> None:
     """Runs a script of Python, and ends this one if that fails.
 
     Raises:
         SystemExit: the script failed; it has said why.
     """
-    line = " ".join(command[1:])
+    line = " ".join([str(script), *flags])
     print(f"\n$ python {line}", flush=True)
-    status = subprocess.run(command).returncode
+    status = subprocess.run([sys.executable, script, *flags]).returncode
     if status:
         raise SystemExit(
             f"error: python {line} ended with status {status}; its reason is above. "

@@ -44,7 +44,11 @@ class Figure:
         parser.add_argument("result", nargs="?", type=Path, help="a result.json")
         parser.add_argument("--out", type=Path, default=Path(f"{self.name}.png"))
         args = parser.parse_args(argv)
-        result = self._read(args.result) if args.result else self.recorded()
+        result: Result = {}
+        if args.result is None:
+            result = self.recorded()
+        elif args.result.is_file():
+            result = json.loads(args.result.read_text())
         if self.key not in result:
             parser.error(
                 "The result must be that of a run in FP32, which measures its "
@@ -65,9 +69,6 @@ class Figure:
             self.draw_on(axes, result)
             # Below the axes it hides nothing.
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
-
-    def _read(self, path: Path) -> Result:
-        return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def percent(counts: Counts) -> dict[int, float]:

@@ -22,7 +22,6 @@ def parse(
     folder: Path,
     argv: Sequence[str] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
-    more: argparse.ArgumentParser | None = None,
 ) -> argparse.Namespace:
     """Reads the flags; what they leave open comes from the preset.
 
@@ -31,14 +30,12 @@ def parse(
             also a flag: --learning-rate 0.1, --no-lowercase, --sizes '[1, 2]'.
         argv: the flags, or None for those of the command line.
         choices: the values that a flag of the preset may have.
-        more: a parser of further flags, made with `add_help=False`.
     """
     presets = sorted(path.stem for path in (folder / "presets").glob("*.json"))
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default="demo")
     preset, _ = first.parse_known_args(argv)
-    parents = [first, *([more] if more else [])]
-    parser = argparse.ArgumentParser(parents=parents, allow_abbrev=False)
+    parser = argparse.ArgumentParser(parents=[first], allow_abbrev=False)
     parser.add_argument("--precision", choices=PRECISIONS, default="mixed")
     parser.add_argument(
         "--loss-scale",

@@ -3,19 +3,19 @@
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import curves
 from experiments.compare import Comparison
 from experiments.exponents import Figure
+from experiments.flags import EXAMPLES
 from experiments.records import recorded
-from experiments.report import Result, Results, markdown, optional
+from experiments.report import Result, markdown, optional
 from experiments.techniques import techniques
 from experiments.verdicts import first_difference, headline, of_forms, verdicts
 
-EXAMPLES = Path(__file__).resolve().parents[1]
 PAGE = EXAMPLES.parent / "docs" / "gallery.md"
 README = EXAMPLES.parent / "README.md"
 FIGURES = PAGE.parent / "figures" / "gallery"
@@ -55,11 +55,6 @@ def comparison_of(experiment: str) -> Comparison:
     return importlib.import_module(f"{module}.compare").COMPARISON
 
 
-def experiments_here() -> list[str]:
-    """Returns the names of the experiments that there are, in their order."""
-    return [name for name in EXPERIMENTS if (EXAMPLES / name / "compare.py").is_file()]
-
-
 def pages() -> list[Path]:
     """Returns the files of the gallery: the index, and a page an experiment."""
     return [PAGE, *sorted(PAGE.with_suffix("").glob("*.md"))]
@@ -70,9 +65,9 @@ def gallery() -> str:
     return "\n".join(path.read_text() for path in pages())
 
 
-def blocks(page: str, kind: str) -> list[str]:
-    """Returns what the blocks of a kind are of, such as an experiment and preset."""
-    return [block[3] for block in BLOCK.finditer(page) if block[2] == kind]
+def blocks(kind: str) -> list[str]:
+    """Returns what the gallery's blocks of a kind are of: places, or scripts."""
+    return [block[3] for block in BLOCK.finditer(gallery()) if block[2] == kind]
 
 
 def with_tables(page: str, folder: Path) -> str:
@@ -84,46 +79,43 @@ def with_tables(page: str, folder: Path) -> str:
     """
     write: dict[str, Callable[[Any], str]] = {
         "results": lambda place: table(place, folder),
-        "paired": paired,
-        "forms": lambda place: of_forms(at(place)[0], results_at(place)),
-        "headline": lambda place: headline(at(place)[0], results_at(place)),
+        "paired": lambda place: verdicts(*measured(place)),
+        "forms": lambda place: of_forms(*measured(place)),
+        "headline": lambda place: headline(*measured(place)),
         "figure": lambda script: captioned(paper_figure(script), folder),
-        "techniques": lambda _: techniques(
-            lambda place: (at(place)[0], results_at(place))
-        ),
-        "machines": lambda _: machines(blocks(gallery(), "results")),
+        "techniques": lambda _: techniques(measured),
+        "machines": lambda _: machines(blocks("results")),
     }
     return BLOCK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
 
 
-def at(place: str) -> tuple[Comparison, str]:
-    """Returns the comparison and the preset of a place: experiment/preset."""
+def measured(place: str) -> tuple[Comparison, dict[str, Result]]:
+    """Returns what is planned at a place, experiment/preset, and what is recorded."""
     experiment, _, preset = place.rpartition("/")
-    return comparison_of(experiment).of(preset), preset
-
-
-def results_at(place: str) -> dict[str, Result]:
-    """Returns the results that were recorded at a place, by setting."""
-    comparison, preset = at(place)
+    comparison = comparison_of(experiment).of(preset)
     found = recorded(comparison.folder, preset)
-    return {name: found[name] for name in comparison.settings if name in found}
-
-
-def paired(place: str) -> str:
-    """Returns what the pairs of runs show."""
-    comparison, _ = at(place)
-    return verdicts(comparison, results_at(place))
+    names = [name for name in comparison.settings if name in found]
+    return comparison, {name: found[name] for name in names}
 
 
 def table(place: str, folder: Path) -> str:
     """Returns the results of an experiment, a setting a row, and their curves."""
-    comparison, _ = at(place)
-    results = results_at(place)
+    comparison, results = measured(place)
     missing = [name for name in comparison.settings if name not in results]
     if not results:
         return "Not measured yet.\n"
     columns = ["setting", *comparison.measures, "steps", "loss scale", "skipped"]
-    lines = [*markdown(columns, _rows(results, comparison.measures))]
+    rows = (
+        [
+            name,
+            *(f"{result['measures'][measure]:.4g}" for measure in comparison.measures),
+            str(result["flags"]["steps"]),
+            optional(result["loss_scale"]),
+            optional(result["skipped_steps"]),
+        ]
+        for name, result in results.items()
+    )
+    lines = [*markdown(columns, rows)]
     if len(results) > 1:
         picture = os.path.relpath(figure_of(place), folder)
         lines.append(f"\n![{comparison.curve} by step]({picture})")
@@ -134,22 +126,11 @@ def table(place: str, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(results: Results, measures: Sequence[str]) -> Iterator[list[str]]:
-    for name, result in results.items():
-        yield [
-            name,
-            *(f"{result['measures'][measure]:.4g}" for measure in measures),
-            str(result["flags"]["steps"]),
-            optional(result["loss_scale"]),
-            optional(result["skipped_steps"]),
-        ]
-
-
 def machines(places: Sequence[str]) -> str:
     """Returns what the results were made on, how many, and for how long: a table."""
     seconds: dict[str, list[float]] = {}
     for place in places:
-        for result in results_at(place).values():
+        for result in measured(place)[1].values():
             runs = seconds.setdefault(_machine(result["machine"]), [])
             runs.append(result["seconds"])
     rows = [
@@ -183,32 +164,23 @@ def captioned(figure: Figure, folder: Path) -> str:
     return f"![{figure.title}]({path})\n\n{figure.caption(figure.recorded())}\n"
 
 
-def draw_page(page: str) -> None:
-    """Draws all that a page shows of the recorded results."""
+def draw_gallery() -> None:
+    """Draws all that the gallery shows of the recorded results."""
     FIGURES.mkdir(parents=True, exist_ok=True)
-    for place in blocks(page, "results"):
-        draw(place)
-    for script in blocks(page, "figure"):
+    for place in blocks("results"):
+        comparison, results = measured(place)
+        if len(results) > 1:
+            comparison.draw(results, figure_of(place))
+    for script in blocks("figure"):
         figure = paper_figure(script)
         figure.draw(figure.recorded(), FIGURES / f"{figure.name}.svg")
-
-
-def draw(place: str) -> None:
-    """Draws the curves of an experiment, where several settings were recorded."""
-    comparison, _ = at(place)
-    results = results_at(place)
-    if len(results) > 1:
-        comparison.draw(results, figure_of(place))
 
 
 def draw_readme() -> None:
     """Draws what the README shows of the recorded results."""
     panels = []
     for title, (experiment, names) in IN_README.items():
-        comparison, results = (
-            comparison_of(experiment),
-            results_at(f"{experiment}/demo"),
-        )
+        comparison, results = measured(f"{experiment}/demo")
         shown = curves.by_setting({name: results[name] for name in names})
         title = title.format(verdict=first_difference(comparison, results).verdict)
         panel = curves.Panel(title, shown, comparison.curve, comparison.log_scale)

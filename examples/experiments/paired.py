@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from experiments.precision import setting_of
 from experiments.report import Result, Results, optional
 
 CONFIDENCE = 0.95
@@ -87,24 +88,11 @@ class Difference:
             return "equal within the margin"
         return "different" if self.is_clear_of_chance else "inconclusive"
 
-    @property
-    def pairs_needed(self) -> int | None:
-        """Pairs whose interval, at this scatter and around 0, fits the margin.
+    def pairs_within(self, bound: float) -> int | None:
+        """Returns how many pairs, at this scatter, have an interval of +-`bound`.
 
         None of a single pair, which has no scatter, and where `MANY` are too few.
         """
-        return self._pairs_within(self.margin.bound)
-
-    @property
-    def pairs_to_be_clear(self) -> int | None:
-        """Pairs whose interval, at this scatter and around this mean, excludes 0.
-
-        None as of `pairs_needed`.
-        """
-        return self._pairs_within(abs(self.mean))
-
-    def _pairs_within(self, bound: float) -> int | None:
-        """Returns how many pairs have an interval that reaches no further than that."""
         if self.count < 2:
             return None
         counts = range(2, MANY + 1)
@@ -116,9 +104,7 @@ def precision(result: Result) -> str:
     flags = result["flags"]
     if flags.get("round_weights"):
         return "rounded weights"
-    kind, dash, rest = flags["precision"].partition("-")
-    between = ", " if kind == "mixed" else " " if kind == "plain" else dash
-    name = kind + (between + rest.replace("-", " ") if rest else "")
+    name = setting_of(flags["precision"])
     if flags["loss_scale"] == "dynamic":
         return name
     if flags["loss_scale"] == "statistical":

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+from keras import ops
+
 import keras_mp
 
 
@@ -66,3 +69,32 @@ def precision_of(name: str, loss_scale: str | float) -> Precision:
     if loss_scale == "statistical":
         return Precision("float16", {"loss_scale": keras_mp.StatisticalLossScale()})
     return Precision("float16", {"loss_scale": loss_scale})
+
+
+def setting_of(name: str) -> str:
+    """Returns a precision as settings are named: "mixed, no masters", "plain fp16"."""
+    if name.startswith("mixed-"):
+        return name.replace("-", ", ", 1).replace("-", " ")
+    return name.replace("plain-", "plain ")
+
+
+class RoundMasters(keras.callbacks.Callback):
+    """Rounds FP32 masters to FP16 after each step, as if there were none.
+
+    The loss is scaled, and the state of the optimizer stays in FP32, so that what
+    differs from mixed precision differs for want of masters. (A plain optimizer on FP16
+    weights keeps its state in FP16, too.)
+    """
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # A weight that is stored in FP32 is listed as its own master.
+        weights = {id(weight) for weight in self.model.trainable_variables}
+        # A GAN has two.
+        for optimizer in vars(self.model).values():
+            if not isinstance(optimizer, keras_mp.FP32MasterOptimizer):
+                continue
+            with optimizer.fp32_weights():
+                for master in optimizer.master_weights:
+                    if id(master) not in weights:
+                        rounded = ops.cast(master, "float16")
+                        master.assign(ops.cast(rounded, "float32"))

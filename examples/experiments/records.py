@@ -22,11 +22,6 @@ def recorded(folder: Path, preset: str) -> dict[str, Result]:
     }
 
 
-def presets(folder: Path) -> set[str]:
-    """Returns the names of the presets that have a recorded result."""
-    return {preset for preset, _ in _read(folder)}
-
-
 def record(folder: Path, preset: str, setting: str, result: Result) -> None:
     """Records a result, in the place of an earlier one of the same setting."""
     rows = _read(folder) | {(preset, setting): result}

@@ -1,4 +1,4 @@
-"""What a comparison shows of its results: a table."""
+"""What a comparison shows of its results: a table, and texts side by side."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +31,16 @@ def table(results: Results, measures: Sequence[str]) -> str:
         for name, result in results.items()
     )
     return "\n".join(markdown(columns, rows))
+
+
+def side_by_side(texts: Mapping[str, Sequence[str]]) -> str:
+    """Returns the first text of each name, a line each, then the second, and so on."""
+    width = max(map(len, texts))
+    lines = []
+    for each in zip(*texts.values(), strict=True):
+        lines += [f"{name:{width}}  {t}" for name, t in zip(texts, each, strict=True)]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def optional(number: float | None) -> str:

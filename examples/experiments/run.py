@@ -1,13 +1,12 @@
 """A training run: its flags and folder, the training, what it leaves behind."""
 
-import argparse
 import importlib.metadata
 import json
 import os
 import resource
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ import keras_mp
 from experiments.files import write_json
 from experiments.flags import parse
 from experiments.log import Clock, Row, cut_log, read_log
-from experiments.precision import precision_of
-from experiments.rounded import RoundMasters
+from experiments.precision import RoundMasters, precision_of
 
 # Flags that change where and how long a run trains, and no number of it.
 _FREE = {"out", "resume", "verbose"}
-# Those that may change when a run is resumed.
-_MAY_CHANGE = {"strategy"}
 
 
 class Run:
@@ -37,14 +33,15 @@ class Run:
 
     Args:
         folder: that of the experiment.
-        argv, choices, more: as for `flags.parse`.
+        argv, choices: as for `flags.parse`.
+        may_change: the flags, besides `steps`, that may change when it is resumed.
 
     Attributes:
         args: the flags.
         dtype_policy: `"float32"` or `"float16"`.
         wrap_options: arguments of `keras_mp.wrap`, or None: the optimizer is not
             wrapped.
-        out: where this run writes.
+        out: where this process writes.
     """
 
     def __init__(
@@ -52,9 +49,9 @@ class Run:
         folder: Path,
         argv: Sequence[str] | None = None,
         choices: Mapping[str, Sequence[Any]] | None = None,
-        more: argparse.ArgumentParser | None = None,
+        may_change: Collection[str] = (),
     ) -> None:
-        self.args = parse(folder, argv, choices, more)
+        self.args = parse(folder, argv, choices)
         self.experiment = folder.name
         self.out: Path = self.args.out
         self.precision = precision_of(self.args.precision, self.args.loss_scale)
@@ -63,17 +60,8 @@ class Run:
         self._done: int | None = None
         if self.precision.computes_in_fp32:
             os.environ["KERAS_MP_OPS"] = "reference"
-        self._open_folder()
+        self._open_folder(may_change)
         keras.utils.set_random_seed(self.args.seed)
-
-    def become_worker(self, index: int) -> None:
-        """Has this process, one of several, write into a folder of its own.
-
-        All go on from what the first one has saved.
-        """
-        if index:
-            self.out = self.args.out / f"worker{index}"
-            self.out.mkdir(parents=True, exist_ok=True)
 
     def restore(self, model: keras.Model) -> list[Row]:
         """Loads the last checkpoint if asked to; returns the rows of the log so far."""
@@ -167,12 +155,12 @@ class Run:
         flags = {k: v for k, v in vars(self.args).items() if k not in _FREE}
         return flags | {"data": Path(str(flags["data"])).name}
 
-    def _open_folder(self) -> None:
+    def _open_folder(self, may_change: Collection[str]) -> None:
         """Makes the folder, unless it is that of a run with other flags."""
         path = self.out / "flags.json"
         flags = self._flags()
         found = json.loads(path.read_text()) if path.is_file() else flags
-        free = {"steps"} | (_MAY_CHANGE if self.args.resume else set())
+        free = {"steps", *(may_change if self.args.resume else ())}
         names = sorted({*found, *flags} - free)
         others = [name for name in names if found.get(name) != flags.get(name)]
         if others:

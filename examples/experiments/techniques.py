@@ -5,13 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from experiments.compare import Comparison
-from experiments.paired import (
-    Difference,
-    Margin,
-    difference_of_one,
-    pairs,
-    same_but_seed,
-)
+from experiments.paired import Difference, difference_of_one, pairs, same_but_seed
 from experiments.report import Results, markdown
 from experiments.verdicts import ALL, differences, interval, shown
 
@@ -75,41 +69,42 @@ TASKS = {
 }
 
 
-def techniques(at: Callable[[str], tuple[Comparison, Results]]) -> str:
+def techniques(measured: Callable[[str], tuple[Comparison, Results]]) -> str:
     """Returns the table: the first measure of each task that has a margin.
 
     Args:
-        at: called with a place; returns its comparison, and its results by setting.
+        measured: as `page.measured`.
     """
-    rows, clear, measured = [], 0, 0
+    rows, clear, count = [], 0, 0
     for name, task in TASKS.items():
-        comparison, results = at(task.place)
-        measure, margin = next(iter(comparison.margins.items()))
+        comparison, results = measured(task.place)
+        measure = next(iter(comparison.margins))
         cells = []
         for column in COLUMNS:
             other = task.without.get(column)
-            found = other and _difference(results, task, other, measure, margin)
+            found = other and _difference(comparison, results, task, measure, other)
             cells.append(_cell(found) if found else "-")
-            measured += bool(found)
+            count += bool(found)
             clear += bool(found and found.is_clear_of_chance)
         rows.append([name, measure, *cells])
     return (
         "\n".join(markdown(["minus FP32", "measure", *COLUMNS], rows))
-        + f"\n\nClear of chance: {clear} of {measured}.\n"
+        + f"\n\nClear of chance: {clear} of {count}.\n"
     )
 
 
 def _difference(
-    results: Results, task: Task, other: str, measure: str, margin: Margin
+    comparison: Comparison, results: Results, task: Task, measure: str, other: str
 ) -> Difference | None:
     """Returns that of all pairs; a single run is compared with all seeds of FP32."""
-    pooled = task.label == ALL
-    found = differences(results, other, measure, margin, pooled).get(task.label)
+    found = differences(comparison, results, measure, other).get(task.label)
     if found is None or found.count > 1:
         return found
     ((first, one),) = pairs(results, "fp32", other)[task.label]
     seeds = same_but_seed(results, first)
-    return difference_of_one(seeds, one, measure, margin) if len(seeds) > 1 else found
+    if len(seeds) < 2:
+        return found
+    return difference_of_one(seeds, one, measure, found.margin)
 
 
 def _cell(difference: Difference) -> str:
@@ -118,7 +113,8 @@ def _cell(difference: Difference) -> str:
     mean = shown(difference)
     mean = f"**{mean}**" if difference.is_clear_of_chance else mean
     what = f"{difference.count} pairs" if difference.count > 1 else "1 run"
-    needed = difference.pairs_to_be_clear
+    # So many pairs have an interval around this mean that excludes 0.
+    needed = difference.pairs_within(abs(difference.mean))
     if needed is not None and not difference.is_clear_of_chance:
         what += f"; clear with {needed}"
     return f"{mean} ({interval(difference)}, {what})"

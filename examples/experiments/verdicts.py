@@ -1,7 +1,10 @@
 """What docs/gallery.md says of pairs of runs: sentences, and a table."""
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from experiments.compare import Comparison
 from experiments.paired import (
@@ -13,33 +16,33 @@ from experiments.paired import (
     pairs,
     precision,
 )
-from experiments.precision import ALL_FORMS
+from experiments.precision import ALL_FORMS, setting_of
 from experiments.report import Results, markdown
 
 ALL = "all networks"
 
 
 def differences(
+    comparison: Comparison,
     results: Results,
-    other: str,
     measure: str,
-    margin: Margin,
-    pooled: bool,
+    other: str = "mixed",
     baseline: str = "fp32",
 ) -> dict[str, Difference]:
     """Returns how far a precision ends from FP32, by what else distinguishes the runs.
 
+    Where there are several networks, all pairs together come first, as `ALL`.
+
     Args:
+        comparison: whose margins count.
         results: by setting.
-        other: the precision, as `paired.precision` names it.
         measure: what is compared.
-        margin: that of the measure.
-        pooled: whether all pairs together come first, as `ALL`.
-        baseline: the other precision.
+        other, baseline: the precisions, as `paired.precision` names them.
     """
     found = pairs(results, baseline, other)
-    if pooled and found:
+    if comparison.pooled and found:
         found = {ALL: [pair for each in found.values() for pair in each], **found}
+    margin = comparison.margins[measure]
     return {name: mean_difference(p, measure, margin) for name, p in found.items()}
 
 
@@ -53,61 +56,58 @@ def verdicts(comparison: Comparison, results: Results) -> str:
         comparison: what is planned, and its margins.
         results: by setting.
     """
-    pooled = comparison.pooled
-    precisions = dict.fromkeys(precision(result) for result in results.values())
-    everything = [
-        (other, measure, differences(results, other, measure, margin, pooled))
-        for other in precisions
-        for measure, margin in comparison.margins.items()
-        if other != "fp32"
-    ]
     planned = planned_pairs(comparison)
+    of_mixed = {m: differences(comparison, results, m) for m in comparison.margins}
     sentences = [
         _sentence(measure, next(iter(found.values())), planned)
-        for other, measure, found in everything
-        if other == "mixed" and found
-    ]
-    rows = [
-        [", ".join(filter(None, (name, other))), measure, *_cells(difference)]
-        for other, measure, found in everything
-        for name, difference in found.items()
-        if difference.count > 1
+        for measure, found in of_mixed.items()
+        if found
     ]
     if not sentences:
         return "No pair of runs is measured yet.\n"
-    columns = ["minus FP32", "measure", "pairs", "difference", "95% interval"]
-    table = ["\n".join(markdown([*columns, "verdict"], rows))] if rows else []
-    return "\n\n".join([*sentences, *table]) + "\n"
+    others = dict.fromkeys(precision(result) for result in results.values())
+    table = _table(comparison, results, [n for n in others if n != "fp32"], "fp32")
+    return "\n\n".join(filter(None, [*sentences, table])) + "\n"
 
 
 def of_forms(comparison: Comparison, results: Results) -> str:
     """Returns how far each form of masters and state ends from the default: a table."""
+    forms = map(setting_of, ALL_FORMS)
+    # Of several networks only one is trained with them.
+    table = _table(replace(comparison, pooled=False), results, forms, "mixed")
+    return (table or "Not measured yet.") + "\n"
+
+
+def _table(
+    comparison: Comparison, results: Results, others: Iterable[str], baseline: str
+) -> str:
+    """Returns a row for each difference of several pairs; "" where there is none."""
     rows = []
-    for name in ALL_FORMS:
-        other = precision({"flags": {"precision": name, "loss_scale": "dynamic"}})
-        for measure, margin in comparison.margins.items():
-            found = differences(results, other, measure, margin, False, "mixed")
-            rows += [
-                [", ".join(filter(None, (label, other))), measure, *_cells(difference)]
-                for label, difference in found.items()
-                if difference.count > 1
-            ]
-    if not rows:
-        return "Not measured yet.\n"
-    columns = ["minus mixed", "measure", "pairs", "difference", "95% interval"]
-    return "\n".join(markdown([*columns, "verdict"], rows)) + "\n"
+    for other, measure in itertools.product(others, comparison.margins):
+        found = differences(comparison, results, measure, other, baseline)
+        for name, difference in found.items():
+            if difference.count < 2:
+                continue
+            what = ", ".join(filter(None, (name, other)))
+            numbers = f"{difference.count}", shown(difference), interval(difference)
+            verdict = difference.verdict
+            if verdict == "inconclusive":
+                verdict = f"inconclusive: takes {_pairs(difference)}"
+            rows.append([what, measure, *numbers, verdict])
+    minus = f"minus {baseline.replace('fp32', 'FP32')}"
+    columns = [minus, "measure", "pairs", "difference", "95% interval", "verdict"]
+    return "\n".join(markdown(columns, rows)) if rows else ""
 
 
 def first_difference(comparison: Comparison, results: Results) -> Difference:
     """Returns how far mixed precision ends from FP32, by the first measure."""
-    measure, margin = next(iter(comparison.margins.items()))
-    found = differences(results, "mixed", measure, margin, comparison.pooled)
+    found = differences(comparison, results, next(iter(comparison.margins)))
     return next(iter(found.values()))
 
 
 def headline(comparison: Comparison, results: Results) -> str:
     """Returns the sentence of the README, of the first measure."""
-    measure, margin = next(iter(comparison.margins.items()))
+    measure = next(iter(comparison.margins))
     difference = first_difference(comparison, results)
     planned = planned_pairs(comparison)
     verdict = f"**{difference.verdict}**"
@@ -117,7 +117,7 @@ def headline(comparison: Comparison, results: Results) -> str:
     return (
         f"Mixed precision minus FP32 is {shown(difference)} of {measure} (95% interval "
         f"{interval(difference)}). Two precisions count as equal if the whole interval "
-        f"lies within {_size(margin)}: {verdict}.\n"
+        f"lies within {_size(difference.margin)}: {verdict}.\n"
     )
 
 
@@ -141,10 +141,11 @@ def _sentence(measure: str, difference: Difference, planned: int) -> str:
     pairs_of = f", over {count} pairs" if is_whole else ""
     known = f", 95% interval {interval(difference)}" if count > 1 else ""
     end = "." if is_whole or count < 2 else f"; so far: {verdict}."
+    if verdict == "inconclusive" and count > 1:
+        end += f" At this scatter {_pairs(difference)} would show a difference of 0."
     return (
         f"**{measure}: {title}.** Mixed precision minus FP32{pairs_of}: "
         f"{shown(difference)}{known}; the margin is {_size(margin)}{end}"
-        f"{_needed(difference)}"
     )
 
 
@@ -162,22 +163,9 @@ def interval(difference: Difference) -> str:
     return f"{difference.margin.shown(low)} to {difference.margin.shown(high)}"
 
 
-def _cells(difference: Difference) -> list[str]:
-    verdict = difference.verdict
-    if verdict == "inconclusive":
-        verdict = f"inconclusive: takes {_pairs(difference)}"
-    ends = interval(difference)
-    return [f"{difference.count}", shown(difference), ends, verdict]
-
-
-def _needed(difference: Difference) -> str:
-    if difference.verdict != "inconclusive" or difference.count < 2:
-        return ""
-    return f" At this scatter {_pairs(difference)} would show a difference of 0."
-
-
 def _pairs(difference: Difference) -> str:
-    return f"{difference.pairs_needed or f'over {MANY}'} pairs"
+    needed = difference.pairs_within(difference.margin.bound)
+    return f"{needed or f'over {MANY}'} pairs"
 
 
 def _size(margin: Margin) -> str:

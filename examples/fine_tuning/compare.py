@@ -35,7 +35,7 @@ def pretrain(flags: list[str]) -> None:
     args, _ = parser.parse_known_args(flags)
     is_ours = args.preset == "demo" and not args.checkpoint
     if is_ours and not (build_folder(HERE) / "pretraining" / "result.json").is_file():
-        run_script([sys.executable, str(HERE / "pretrain.py")])
+        run_script(HERE / "pretrain.py")
 
 
 COMPARISON = Comparison(

@@ -40,7 +40,7 @@ def pretrain(flags: list[str]) -> None:
     """
     preset = json.loads((HERE / "presets" / f"{flags[1]}.json").read_text())
     if "start" in preset and not Path(preset["start"]).is_file():
-        run_script([sys.executable, str(HERE / "pretrain.py")])
+        run_script(HERE / "pretrain.py")
 
 
 COMPARISON = Comparison(

@@ -11,21 +11,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.compare import FP32, MIXED, SETTINGS, Comparison, seeds
 from experiments.paired import Margin
-from experiments.report import Results
+from experiments.report import Results, side_by_side
 
 PSEUDO = {"pseudo-fp16": ["--precision", "pseudo-fp16"]}
 
 
 def transcripts(results: Results, out: Path) -> str:
     """Returns some test utterances with what the network of every setting hears."""
-    width = max(len(name) for name in ("said", *results))
-    lines = []
-    for i, said in enumerate(next(iter(results.values()))["transcripts"]["said"]):
-        lines.append(f"{'said':{width}}  {said}")
-        for name, result in results.items():
-            lines.append(f"{name:{width}}  {result['transcripts']['heard'][i]}")
-        lines.append("")
-    return "\n".join(lines)
+    said = next(iter(results.values()))["transcripts"]["said"]
+    heard = {name: result["transcripts"]["heard"] for name, result in results.items()}
+    return side_by_side({"said": said, **heard})
 
 
 COMPARISON = Comparison(

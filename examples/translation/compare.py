@@ -21,23 +21,16 @@ from experiments.compare import (
 )
 from experiments.paired import Margin
 from experiments.precision import ALL_FORMS
-from experiments.report import Results
+from experiments.report import Results, side_by_side
 
 
 def translations(results: Results, out: Path) -> str:
     """Returns some held-out sentences with the translation of every setting."""
-    width = max(len(name) for name in ("English", *results))
     first = next(iter(results.values()))["translations"]
-    lines = []
-    for i, (english, french) in enumerate(
-        zip(first["english"], first["french"], strict=True)
-    ):
-        lines.append(f"{'English':{width}}  {english}")
-        lines.append(f"{'French':{width}}  {french}")
-        for name, result in results.items():
-            lines.append(f"{name:{width}}  {result['translations']['greedy'][i]}")
-        lines.append("")
-    return "\n".join(lines)
+    found = {name: result["translations"]["greedy"] for name, result in results.items()}
+    return side_by_side(
+        {"English": first["english"], "French": first["french"], **found}
+    )
 
 
 COMPARISON = Comparison(

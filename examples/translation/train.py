@@ -42,6 +42,7 @@ CHOICES = {
     "attention": ["luong", "additive"],
     "loss": ["sum", "mean"],
     "decay": ["none", "luong234", "on_worse"],
+    "strategy": list(STRATEGIES),
 }
 # So many translations are kept in result.json; translations.json has all.
 SAMPLE = 10
@@ -49,9 +50,8 @@ SAMPLE = 10
 
 def make_run(argv: Sequence[str] | None = None) -> Run:
     """Reads the flags and opens the folder of the run."""
-    more = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    more.add_argument("--strategy", choices=STRATEGIES, default="none")
-    return Run(HERE, argv, CHOICES, more)
+    # What several workers began, one process can end.
+    return Run(HERE, argv, CHOICES, may_change=["strategy"])
 
 
 def make_optimizer(args: argparse.Namespace) -> keras.optimizers.Optimizer:
@@ -110,7 +110,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args = run.args
     strategy = make_strategy(args.strategy, args.batch)
     worker = worker_index(strategy)
-    run.become_worker(worker)
+    if worker:
+        # All go on from what the first one has saved, and write into their own folders.
+        run.out = args.out / f"worker{worker}"
+        run.out.mkdir(parents=True, exist_ok=True)
 
     # Data. The split does not depend on --seed, so that runs can be compared.
     max_source, max_target = args.buckets[-1]

@@ -160,21 +160,19 @@ def test_bad_flags(flags, message, text, tmp_path):
 
 
 def test_all_settings_begin_after_pre_training(tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(compare, "run_script", commands.append)
+    scripts = []
+    monkeypatch.setattr(compare, "run_script", scripts.append)
     monkeypatch.chdir(tmp_path)
     compare.COMPARISON.prepare(["--preset", "t4"])
     compare.COMPARISON.prepare(["--preset", "demo", "--checkpoint", "gemma3_1b"])
-    assert not commands
+    assert not scripts
     compare.COMPARISON.prepare(["--preset", "demo", "--seed", "1"])
-    assert [command[1:] for command in commands] == [
-        [str(pretrain.HERE / "pretrain.py")]
-    ]
+    assert scripts == [pretrain.HERE / "pretrain.py"]
     result = tmp_path / "build" / "fine_tuning" / "pretraining" / "result.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
     compare.COMPARISON.prepare(["--preset", "demo"])
-    assert len(commands) == 1
+    assert len(scripts) == 1
 
 
 def test_tokens_are_cut_and_padded(pretraining):

@@ -13,7 +13,7 @@ from experiments import page
 from experiments.compare import Comparison
 from experiments.exponents import Figure
 from experiments.paired import Margin
-from experiments.records import presets, record, recorded
+from experiments.records import record, recorded
 from scipy import stats
 
 MACHINE = {"processor": "EPYC", "cores": 2, "gpu": "none", "kernels": "avx2"}
@@ -212,19 +212,20 @@ def test_caption(tmp_path, monkeypatch):
 
 def test_curves_are_drawn_of_several_settings(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "FIGURES", tmp_path / "figures")
-    page.FIGURES.mkdir()
+    monkeypatch.setattr(page, "PAGE", tmp_path / "gallery.md")
+    page.PAGE.write_text("<!-- results: a/lines/demo -->\n<!-- end -->")
     flags, log = {"steps": 400, "eval_every": 200}, [{"loss": 2.0}, {"loss": 1.0}]
     content = result(0.25, flags=flags, log=log)
     for name, drawn in (("fp32", []), ("plain fp16", ["figures/a_lines.svg"])):
         record(comparison.folder, "demo", name, content)
-        page.draw("a/lines/demo")
+        page.draw_gallery()
         found = [str(p.relative_to(tmp_path)) for p in tmp_path.glob("figures/*")]
         assert found == drawn
 
 
 def test_the_readme_shows_settings_that_were_recorded():
     for experiment, names in page.IN_README.values():
-        found = page.results_at(f"{experiment}/demo")
+        _, found = page.measured(f"{experiment}/demo")
         assert {*names} <= {*found}
 
 
@@ -232,11 +233,10 @@ def test_the_picture_of_the_readme_has_the_verdict_of_its_text(monkeypatch):
     drawn = []
     monkeypatch.setattr(page.curves, "draw", lambda path, panels: drawn.extend(panels))
     page.draw_readme()
-    place = "translation/demo"
-    of_place = page.at(place)[0], page.results_at(place)
-    verdict = page.first_difference(*of_place).verdict
+    measured = page.measured("translation/demo")
+    verdict = page.first_difference(*measured).verdict
     assert drawn[0].title.endswith(f":\n{verdict}")
-    sentence = page.headline(*of_place)
+    sentence = page.headline(*measured)
     assert sentence.endswith(f": **{verdict}**.\n")
 
 
@@ -260,19 +260,24 @@ def test_the_pictures_are_those_of_the_results(tmp_path, monkeypatch):
     """Drawn again they are the same to the byte, by the same version of matplotlib."""
     committed, version = page.FIGURES, f"Matplotlib v{matplotlib.__version__},"
     monkeypatch.setattr(page, "FIGURES", tmp_path)
-    page.draw_page(page.gallery())
+    page.draw_gallery()
     for path in tmp_path.iterdir():
         content = (committed / path.name).read_text()
         if version in content:
             assert content == path.read_text(), path.name
 
 
+def presets(folder):
+    """Returns the names of the presets that have a recorded result."""
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return {json.loads(line)["preset"] for line in lines}
+
+
 def test_every_experiment_with_results_is_on_the_page():
-    text = page.gallery()
-    shown = {kind: {*page.blocks(text, kind)} for kind in ("paired", "results")}
+    shown = {kind: {*page.blocks(kind)} for kind in ("paired", "results")}
     places = {
         f"{name}/{preset}"
-        for name in page.experiments_here()
+        for name in page.EXPERIMENTS
         for preset in presets(page.EXAMPLES / name)
     }
     assert places <= shown["paired"] == shown["results"]
@@ -280,8 +285,8 @@ def test_every_experiment_with_results_is_on_the_page():
 
 def test_the_log_of_each_result_is_whole():
     """No two processes wrote into the folder of a run."""
-    for place in page.blocks(page.gallery(), "results"):
-        for name, found in page.results_at(place).items():
+    for place in page.blocks("results"):
+        for name, found in page.measured(place)[1].items():
             flags, epochs = found["flags"], [row["epoch"] for row in found["log"]]
             expected = range(flags["steps"] // flags["eval_every"])
             assert epochs == [*expected], (place, name)
@@ -289,11 +294,12 @@ def test_the_log_of_each_result_is_whole():
 
 def test_results_have_the_flags_of_their_preset():
     """One that came later would keep their runs from being pairs of new ones."""
-    for place in page.blocks(page.gallery(), "results"):
-        comparison, preset = page.at(place)
+    for place in page.blocks("results"):
+        comparison, results = page.measured(place)
+        preset = place.rpartition("/")[2]
         path = comparison.folder / "presets" / f"{preset}.json"
         flags = json.loads(path.read_text()).keys()
-        for name, found in page.results_at(place).items():
+        for name, found in results.items():
             assert flags <= found["flags"].keys(), (place, name)
 
 
@@ -326,7 +332,7 @@ def test_a_share_of_the_loss_trains_in_fp32_as_the_sum_does():
     assert "the three seeds end within 0.02% of the earlier ones" in text
     measure = "held-out perplexity"
     by_sum, by_share = (
-        page.results_at(f"language_model/{preset}") for preset in ("demo", "share")
+        page.measured(f"language_model/{preset}")[1] for preset in ("demo", "share")
     )
     seeds = ["fp32", "fp32 seed 1", "fp32 seed 2"]
     for name in seeds:
@@ -337,17 +343,17 @@ def test_a_share_of_the_loss_trains_in_fp32_as_the_sum_does():
 
 
 def test_results_tell_no_paths():
-    for place in page.blocks(page.gallery(), "results"):
-        for found in page.results_at(place).values():
+    for place in page.blocks("results"):
+        for found in page.measured(place)[1].values():
             flags = found["flags"].values()
             assert not [v for v in flags if str(v).startswith(("/", ".."))]
 
 
 def test_each_recorded_run_is_shown():
-    for name in page.experiments_here():
+    for name in page.EXPERIMENTS:
         for preset in presets(page.EXAMPLES / name):
             found = recorded(page.EXAMPLES / name, preset)
-            assert found.keys() == page.results_at(f"{name}/{preset}").keys()
+            assert found.keys() == page.measured(f"{name}/{preset}")[1].keys()
 
 
 def test_recorded_runs_are_in_order_and_replace_earlier_ones(tmp_path):
@@ -367,7 +373,6 @@ def test_recorded_runs_are_in_order_and_replace_earlier_ones(tmp_path):
         "fp32": {"error": 3.0},
         "mixed": {"error": 4.0},
     }
-    assert presets(tmp_path) == {"demo", "long"}
     assert recorded(tmp_path / "none", "demo") == {}
 
 
@@ -402,7 +407,7 @@ def queue(comparison, tmp_path, monkeypatch):
     """What the page shows of one experiment, with a result of FP32 and no other."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(page, "PAGE", tmp_path / "gallery.md")
-    monkeypatch.setattr(page, "experiments_here", lambda: ["lines"])
+    monkeypatch.setattr(page, "EXPERIMENTS", ["lines"])
     page.PAGE.write_text("<!-- results: lines/demo -->\n<!-- end -->")
     record(comparison.folder, "demo", "fp32", result(0.25, seconds=3510.0))
     (comparison.folder / "train.py").write_text(SCRIPT)
@@ -423,8 +428,8 @@ def test_what_has_no_result_is_trained_and_recorded(queue, capfd):
 
 def test_a_preset_is_measured_with_what_is_planned_for_it(queue, capfd):
     object.__setattr__(queue, "planned", {"long": ["plain fp16", "fp32"]})
-    assert [*page.at("lines/demo")[0].settings] == [*queue.settings]
-    assert [*page.at("lines/long")[0].settings] == ["plain fp16", "fp32"]
+    assert [*page.measured("lines/demo")[0].settings] == [*queue.settings]
+    assert [*page.measured("lines/long")[0].settings] == ["plain fp16", "fp32"]
     queue.main(["--preset", "long", "--settings", "all", "--record"])
     assert capfd.readouterr().out.count("$ python") == 2
     assert recorded(queue.folder, "long").keys() == {"fp32", "plain fp16"}

@@ -164,11 +164,11 @@ def test_the_backbone_is_trained_before_the_settings(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     run = []
-    monkeypatch.setattr(compare, "run_script", lambda command: run.append(command[1]))
+    monkeypatch.setattr(compare, "run_script", run.append)
     compare.pretrain(["--preset", "demo"])
     assert run == []
     compare.pretrain(["--preset", "pretrained_demo"])
-    assert run == [str(compare.HERE / "pretrain.py")]
+    assert run == [compare.HERE / "pretrain.py"]
 
 
 # --- both networks, trained ------------------------------------------------

@@ -139,8 +139,8 @@ def test_verdicts(mean, half, verdict):
         pytest.param(1000.0, None, id="too many"),
     ],
 )
-def test_pairs_needed(deviation, needed):
-    assert Difference(0.3, deviation, 9.0, 3, POINTS).pairs_needed == needed
+def test_pairs_within_a_margin_of_one(deviation, needed):
+    assert Difference(0.3, deviation, 9.0, 3, POINTS).pairs_within(1.0) == needed
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,8 @@ def test_pairs_needed(deviation, needed):
     [(2.5, 3), (-1.6, 4), (1e-9, None)],
 )
 def test_pairs_that_would_exclude_zero(mean, needed):
-    assert Difference(mean, 1.0, 9.0, 2, POINTS).pairs_to_be_clear == needed
+    found = Difference(mean, 1.0, 9.0, 2, POINTS)
+    assert found.pairs_within(abs(mean)) == needed
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,8 @@ def test_no_spread_without_other_seeds():
 
 def test_a_single_pair_tells_nothing():
     found = mean_difference(paired(7), "error", POINTS)
-    assert (found.mean, found.verdict, found.pairs_needed) == (7, "inconclusive", None)
+    assert (found.mean, found.verdict) == (7, "inconclusive")
+    assert found.pairs_within(1.0) is None
 
 
 def test_one_run_beside_several():

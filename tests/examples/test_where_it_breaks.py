@@ -268,10 +268,12 @@ def test_all_settings_begin_after_pre_training(flags, expected, tmp_path, monkey
     from where_it_breaks.fine_tuning import compare
 
     commands = []
-    monkeypatch.setattr(compare, "run_script", commands.append)
+    monkeypatch.setattr(
+        compare, "run_script", lambda *command: commands.append(command)
+    )
     monkeypatch.chdir(tmp_path)
     compare.COMPARISON.prepare(flags)
-    found = [command[command.index("pretraining") + 1 :] for command in commands]
+    found = [[*command[command.index("pretraining") + 1 :]] for command in commands]
     assert found == ([expected] if expected else [])
     # It is there.
     folder = tmp_path / "build" / "where_it_breaks" / "fine_tuning" / "pretraining"

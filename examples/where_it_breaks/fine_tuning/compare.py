@@ -42,10 +42,10 @@ def pretrain(flags: list[str]) -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--start")
     args, _ = parser.parse_known_args(flags)
-    if args.start or (build_folder(HERE) / "pretraining" / "result.json").is_file():
-        return
-    command = [sys.executable, str(HERE / "train.py"), "--preset", "pretraining"]
-    run_script([*command, *FP32, "--data", args.data])
+    is_there = (build_folder(HERE) / "pretraining" / "result.json").is_file()
+    if not args.start and not is_there:
+        flags = ["--preset", "pretraining", *FP32, "--data", args.data]
+        run_script(HERE / "train.py", *flags)
 
 
 COMPARISON = Comparison(
