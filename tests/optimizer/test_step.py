@@ -271,6 +271,15 @@ def test_a_constraint_is_left_to_the_optimizer():
     assert parts(optimizer, [weight], ones_like([weight])) == {"inner"}
 
 
+def test_a_constraint_changes_rows_that_have_no_gradient():
+    weight = keras.Variable([[1.0], [-1.0]], dtype="float16")
+    weight.constraint = keras.constraints.NonNeg()
+    optimizer = keras_mp.wrap(optimizers.SGD(0.5), loss_scale=1)
+    gradient = tf.IndexedSlices(tf.constant([[1.0]], "float16"), [0], [2, 1])
+    optimizer.apply([gradient], [weight])
+    np.testing.assert_array_equal(weight, np.float16([[0.5], [0.0]]))
+
+
 def test_many_small_matrices_are_left_to_the_optimizer():
     optimizer, weights = wrapped(
         FUSED["adafactor"], (("many", (64, 65, 1, 1)), ("few", (64, 64, 1, 1)))
