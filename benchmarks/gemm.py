@@ -36,6 +36,10 @@ SIZES = [  # M, N, K
     (35, 700, 2048),
     (16, 1760, 1760),
     (32, 4096, 4096),
+    # Of the head of a decoder with 50,257 words: forward, and both gradients.
+    (1024, 50257, 256),
+    (1024, 256, 50257),
+    (256, 50257, 1024),
 ]
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
 OUTPUTS = ("FP32", "FP16", "bfloat16")

@@ -96,7 +96,7 @@ class PyTorchStep:
 def print_rows(name, rounds, only_medians, python):
     ways = [(variant, xla) for variant in VARIANTS for xla in WITH_XLA]
     steps = {way: make_step(MODELS[name], *way) for way in ways}
-    has_peer = python and MODELS[name].func is gpt2
+    has_peer = python and getattr(MODELS[name], "func", None) is gpt2
     peers = {
         (variant, compiled): PyTorchStep(python, name, dtype, compiled)
         for variant, dtype in (PYTORCH.items() if has_peer else ())

@@ -96,7 +96,8 @@ def test_the_same_decoder_in_pytorch(script, monkeypatch, capsys, tmp_path):
     tiny = functools.partial(script("training_models").gpt2, **TINY)
     (tmp_path / "gpt2_in_pytorch.py").write_text(PEER)
     monkeypatch.setattr(training_step, "HERE", tmp_path)
-    monkeypatch.setattr(training_step, "MODELS", {"tiny": tiny})
+    models = {"tiny": tiny, "another": lambda: None}
+    monkeypatch.setattr(training_step, "MODELS", models)
     monkeypatch.setattr(training_step, "VARIANTS", {"FP32": ("float32", False)})
     monkeypatch.setattr(training_step, "make_step", lambda *made: lambda: None)
     monkeypatch.setattr(training_step, "alone", lambda *given: (2.0, 40.0))
@@ -106,13 +107,14 @@ def test_the_same_decoder_in_pytorch(script, monkeypatch, capsys, tmp_path):
         for step in steps:
             step()
             ran.append(step)
-        return [8.0, 4.0, 6.0, 2.0, 5.0, 3.0]
+        return [8.0, 4.0, 6.0, 2.0, 5.0, 3.0][: len(steps)]
 
     monkeypatch.setattr(training_step, "medians", medians)
-    training_step.main(["tiny", "--torch", sys.executable])
-    assert len(ran) == 6
-    rows = re.findall(r"^\| tiny \| (.*) \|$", capsys.readouterr().out, re.MULTILINE)
-    assert rows == [
+    training_step.main(["another", "tiny", "--torch", sys.executable])
+    assert len(ran) == 2 + 6
+    rows = re.findall(r"^\| \w+ \| (.*) \|$", capsys.readouterr().out, re.MULTILINE)
+    assert rows[-4:] == [
+        "FP32 | 8 | 1.00 | 2.0 | 40 | 4 | 1.00 | 2.0 | 40 | 1.00",
         "FP32 | 8 | 1.00 | 2.0 | 40 | 4 | 1.00 | 2.0 | 40 | 1.00",
         "PyTorch, FP32 | 6 | 0.75 | 7.5 | 60 | 2 | 0.50 | 7.5 | 60 | 0.50",
         "PyTorch, bfloat16 | 5 | 0.62 | 7.5 | 60 | 3 | 0.75 | 7.5 | 60 | 0.75",
