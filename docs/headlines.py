@@ -109,6 +109,8 @@ def of_steps() -> dict[str, str]:
         "best ways": table_of_best_ways(zen, KINDS),
         "AMX: best ways": table_of_best_ways(amx, KINDS),
         "PyTorch": table_of_best_ways(zen, PYTORCH),
+        "decoders": times_of_decoders(zen, "ours, bfloat16"),
+        "decoders: PyTorch": times_of_decoders(zen, "PyTorch, bfloat16"),
         "update of Adam": span(adam),
         "peak": span(peaks(zen, amx)),
     }
@@ -155,6 +157,22 @@ def table_of_best_ways(rows: list[Row], kinds: dict[str, list[str]]) -> str:
             cells = [fastest(of_model, variants) for variants in kinds.values()]
             table.append([title, *cells])
     return "\n".join(["", *markdown(["", *kinds], table), ""])
+
+
+def times_of_decoders(rows: list[Row], kind: str) -> str:
+    """Returns the milliseconds of the decoders like GPT-2, each in its fastest way."""
+    table = [
+        min(
+            ms
+            for variant in PYTORCH[kind]
+            for name in ("step, ms", "XLA: step, ms")
+            for ms in column(rows, name, model=model, variant=variant)
+        )
+        for model in MODELS
+        if model.startswith("GPT-2")
+    ]
+    *most, last = (f"{ms:.0f}" for ms in table)
+    return f"{', '.join(most)} and {last}"
 
 
 def fastest(rows: list[Row], variants: list[str]) -> str:
