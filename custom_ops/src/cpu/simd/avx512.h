@@ -20,7 +20,7 @@ struct Avx512 {
   // packing, for row-major (sweep) and column-major (dot) B.
   static constexpr int kSweptRows = 4;
   static constexpr int kDotRows = 6;
-  static constexpr int kSkinnyRowsRowMajorB = 8, kSkinnyRowsColumnMajorB = 48;
+  static constexpr int kSkinnyRowsRowMajorB = 16, kSkinnyRowsColumnMajorB = 48;
 
   typedef float Float __attribute__((vector_size(64)));
   typedef std::int32_t Ints __attribute__((vector_size(64)));
