@@ -80,7 +80,7 @@ def _training_step(path: Path) -> Iterator[Dot]:
         whose = row["variant"].partition(",")[0]
         dtype = "bfloat16" if "bfloat16" in row["variant"] else "FP16"
         for column, suffix in (("/ FP32", ""), ("XLA: / FP32", ", XLA")):
-            if row["variant"] != "FP32" and row[column] != "-":
+            if whose in ("Keras", "ours") and row[column] != "-":
                 yield row["model"] + suffix, f"{whose}, {dtype}", number(row[column])
 
 
