@@ -44,13 +44,19 @@ OTHERS = {path.stem for path in HERE.glob("*.py")} - SHARED - {*FIRST}
 NAMES = [*FIRST, *sorted(OTHERS)]
 
 
-def write_table(name, folder, seconds):
-    """Runs a benchmark and shows what it prints.
+# These compare with PyTorch.
+WITH_TORCH = {"training_step", "linear_cross_entropy"}
+
+
+def write_table(name, folder, seconds, python=None):
+    """Runs a benchmark and shows what it prints, `python` being one with PyTorch.
 
     Returns:
         int, its exit status, which is -SIGTERM after so many seconds.
     """
     command = [sys.executable, HERE / f"{name}.py"]
+    if python and name in WITH_TORCH:
+        command += ["--torch", python]
     lines = []
     # A session of its own, so that the processes it starts can be ended with it.
     with subprocess.Popen(
@@ -95,6 +101,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
     parser.add_argument("--minutes", type=float, default=60.0, help="default 60")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with PyTorch")
     options = parser.parse_args(argv)
     folder = HERE / "results" / directory(processor(), gpus(), instruction_set())
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +114,7 @@ def main(argv=None):
             continue
         print(f"\n{folder.name}/{name}.md\n", flush=True)
         start = time.monotonic()
-        status = write_table(name, folder, seconds)
+        status = write_table(name, folder, seconds, options.torch)
         print(f"\n{name}: {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
         if status == -signal.SIGTERM:
             left_out.append(name)

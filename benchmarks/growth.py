@@ -2,7 +2,7 @@
 
 `python benchmarks/growth.py` prints a Markdown table for each, of the time of a step
 and its memory, in FP32, in mixed precision as Keras has it, and in ours, each without
-XLA and compiled by it:
+XLA and, but for replicas, compiled by it:
 
 - weights: a decoder like GPT-2 whose width doubles, with 256 words in a batch. The
   largest models are counted, not run: weights, gradients and the optimizer's state.

@@ -161,6 +161,11 @@ def table_of_best_ways(rows: list[Row], kinds: dict[str, list[str]]) -> str:
 
 def times_of_decoders(rows: list[Row], kind: str) -> str:
     """Returns the milliseconds of the decoders like GPT-2, each in its fastest way."""
+    if not any(row["variant"] in PYTORCH[kind] for row in rows):
+        raise ValueError(
+            f"The table of training steps must have rows of {kind}. Received: none. "
+            "Give `make bench` or the benchmark `--torch PYTHON`."
+        )
     table = [
         min(
             ms

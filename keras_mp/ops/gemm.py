@@ -227,7 +227,7 @@ class _Gemm:
             else:
                 grad = self.activation_grad(a, b, alpha, biases, c, upstream)
                 rounded = tf.cast(grad, a.dtype)
-                sums = _sum_rows(grad) if biases else None
+                sums = _sum_rows(grad, _columns(biases[0])) if biases else None
             return [
                 self._grad_a(a, b, alpha, rounded),
                 self._grad_b(a, b, alpha, rounded),
@@ -329,9 +329,9 @@ def sum_over_broadcast(product: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(total, target.shape)
 
 
-def _sum_rows(x: tf.Tensor) -> tf.Tensor:
+def _sum_rows(x: tf.Tensor, columns: Any) -> tf.Tensor:
     """Returns the sum of all rows of `x` in FP32, the gradient of a bias."""
-    return tf.squeeze(accumulate(tf.reshape(x, [-1, _columns(x)]), [0]), 0)
+    return tf.squeeze(accumulate(tf.reshape(x, [-1, columns]), [0]), 0)
 
 
 def _columns(x: tf.Tensor) -> Any:
@@ -355,9 +355,9 @@ def _second_gradient(op: Any, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     def formula(
         a: tf.Tensor, b: tf.Tensor, alpha: tf.Tensor, *others: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        *biases, slope = others
-        grad = gemm.activation_grad(a, b, alpha, tuple(biases), None, slope)
-        return tf.cast(grad, a.dtype), _sum_rows(grad)
+        *biases, of_result = others
+        grad = gemm.activation_grad(a, b, alpha, tuple(biases), None, of_result)
+        return tf.cast(grad, a.dtype), _sum_rows(grad, _columns(op.outputs[1]))
 
     return vjp(formula, list(op.inputs), upstream)
 

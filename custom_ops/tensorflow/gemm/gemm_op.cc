@@ -1,5 +1,5 @@
-// The checks of KerasMp>Fp16Gemm, and its products; its inputs, attributes and shape
-// function.
+// The checks of KerasMp>Fp16Gemm and KerasMp>Fp16GemmGeluGradient, and their products;
+// their inputs, attributes and shape functions.
 
 #include "gemm/gemm_op.h"
 

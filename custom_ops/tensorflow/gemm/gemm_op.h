@@ -1,5 +1,5 @@
-// The class of KerasMp>Fp16Gemm: its attributes, checks and kernels, the functions of
-// gemm_cpu.h and gemm_cuda.h.
+// The classes of KerasMp>Fp16Gemm and KerasMp>Fp16GemmGeluGradient: their attributes,
+// checks and kernels, the functions of gemm_cpu.h and gemm_cuda.h.
 
 #ifndef KERAS_MP_TENSORFLOW_GEMM_GEMM_OP_H_
 #define KERAS_MP_TENSORFLOW_GEMM_GEMM_OP_H_

@@ -1,4 +1,4 @@
-// KerasMp>Fp16Gemm under XLA. On a CPU XLA calls the kernel: it would convert 16-bit
+// KerasMp>Fp16Gemm and its gradient of gelu under XLA. On a CPU XLA calls the kernels: it would convert 16-bit
 // matrices to FP32 in memory, and multiply those. Elsewhere, and where XLA finds out a
 // size when the program runs, the op becomes a DotGeneral with an FP32 result, and
 // therefore an FP32 accumulator.
@@ -65,7 +65,7 @@ XlaOp Linear(XlaOpKernelContext* ctx, const Fp16GemmOp& op, const Views& inputs,
 }
 
 // The distribution function of the normal distribution.
-XlaOp NormalBelow(XlaOp x) {
+XlaOp NormalCdf(XlaOp x) {
   return Constant(x, 0.5) * xla::Erfc(-x * Constant(x, 0x1.6a09e6p-1));
 }
 
@@ -88,7 +88,7 @@ class Fp16GemmXlaOp : public LoweringOf<Fp16GemmOp> {
     }
     if (op().activation() == "tanh") return xla::Tanh(x);
     if (op().activation() == "sigmoid") return xla::Logistic(x);
-    if (op().activation() == "gelu") return x * NormalBelow(x);
+    if (op().activation() == "gelu") return x * NormalCdf(x);
     return x;
   }
 };
@@ -104,7 +104,7 @@ class Fp16GemmGeluGradientXlaOp : public LoweringOf<Fp16GemmGeluGradientOp> {
     const XlaOp x = Linear(ctx, op(), inputs, upstream > 3, outputs[0].shape);
     const XlaOp density =
         Constant(x, 0x1.988454p-2) * xla::Exp(Constant(x, -0.5) * x * x);
-    const XlaOp grad = Widen(ctx->Input(upstream)) * (NormalBelow(x) + x * density);
+    const XlaOp grad = Widen(ctx->Input(upstream)) * (NormalCdf(x) + x * density);
     SetRounded(ctx, 0, grad, ctx->input_xla_type(0));
     std::vector<std::int64_t> rows(outputs[0].shape.dims() - 1);
     std::iota(rows.begin(), rows.end(), 0);

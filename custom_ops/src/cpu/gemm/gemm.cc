@@ -32,7 +32,7 @@ bool IsSkinny(std::int64_t m, bool transpose_b, const Blocking& blocking) {
 
 // Whether to compute C^T = op(B)^T op(A)^T instead.
 bool IsBetterSwapped(const Gemm& g, const Blocking& blocking) {
-  if (g.upstream != nullptr) return false;
+  if (g.upstream != nullptr) return false;  // the sums are over rows of the caller's C
   const bool skinny = IsSkinny(g.m, g.transpose_b, blocking);
   const bool skinny_transposed = IsSkinny(g.n, !g.transpose_a, blocking);
   if (skinny || skinny_transposed) return skinny_transposed && (!skinny || g.n < g.m);

@@ -95,6 +95,7 @@ class GemmTile {
   };
   static_assert(kMaxSkinnyRows * kSkinnyMaxColumns <= kMaxRows * kMaxColumns);
   static_assert(std::max(kMaxRows, kMaxColumns) <= kSkinnyMaxColumns);
+  static_assert(kMaxRows % kRowsPerSum == 0);
   // Room for the rows of zeros.
   static_assert(kBlockRows % Step::kRowMultiple == 0 &&
                 kMaxRows % Step::kRowMultiple == 0);

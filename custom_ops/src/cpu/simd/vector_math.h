@@ -65,12 +65,12 @@ struct VectorMath {
   }
 
   // x Phi(x), with the distribution function Phi of the normal distribution.
-  static Float Gelu(Float x) { return x * NormalBelow(x, Bell(x)); }
+  static Float Gelu(Float x) { return x * NormalCdf(x, Bell(x)); }
 
   // The derivative of Gelu: Phi(x) + x Phi'(x), within 2^-20.
   static Float GeluSlope(Float x) {
     const Float bell = Bell(x);
-    return NormalBelow(x, bell) + x * (0x1.988454p-2f * bell);
+    return NormalCdf(x, bell) + x * (0x1.988454p-2f * bell);
   }
 
  private:
@@ -84,7 +84,7 @@ struct VectorMath {
 
   // Phi(x), for the `bell` of x: Phi(-x) = erfc(x / sqrt(2)) / 2, and
   // erfc(z) = e^(-z^2) t p(t), t = 1 / (1 + 0.4 z), for z > 0.
-  static Float NormalBelow(Float x, Float bell) {
+  static Float NormalCdf(Float x, Float bell) {
     static constexpr float kCoefficients[] = {
         0x1.ce4288p-3f, 0x1.cc7910p-3f,  0x1.b9ff88p-3f, 0x1.013f86p-3f,
         0x1.224238p-2f, -0x1.382bbep-2f, 0x1.246feap-1f, -0x1.082578p-1f,
