@@ -92,9 +92,7 @@ def test_a_killed_worker_and_an_overflow_in_one(tmp_path, example, arguments, ca
     # The other one fails by itself: it cannot be told of a worker that is new.
     assert workers.ended[0] == (0, -signal.SIGKILL)
     assert workers.ended[1:] == [(1, 1)]
-    # TensorFlow's collective notices it, or the heartbeat of its coordination service.
-    told = workers.log(1).read_text()
-    assert "UnavailableError" in told or "CoordinationServiceError" in told
+    assert "UnavailableError" in workers.log(1).read_text()
     for index in range(2):
         # None, if the kill came between a save and the step after it.
         for resumed in starts(steps(workers, index)):

@@ -58,8 +58,9 @@ struct Gemm {
   //   C = round(g),  column_sums[j] += sum over i of g[i, j]
   //
   // for the activation kGelu, whose derivative errs by up to 2^-20, and a C of the type of
-  // the inputs, which `upstream` must not overlap. A sum is over all products of the batch. FP32 numbers, not those rounded to
-  // C, are summed in FP32, the sums of 64 rows each in double.
+  // the inputs, which `upstream` must not overlap. A sum is over all products of the
+  // batch. FP32 numbers, not those rounded to C, are summed in FP32, the sums of 64 rows
+  // each in double.
   const void* upstream = nullptr;            // [m, n], with the strides of C
   DataType upstream_type = DataType::kHalf;  // as the input, or kFloat
   float* column_sums = nullptr;              // [n]
